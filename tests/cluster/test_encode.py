@@ -108,9 +108,9 @@ def test_a_text_that_kills_its_actor_is_quarantined_after_three_deaths(session: 
 
 def test_an_actor_killed_in_the_middle_changes_no_byte(session: None, case: Case) -> None:
     clean = case.encoder("clean", "~")
-    for number in clean.work.missing():
+    for number in clean.writer.missing():
         clean(number)
-    clean.work.finish("numbers", case.dataset.passages())
+    clean.writer.finish("numbers", case.dataset.passages())
     encoder = case.encoder("store", "~", seconds=0.3)
     first = shard_folder(encoder.writer.path, 0)
     stamps: list[int] = []

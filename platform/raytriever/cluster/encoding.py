@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from raytriever.encoding.encode import TOKEN_BUDGET
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter
+from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
 from raytriever.errors import ConfigError, UserError
 from raytriever.locking import Claim, claims, join
 from raytriever.models.config import ModelConfig
@@ -44,6 +44,8 @@ from raytriever.storage import check_writable
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
+# Shards of a task: with several, a GPU encodes one while the next is read and the one before is written.
+_SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
 
 
 @dataclass(frozen=True)
@@ -73,17 +75,21 @@ def run_in_actors(pool: ActorPool) -> Runner:
             return
         # The copy without the encoder and the data set of this process.
         sent = replace(encoder, on_progress=None)
+        # As many tasks as the actors can share, so that none is idle at the end.
+        most = max(1, len(missing) // (_TASKS_PER_ACTOR * pool.most))
+        size = min(most, _SHARDS_PER_TASK["gpu" if pool.gpus else "cpu"])
+        tasks = -(-len(missing) // size)
         with quiet_data_context():
-            numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=len(missing))
+            numbers = ray.data.from_items([{"shard": number} for number in missing], override_num_blocks=tasks)
             shards = numbers.map_batches(
                 _Actor,
                 fn_constructor_args=(sent, pool, claims()),
                 compute=ActorPoolStrategy(
-                    min_size=min(pool.fewest, len(missing)),
-                    max_size=min(pool.most, len(missing)),
+                    min_size=min(pool.fewest, tasks),
+                    max_size=min(pool.most, tasks),
                     max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR,
                 ),
-                batch_size=1,
+                batch_size=None,
                 num_cpus=pool.cpus,
                 num_gpus=pool.gpus,
             )
@@ -105,14 +111,13 @@ class _Actor:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU that was not requested belongs to another process
         self._encoder = encoder
 
-    def __call__(self, batch: dict[str, ndarray]) -> dict[str, ndarray]:
-        [number] = batch["shard"]
-        failure = ""
+    def __call__(self, batch: dict[str, ndarray]) -> Iterator[dict[str, ndarray]]:
+        numbers = [int(number) for number in batch["shard"]]
         try:
-            self._encoder(int(number))
+            for number in self._encoder.encode(numbers):
+                yield {"shard": np.array([number]), "error": np.array([""])}
         except UserError as error:
-            failure = serialize_error(error)
-        return {"shard": batch["shard"], "error": np.array([failure])}
+            yield {"shard": np.array(numbers[:1]), "error": np.array([serialize_error(error)])}
 
 
 @dataclass(frozen=True)
@@ -157,8 +162,8 @@ def run_encoding(
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
         tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
-        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens)
-        work = StoreWriter(output.absolute(), plan)
+        plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens, on_gpu=on_gpus)
+        work = StoreWriter(output.absolute(), with_shard_rows_of(plan, output.absolute()))
         work.check()
         where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         log(f"{model.model}: {retriever.summary()}")

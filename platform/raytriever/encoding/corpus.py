@@ -62,7 +62,12 @@ def embed_corpus(
     """
     folder = cache_folder() / "embeddings"
     prompts = prompts or retriever.prompts_of(dataset.name)
-    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts)
+    on_gpu = next(retriever.parameters()).device.type == "cuda"
+    plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts, on_gpu=on_gpu)
+    # A store with the shards of the other device is used too.
+    other = replace(plan, shard_rows=shard_rows(plan.rows, not on_gpu))
+    if not (folder / plan.key[:32]).exists() and (folder / other.key[:32]).exists():
+        plan = other
     path = folder / plan.key[:32]
     store = _open_finished(plan, path)
     if store is None:
@@ -88,8 +93,12 @@ def plan_embeddings(
     dtype: str,
     batch_tokens: int | None = None,
     prompts: Prompts | None = None,
+    on_gpu: bool = False,
 ) -> EmbeddingPlan:
-    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`."""
+    """Return the plan of a store of one side of a data set; see `EmbeddingPlan` and `embed_corpus`.
+
+    `on_gpu` is whether GPUs encode it, which need larger shards.
+    """
     directory = resolve_model(config.model, config.revision)
     files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
     weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
@@ -114,7 +123,7 @@ def plan_embeddings(
         dtype=dtype,
         rows=len(side_texts.texts),
         width=retriever.width,
-        shard_rows=shard_rows(len(side_texts.texts)),
+        shard_rows=shard_rows(len(side_texts.texts), on_gpu),
         batch_tokens=batch_tokens,
     )
 

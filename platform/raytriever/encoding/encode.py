@@ -3,12 +3,17 @@
 Sorting keeps padding to a few per cent. The budget counts tokens, not texts, because tokens cost time and memory. Those
 of long texts count more (`models.buckets.token_cost`), because attention is quadratic. Batches depend on the lengths
 and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts.
+
+Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
+on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +23,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
 from raytriever.models.buckets import token_cost
-from raytriever.models.packing import TokenBatch
+from raytriever.models.packing import TokenBatch, move
 from raytriever.models.retriever import Retriever
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
@@ -26,6 +31,7 @@ from raytriever.prompts import Prompts, Side
 WINDOW = 8_192
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
+_AHEAD = 2  # batches that are made ahead of the encoder
 
 
 def encode_queries(
@@ -75,60 +81,109 @@ def encode_texts(
         ModelError: an embedding is not finite.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
+    before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is tokenised
     with Progress(title, len(texts), "text") as progress:
         for start in range(0, len(texts), WINDOW):
-            window = texts[start : start + WINDOW]
             own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
-            contents = retriever.contents(window, side, own)
-            embeddings[start : start + len(window)] = encode_contents(
-                retriever, contents, side, on_progress=progress.advance, prompt=own
-            )
+            contents = retriever.contents(texts[start : start + WINDOW], side, own)
+            pending = _start_contents(retriever, contents, side, progress.advance, own)
+            if before is not None:
+                embeddings[before[0] : start] = before[1].result()
+            before = start, pending
+        if before is not None:
+            embeddings[before[0] :] = before[1].result()
     check_finite(embeddings, side, lambda row: texts[row])
     return embeddings
 
 
-def encode_contents(
-    retriever: Retriever,
-    contents: Sequence[ndarray],
-    side: Side,
-    budget: int | None = None,
-    skipped: Collection[int] = (),
-    before_batch: Callable[[int], None] | None = None,
-    on_progress: Callable[[int], None] | None = None,
-    prompt: str | Sequence[str] | None = None,
-) -> Float32[ndarray, "texts width"]:
+@dataclass(frozen=True)
+class PendingEmbeddings:
+    """Embeddings that a device may still compute.
+
+    Args:
+        values: embeddings on the CPU, in the order of the batches.
+        order: number of the text of each embedding.
+        texts: number of texts; those without an embedding get 0.
+        computed: event after the last copy; None on the CPU.
+    """
+
+    values: Float32[torch.Tensor, "encoded width"]
+    order: Sequence[int]
+    texts: int
+    computed: torch.cuda.Event | None
+
+    def result(self) -> Float32[ndarray, "texts width"]:
+        """Wait for the embeddings, and return them in the order of the texts. Any thread may call it."""
+        if self.computed is not None:
+            self.computed.synchronize()
+        embeddings = np.zeros((self.texts, self.values.shape[1]), np.float32)
+        embeddings[np.asarray(self.order, np.int64)] = self.values.numpy()
+        return embeddings
+
+
+def encode_contents(retriever: Retriever, contents: Sequence[ndarray], side: Side) -> Float32[ndarray, "texts width"]:
     """Return the embeddings of contents, finite or not, in the arithmetic of the retriever's weights.
 
     Args:
         retriever: on any device; it is put into evaluation mode.
         contents: token ids; see `Retriever.contents`.
         side: decides the tower and the length to which texts are cut.
-        budget: cost of a batch in tokens, including padding; a single text may exceed it. By default a value for the
-            device.
-        skipped: texts that are not encoded; their embeddings are 0, and the batches of the others do not change.
+    """
+    return _start_contents(retriever, contents, side).result()
+
+
+def _start_contents(
+    retriever: Retriever,
+    contents: Sequence[ndarray],
+    side: Side,
+    on_progress: Callable[[int], None] | None = None,
+    prompt: str | Sequence[str] | None = None,
+) -> PendingEmbeddings:
+    inputs = retriever.assemble(contents, side)
+    rows = batches([len(ids) for ids in inputs], token_budget(retriever))
+    return start_encoding(retriever, inputs, rows, side, on_progress=on_progress, prompt=prompt)
+
+
+def start_encoding(
+    retriever: Retriever,
+    inputs: Sequence[ndarray],
+    rows: Sequence[Sequence[int]],
+    side: Side,
+    before_batch: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    prompt: str | Sequence[str] | None = None,
+) -> PendingEmbeddings:
+    """Encode batches, without waiting for a GPU to compute them.
+
+    Args:
+        retriever: on any device; it is put into evaluation mode.
+        inputs: texts; see `Retriever.assemble`.
+        rows: texts of each batch by their numbers; a batch may be empty.
+        side: side of the texts.
         before_batch: called with the number of a batch before it is encoded.
-        on_progress: called with the number of encoded texts after each batch.
-        prompt: prompt in front of all contents, or of each; by default that of the side.
+        on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
+        prompt: prompt in front of all texts, or of each; by default that of the side.
     """
     device = next(retriever.parameters()).device
-    inputs = retriever.assemble(contents, side)
-    rows = [
-        [row for row in batch if row not in skipped]
-        for batch in batches([len(ids) for ids in inputs], budget or token_budget(retriever))
-    ]
-    embeddings = torch.zeros((len(inputs), retriever.width), device=device)
+    on_gpu = device.type == "cuda"
+    order = [row for batch in rows for row in batch]
+    values = torch.empty((len(order), retriever.width), pin_memory=on_gpu)
     retriever.eval()
+    end = 0
     with torch.inference_mode():
         lengths = retriever.prompt_lengths(prompt, side, len(inputs))
-        for number, tokens in enumerate(_pad_ahead(retriever, inputs, rows, lengths)):
+        for number, tokens in enumerate(_feed(retriever, inputs, rows, side, lengths, device)):
             if before_batch is not None:
                 before_batch(number)
-            if rows[number]:
-                tokens = {name: tensor.to(device, non_blocking=True) for name, tensor in tokens.items()}
-                embeddings[torch.tensor(rows[number], device=device)] = retriever.encode(tokens, side).float()
+            if tokens:
+                start, end = end, end + len(rows[number])
+                values[start:end].copy_(retriever.encode(tokens, side).float(), non_blocking=on_gpu)
             if on_progress is not None:
                 on_progress(len(rows[number]))
-    return embeddings.cpu().numpy()
+    event = torch.cuda.Event() if on_gpu else None
+    if event is not None:
+        event.record()
+    return PendingEmbeddings(values, order, len(inputs), event)
 
 
 def token_budget(retriever: Retriever) -> int:
@@ -162,19 +217,39 @@ def check_finite(
         )
 
 
-def _pad_ahead(
-    retriever: Retriever, inputs: Sequence[ndarray], batches: Sequence[list[int]], lengths: Sequence[int] | None
+def _feed(
+    retriever: Retriever,
+    inputs: Sequence[ndarray],
+    batches: Sequence[Sequence[int]],
+    side: Side,
+    lengths: Sequence[int] | None,
+    device: torch.device,
 ) -> Iterator[TokenBatch]:
-    """Yield padded batches; a thread pads the next batch while the caller encodes the current one."""
+    """Yield batches on the device, empty ones as {}; a thread makes the next ones while the caller encodes one."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def pad(rows: list[int]) -> TokenBatch:
-        return retriever.pad([inputs[row] for row in rows], lengths and [lengths[row] for row in rows])
+    def make(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:
+        if not rows:
+            return {}, None
+        texts, prompts = [inputs[row] for row in rows], lengths and [lengths[row] for row in rows]
+        tokens = retriever.pack(texts, side, prompts) if retriever.packs else retriever.pad(texts, prompts)
+        if stream is None:
+            return tokens, None
+        with torch.cuda.stream(stream):
+            tokens = move(tokens, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
+            return tokens, stream.record_event()
 
     with ThreadPoolExecutor(1) as thread:
-        pending = [thread.submit(pad, rows) for rows in batches[:1]]
-        for rows in batches[1:]:
-            tokens = pending.pop().result()
-            pending.append(thread.submit(pad, rows))
-            yield tokens
-        for last in pending:
-            yield last.result()
+        pending: deque[Future[tuple[TokenBatch, torch.cuda.Event | None]]] = deque()
+        for number in range(len(batches) + _AHEAD):
+            if number < len(batches):
+                pending.append(thread.submit(make, batches[number]))
+            if number >= _AHEAD:
+                tokens, copied = pending.popleft().result()
+                if copied is not None:
+                    current = torch.cuda.current_stream(device)
+                    current.wait_event(copied)
+                    for tensor in tokens.values():
+                        if tensor.is_cuda:
+                            tensor.record_stream(current)
+                yield tokens

@@ -46,6 +46,7 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
     retriever = load_retriever(config, type_of(precision)).to(device)
+    retriever.choose_packing(precision)
     return speed_up(retriever) if device.type == "cpu" else retriever
 
 

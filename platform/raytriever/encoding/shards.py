@@ -1,4 +1,4 @@
-"""Encoder of single shards of a store: read or make the tokens, encode them, and commit the embeddings.
+"""Encoder of shards of a store: read or make the tokens, encode them, and commit the embeddings, as a pipeline.
 
 1. Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised.
 2. Before each batch its number is written to a crash record next to the shards. If the process dies, the next process
@@ -10,7 +10,9 @@ A batch that kills `TRIES` processes although none of its texts does ends the jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,7 +24,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.crashes import LOADING, CrashRecord, find_fatal_texts
-from raytriever.encoding.encode import batches, check_finite, encode_contents, token_budget
+from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite, start_encoding, token_budget
 from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.retriever import Retriever
@@ -30,6 +32,7 @@ from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.prompts import Prompts, Side
 
 TRIES = 3
+_WRITES_BEHIND = 1  # encoded shards that may wait for their commit
 
 
 class SideTexts:
@@ -99,48 +102,97 @@ class ShardEncoder:
         return SideTexts(open_dataset(self.dataset_path, []), self.writer.plan.side, self.prompts)
 
     def __call__(self, number: int) -> None:
-        """Encode and commit one shard.
+        """Encode and commit one shard; raises the errors of `encode`."""
+        for _ in self.encode([number]):
+            pass
+
+    def encode(self, numbers: Sequence[int]) -> Iterator[int]:
+        """Encode shards, and yield the number of each when it is committed.
+
+        While one shard is encoded, a thread reads the next one and another writes those before.
 
         Raises:
             ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
         """
-        plan = self.writer.plan
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as committer:
+            reading = reader.submit(self._read, numbers[0]) if numbers else None
+            committing: deque[tuple[int, Future[None]]] = deque()
+            for index, number in enumerate(numbers):
+                assert reading is not None
+                texts = reading.result()
+                if index + 1 < len(numbers):
+                    reading = reader.submit(self._read, numbers[index + 1])
+                if texts is None:
+                    committing.append((number, committer.submit(lambda: None)))
+                else:
+                    committing.append((number, committer.submit(self._commit, texts, self._start(texts))))
+                while len(committing) > _WRITES_BEHIND:
+                    yield _committed(committing)
+            while committing:
+                yield _committed(committing)
+
+    def _read(self, number: int) -> _ShardTexts | None:
+        """Return the texts of a shard; None if it is committed, by a process that died before it could report."""
         if self.writer.is_whole(number):
-            return  # committed by a process that died before it could report
-        rows = plan.rows_of(number)
+            return None
+        rows = self.writer.plan.rows_of(number)
         record = CrashRecord.of(self.writer.path / WORK, number)
+        if "retriever" not in self.__dict__:
+            with record.recording(LOADING):
+                _check_loading(record, self.writer.plan.model)
+                _ = self.retriever
+        contents = self.side_texts.contents(self.retriever, rows)
+        inputs = self.retriever.assemble(contents, self.side_texts.side)
+        budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
+        return _ShardTexts(
+            number=number,
+            rows=rows,
+            record=record,
+            contents=contents,
+            inputs=inputs,
+            batches=batches([len(ids) for ids in inputs], budget),
+            prompt=self.side_texts.prompts(self.retriever, rows),
+            budget=budget,
+        )
+
+    def _start(self, texts: _ShardTexts) -> PendingEmbeddings:
+        """Start to encode a shard."""
+        record = texts.record
         with record.recording(LOADING):
-            if record.deaths.count(LOADING) >= TRIES:
-                raise ModelError(f"{TRIES} processes died while loading the model", plan.model, "free some memory")
-            contents = self.side_texts.contents(self.retriever, rows)
-            budget = plan.batch_tokens or token_budget(self.retriever)
-            self._examine(record, contents, budget, rows)
+            _check_loading(record, self.writer.plan.model)
+            self._examine(texts)
             try:
-                embeddings = encode_contents(
+                return start_encoding(
                     self.retriever,
-                    contents,
+                    texts.inputs,
+                    [[row for row in batch if row not in record.killers] for batch in texts.batches],
                     self.side_texts.side,
-                    budget,
-                    skipped=record.killers,
                     before_batch=record.record,
                     on_progress=self.on_progress,
-                    prompt=self.side_texts.prompts(self.retriever, rows),
+                    prompt=texts.prompt,
                 )
             except torch.OutOfMemoryError as error:
                 raise ModelError(
-                    f"{budget:,} tokens exceed the memory of the GPU", "--batch-tokens", "give fewer tokens"
+                    f"{texts.budget:,} tokens exceed the memory of the GPU", "--batch-tokens", "give fewer tokens"
                 ) from error
+
+    def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings) -> None:
+        """Wait for the embeddings of a shard, and write them."""
+        record, rows = texts.record, texts.rows
+        # As long as the shard is not committed, its last batch is the suspect.
+        with record.recording(len(texts.batches) - 1):
+            embeddings = pending.result()
             check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[row], rows.start)
             left_out = {rows.start + row: reason for row, reason in record.killers.items()}
-            self.writer.write(number, embeddings, left_out)
+            self.writer.write(texts.number, embeddings, left_out)
         record.remove()
 
-    def _examine(self, record: CrashRecord, contents: list[ndarray], budget: int, rows: range) -> None:
+    def _examine(self, texts: _ShardTexts) -> None:
         """Find the fatal texts of the batches at which processes died."""
-        side = self.side_texts.side
-        rows_of_batch = batches([len(ids) for ids in self.retriever.assemble(contents, side)], budget)
+        record, rows_of_batch = texts.record, texts.batches
         for batch in record.unexamined_batches(len(rows_of_batch)):
-            killers = find_fatal_texts(self.load, [contents[row] for row in rows_of_batch[batch]], side)
+            contents = [texts.contents[row] for row in rows_of_batch[batch]]
+            killers = find_fatal_texts(self.load, contents, self.side_texts.side)
             record.killers |= {rows_of_batch[batch][index]: reason for index, reason in killers.items()}
             record.examined.append(batch)
         for batch in record.examined:
@@ -148,16 +200,51 @@ class ShardEncoder:
                 batch_rows = rows_of_batch[batch]
                 raise ModelError(
                     f"{TRIES} processes died over a batch of {len(batch_rows)} texts, but no single text kills one",
-                    f"{self.side_texts.name}, row {rows.start + min(batch_rows) + 1} and others",
+                    f"{self.side_texts.name}, row {texts.rows.start + min(batch_rows) + 1} and others",
                     "lower --batch-tokens, or free some memory",
                 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ShardTexts:
+    """Texts of a shard, ready to be encoded.
+
+    Args:
+        number, rows: of the shard.
+        record: its crash record.
+        contents, inputs: its texts without and with special tokens; see `Retriever`.
+        batches: texts of each batch, by their numbers in the shard.
+        prompt: of all texts, or of each.
+        budget: tokens of a batch.
+    """
+
+    number: int
+    rows: range
+    record: CrashRecord
+    contents: list[ndarray]
+    inputs: list[ndarray]
+    batches: list[list[int]]
+    prompt: str | list[str]
+    budget: int
+
+
+def _check_loading(record: CrashRecord, model: str) -> None:
+    if record.deaths.count(LOADING) >= TRIES:
+        raise ModelError(f"{TRIES} processes died while loading the model", model, "free some memory")
+
+
+def _committed(committing: deque[tuple[int, Future[None]]]) -> int:
+    """Wait for the oldest commit, and return the number of its shard."""
+    number, commit = committing.popleft()
+    commit.result()
+    return number
 
 
 def encode_in_process(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
     """Encode the missing shards in this process; see `corpus.Runner`."""
     encoder.on_progress = advance
-    for number in missing:
-        encoder(number)
+    for _ in encoder.encode(missing):
+        pass
 
 
 def tokenisation_of(retriever: Retriever) -> Tokenisation:

@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from raytriever.encoding.store import (
 )
 from raytriever.errors import StorageError
 from raytriever.prompts import Side
-from raytriever.reading.structured import conform
+from raytriever.reading.structured import conform, read_json
 from raytriever.storage import (
     MANIFEST,
     FileEntry,
@@ -46,6 +46,7 @@ from raytriever.storage import (
 
 WORK = "work"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
+_SMALLEST_ON_GPU = 16_384  # tens of batches, of which only the last one is not full
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,19 @@ class EmbeddingPlan:
         return range(number * self.shard_rows, min(self.rows, (number + 1) * self.shard_rows))
 
 
-def shard_rows(rows: int) -> int:
+def shard_rows(rows: int, on_gpu: bool = False) -> int:
     """Return the rows of a shard: up to a few hundred shards, each within size limits."""
-    return min(_LARGEST, max(_SMALLEST, -(-rows // _SHARDS)))
+    return min(_LARGEST, max(_SMALLEST_ON_GPU if on_gpu else _SMALLEST, -(-rows // _SHARDS)))
+
+
+def with_shard_rows_of(plan: EmbeddingPlan, path: Path) -> EmbeddingPlan:
+    """Return the plan with the size of the shards of an earlier attempt at it, which may be of another device."""
+    with suppress(OSError, StorageError):
+        stored = read_json(path / PLAN, _Sharded, "encode again", needed=True)
+        resumed = replace(plan, shard_rows=stored["shard_rows"])
+        if resumed.shard_rows > 0 and resumed.key == stored["key"]:
+            return resumed
+    return plan
 
 
 @dataclass(frozen=True)
@@ -204,6 +215,10 @@ class StoreWriter:
 
 class _ShardMeta(Keyed):
     left_out: dict[str, str]
+
+
+class _Sharded(Keyed):
+    shard_rows: int
 
 
 def _key_of(path: Path) -> str | None:

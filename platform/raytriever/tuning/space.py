@@ -70,6 +70,12 @@ class SearchConfig:
     trials_at_once: int | None = option(
         None, "number of concurrent trials; by default as many as the cluster has resources for", minimum=1
     )
+    trial_gpus: float | None = option(
+        None,
+        "GPUs of a trial, a fraction if several trials share one (default: 1 if there is a GPU)",
+        above=0,
+        maximum=1,
+    )
     asha: bool = option(False, "stop trials that are behind others at the same step (asynchronous successive halving)")
     asha_metric: str = option(
         BATCH_AUC,

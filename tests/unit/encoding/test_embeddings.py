@@ -207,8 +207,9 @@ def test_an_embedding_that_is_not_finite_ends_in_one_line_without_a_store(
         encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "store" / "manifest.json").exists()
-    [mark] = (tmp_path / "store" / "work").iterdir()
-    assert json.loads(mark.read_bytes())["deaths"] == []
+    marks = [json.loads(mark.read_bytes()) for mark in (tmp_path / "store" / "work").iterdir()]
+    assert marks
+    assert all(mark["deaths"] == [] for mark in marks)
 
 
 def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from raytriever.tuning.sampler import GridSampler, build_sampler
 from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space
 
 # Settings of the execution, which may differ when a sweep is resumed.
-_MAY_CHANGE = ("trials", "trials_at_once")
+_MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
 SWEEP = "sweep"
 
 
@@ -29,6 +29,10 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     """
     check_options(search)
     check_config(base)
+    if search.trial_gpus is not None and base.training.workers[1] > 1:
+        raise ConfigError(
+            "applies to trials of one worker", "--trial-gpus", "omit it: each of several workers has a GPU of its own"
+        )
     space = parse_search_space(search.search_space)
     metrics = (*Protocol().metrics, DEV_LOSS)
     if search.metric not in metrics:

@@ -24,6 +24,7 @@ from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import DriverContext, count_gpus
 from raytriever.cluster.train.fit import FitThread
+from raytriever.errors import ConfigError
 from raytriever.tracking.steps import read_curve
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager
@@ -185,7 +186,9 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
         searcher = TrialProposals(manager.next_job, manager.record_end)
         trainable = tune.with_parameters(run_trial, tables=data.tables, context=context)
         tuner = tune.Tuner(
-            tune.with_resources(trainable, tune.PlacementGroupFactory([_resources(workers)])),
+            tune.with_resources(
+                trainable, tune.PlacementGroupFactory([resources_of_trial(workers, gpus_of_trial(search))])
+            ),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
                 scheduler=_scheduler(manager, search, context.watched_metric) if context.watched_metric else None,
@@ -216,11 +219,24 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
         raise failure
 
 
-def _resources(workers: int) -> dict[str, float]:
+def gpus_of_trial(search: SearchConfig) -> float:
+    """Return the GPUs of each worker of a trial, inside a Ray session.
+
+    Raises:
+        ConfigError: a fraction of a GPU is requested, but the cluster has none.
+    """
+    if search.trial_gpus and not count_gpus():
+        raise ConfigError("the cluster has no GPU", "--trial-gpus", "omit it, or add GPUs")
+    if search.trial_gpus is not None:
+        return search.trial_gpus
+    return 1.0 if count_gpus() else 0.0
+
+
+def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:
     """Return the resources of a trial's own process. Several workers reserve theirs; the trial needs none."""
     if workers > 1:
         return {"node:__internal_head__": 0.001}
-    return {"CPU": 1.0, "GPU": 1.0} if count_gpus() else {"CPU": 1.0}
+    return {"CPU": 1.0, "GPU": gpus} if gpus else {"CPU": 1.0}
 
 
 def _scheduler(manager: TrialManager, search: SearchConfig, watched: str) -> Asha:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -63,6 +62,8 @@ class QueryPrompts:
 
 def write_some(work: Path, stem: str, name: str, texts: Sequence[tuple[str, str]]) -> None:
     """Keep the texts of a shard, (query id, text) each, in its work folder; `name` is that of the whole file."""
+    import pyarrow as pa
+
     if texts:
         keys = keys_of(key_of(query) for query, _ in texts)
         columns = {"first": keys[:, 0], "second": keys[:, 1], "text": pa.array([text for _, text in texts])}
@@ -78,6 +79,8 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
         positions: function that maps keys of query ids to positions, -1 for unknown ones.
         to: the file.
     """
+    import pyarrow as pa
+
     queries, texts = [np.zeros(0, np.int64)], []
     for file in (work / f"{stem}.{to.name}" for stem in stems):
         if file.exists():
@@ -106,6 +109,8 @@ def read_query_prompts(file: Path, full: bool = False) -> QueryPrompts:
 
 
 def _write(file: Path, columns: Mapping[str, Any]) -> None:
+    import pyarrow as pa
+
     table = pa.table(dict(columns))
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)

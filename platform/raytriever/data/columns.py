@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Remedy for a file of a prepared data set that has changed.
 PREPARE_AGAIN = "prepare the data set again from its source"
@@ -89,6 +91,8 @@ class TextColumn(Sequence[str]):
         return [self._shards[shard][row].as_py() for shard, row in zip(*self._rows.locate(positions), strict=True)]
 
     def __iter__(self) -> Iterator[str]:
+        import pyarrow as pa
+
         for shard, rows in self._rows.by_shard():
             texts = self._shards[shard] if rows is None else self._shards[shard].take(pa.array(rows))
             yield from texts.to_pylist()

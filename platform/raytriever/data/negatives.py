@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float32, Int8, Int32, Int64
 from numpy import ndarray
 
@@ -220,6 +218,9 @@ def write_negatives(
     Raises:
         StorageError: the directory exists or cannot be written; see `committed_directory`.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
     queries = table.queries
     described = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
@@ -257,6 +258,8 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
 def read_ids(path: Path) -> Any:
     """Read the rows of a table as they are stored, with ids, as an Arrow table; the errors are those of
     `read_negatives`."""
+    import pyarrow as pa
+
     return pa.concat_tables([_columns(file) for file in _files(path)])
 
 
@@ -279,6 +282,8 @@ def _columns(file: Path) -> Any:
 
 def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
     """Return the rows of a file as positions and numbers, in the order of `COLUMNS`."""
+    import pyarrow as pa
+
     table = _columns(file)
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
@@ -301,6 +306,8 @@ def _of_another(first: str) -> str:
 
 
 def _ids(ids: Sequence[str]) -> Any:
+    import pyarrow as pa
+
     return (
         pa.array(ids, pa.large_string(), size=len(ids))
         if isinstance(ids, list)

@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import bm25s
 import numpy as np
-import Stemmer
 
 ANALYSER = {
     "terms": "two or more letters, digits or underscores, in lower case",
@@ -37,6 +35,9 @@ _MOST_CHARACTERS = 30.0
 
 def analyse(texts: Sequence[str], ids: bool) -> Any:
     """Return the terms of texts: bm25s's `Tokenized` with a vocabulary, or lists of words where `ids` is false."""
+    import bm25s
+    import Stemmer
+
     stemmer = Stemmer.Stemmer("english")
     return bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, return_ids=ids, show_progress=False)
 

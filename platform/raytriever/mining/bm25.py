@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import bm25s
 import numba
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -125,6 +124,8 @@ class Bm25Index:
 
     @activity("indexing the documents for BM25")
     def __init__(self, texts: Sequence[str]) -> None:
+        import bm25s
+
         self._size = len(texts)
         tokens = analyse(texts, ids=True)
         self._vocabulary: dict[str, int] = tokens.vocab

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy import ndarray
 
 from raytriever.errors import DataError
@@ -30,6 +28,8 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
         DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.
         OSError: the file cannot be opened.
     """
+    import pyarrow as pa
+
     check_regular(file)
     with pa.OSFile(str(file)) as stream:
         parquet = open_parquet(str(file), stream)
@@ -52,6 +52,9 @@ def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: 
 
 def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
     """Return the position of each value among the known ones; raises `DataError` with `remedy` for an unknown one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     positions = pc.index_in(column.cast(pa.large_string()), value_set=ids)
     if positions.null_count:
         first = column.filter(pc.is_null(positions))[0].as_py()
@@ -61,6 +64,8 @@ def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[
 
 
 def _check_type(kind: Any, name: str, expected: str, file: Path, remedy: str) -> None:
+    import pyarrow as pa
+
     if expected == TEXT:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -163,6 +162,8 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, A
 
 def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]]) -> None:
     """Write query positions, document ids and grades, sorted by query and then by id."""
+    import pyarrow as pa
+
     table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
     queries, documents, scores = zip(*table, strict=True)
     columns = {
@@ -188,6 +189,8 @@ def _resolved(
     folder: Path, name: str, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows
 ) -> Iterator[tuple[ShardReport, dict[str, ndarray], ndarray, ndarray]]:
     """Yield the pairs of each shard with the positions of query and document, -1 for an unknown one."""
+    import pyarrow as pa
+
     for report in reports:
         file = folder / WORK / f"{report.stem}.{name}.npz"
         if not file.exists():

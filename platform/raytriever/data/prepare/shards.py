@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -171,11 +170,15 @@ def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[in
 
 def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
     """Write columns of texts as one Arrow file."""
+    import pyarrow as pa
+
     write_table(file, pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()}))
 
 
 def write_table(file: Path, table: Any) -> None:
     """Write a table as one uncompressed Arrow file, which can be memory-mapped."""
+    import pyarrow as pa
+
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
 

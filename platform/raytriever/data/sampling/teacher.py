@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
@@ -203,6 +201,9 @@ def write_scores(
     scores: Float32[ndarray, " pairs"],
 ) -> None:
     """Write the files of a directory that is about to be committed; positions become ids."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     query_ids, document_ids = (pa.array(list(ids), pa.large_string()) for ids in _ids(dataset))
     for part, start in enumerate(range(0, max(1, len(scores)), PART_ROWS)):
         rows = slice(start, start + PART_ROWS)
@@ -226,6 +227,8 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
             is unknown, a score is not finite, or a pair has two scores.
         StorageError: the directory was never completed, or is damaged.
     """
+    import pyarrow as pa
+
     path = Path(path)
     if not path.exists():
         raise SCORES.error_of_missing(str(path))

@@ -1,10 +1,12 @@
-"""What tests share: the data packs, wherever this machine keeps them, and an encoder and a data set of their own."""
+"""What tests share: the data packs, wherever this machine keeps them, an encoder and a data set of their own, and a
+CUDA device, sham or real."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +80,21 @@ def tiny_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [f"q{i}\td{i}\t1\n" for i in members]
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     return folder
+
+
+@pytest.fixture(params=["sham", pytest.param("real", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A CUDA device: the sham one, and a real one for `make test-gpu`."""
+    sys.path.append(str(REPOSITORY / "tests" / "support"))
+    from sham_device import CUDA, sham_device
+
+    if request.param == "sham":
+        with sham_device():
+            yield CUDA
+    elif torch.cuda.is_available():
+        yield CUDA
+    else:
+        pytest.skip("torch finds no CUDA device")
 
 
 @pytest.fixture

@@ -14,9 +14,6 @@ import torch
 
 from raytriever.data.config import DataConfig
 from raytriever.data.negatives import NegativesTable
-from raytriever.data.prepare.open import open_dataset
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError
 from raytriever.losses.config import LossConfig
@@ -27,6 +24,7 @@ from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_data import TrainingData
 
 Make = Callable[..., tuple[TrainingSetup, object]]
+Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 TAUGHT = (
     LossConfig("kl", temperature=0.1),
     LossConfig("margin-mse", temperature=0.1, learn_temperature=True),
@@ -35,31 +33,7 @@ TAUGHT = (
 every_way = pytest.mark.parametrize("loss", TAUGHT, ids=lambda loss: loss.loss)
 
 
-def score(queries: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """What the teacher thinks: any function of the pair."""
-    return np.sin(queries * 7.0 + documents * 3.0).astype(np.float32) * 3
-
-
-@pytest.fixture
-def taught(make_assignment: Make, tiny_dataset: Path) -> Make:
-    """Five hard negatives a training query, all scored but the last; three a group."""
-
-    def make(**settings: object) -> tuple[TrainingSetup, object]:
-        work, recorder = make_assignment(negatives_per_query=3, **settings)
-        dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(work.retriever))
-        queries, shift = np.repeat(np.arange(96), 5), np.tile(np.arange(1, 6), 96)
-        negatives = NegativesTable.of(dataset, queries, (queries + shift) % 160, "dense", shift)
-        rows = np.concatenate([np.stack([queries, (queries + shift) % 160])[:, shift < 5], [np.arange(96)] * 2], axis=1)
-        table = TeacherTable.of(dataset, *rows, score(*rows), "here")
-        examples = Examples.of(dataset, "train", 0, negatives)
-        return dataclasses.replace(
-            work, train=dataclasses.replace(work.train, examples=examples, teacher=table)
-        ), recorder
-
-    return make
-
-
-def test_a_batch_brings_the_scores_of_its_groups(taught: Make) -> None:
+def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> None:
     work, _ = taught()
     batch = work.train.batch(2, work.retriever, ALONE)
     teacher = batch.ids.teacher
@@ -117,7 +91,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(taught: Make, loss: LossCon
 
 
 @pytest.fixture
-def scores(tmp_path: Path) -> Path:
+def scores(tmp_path: Path, score: Score) -> Path:
     """Of the positive and of the next document of every query, as a file of somebody's."""
     queries = np.repeat(np.arange(160), 2)
     documents = (queries + np.tile([0, 1], 160)) % 160
@@ -133,7 +107,9 @@ def open_material(encoder: Path, dataset: Path, **settings: object) -> TrainingD
     )
 
 
-def test_material_reads_scores_and_answers_for_them(tiny_encoder: Path, tiny_dataset: Path, scores: Path) -> None:
+def test_material_reads_scores_and_answers_for_them(
+    tiny_encoder: Path, tiny_dataset: Path, scores: Path, score: Score
+) -> None:
     plain, training_data = (
         open_material(tiny_encoder, tiny_dataset, **settings) for settings in ({}, {"teacher": str(scores)})
     )

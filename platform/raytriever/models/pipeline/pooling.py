@@ -60,7 +60,8 @@ def pool_packed(
     """
     starts = starts.long()
     lengths = starts.diff()
-    left_out = torch.as_tensor(left_out, device=states.device).expand_as(lengths)
+    if not isinstance(left_out, Tensor):
+        left_out = torch.full_like(lengths, left_out)  # made on the device: nothing is copied
     packed = _Packed(states, starts, lengths, torch.where(left_out < lengths, left_out, lengths))
     return torch.cat([_PACKED_MODES[mode](packed) for mode in pooling.split("+")], dim=1)
 

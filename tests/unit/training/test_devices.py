@@ -1,0 +1,87 @@
+"""Training on a CUDA device equals training on the CPU: every loss, gradient caching, precision, dropout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.training.loop import train
+
+CHUNKS = {"whole": {}, "cached": {"grad_cache_chunk": 5}, "cached by tokens": {"grad_cache_tokens": 90}}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, tmp_path: Path) -> None:
+    settings = {"total_steps": 2, "eval_steps": 2, "dev_batches": 1, "loss": LossConfig(loss=name, temperature=0.1)}
+    logged = []
+    for number, (device, chunk) in enumerate(
+        ((torch.device("cpu"), {}), (cuda, {}), (cuda, {"grad_cache_tokens": 300}))
+    ):
+        work, recorder = taught(device=device, folder=tmp_path / str(number), **settings, **chunk)
+        train(work)
+        logged.append(recorder.steps)
+    expected = logged[0]
+    compared = ("loss", "gradient_norm", "batch_auc", "temperature", "dev_loss", "dev_batch_auc", "teacher_agreement")
+    for steps in logged[1:]:
+        assert steps.keys() == expected.keys()
+        for step, metrics in steps.items():
+            assert metrics.keys() >= expected[step].keys()
+            for metric in compared:
+                if metric in expected[step]:
+                    assert metrics[metric] == pytest.approx(expected[step][metric], rel=2e-3, abs=1e-5), metric
+
+
+def test_weights_after_training_equal_those_of_the_cpu(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
+    weights = {}
+    for device in (torch.device("cpu"), cuda):
+        work, _ = make_assignment(
+            device=device, folder=tmp_path / device.type, total_steps=8, loss=LossConfig("infonce", 0.1, True)
+        )
+        train(work)
+        weights[device.type] = [value.detach().cpu() for value in work.retriever.parameters()]
+        assert {value.device for value in work.retriever.parameters()} == {device}
+    for here, there in zip(weights["cpu"], weights["cuda"], strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, tmp_path: Path) -> None:
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        work, recorder = make_assignment(
+            device=cuda,
+            folder=tmp_path / precision,
+            precision=precision,
+            total_steps=2,
+            loss=LossConfig("infonce", 0.1),
+            **CHUNKS[chunk],
+        )
+        train(work)
+        losses[precision] = recorder.losses
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+    assert losses["bf16"] != losses["fp32"]
+
+
+def test_dropout_is_repeated_with_gradient_caching(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
+    """Each chunk draws its masks from the state of the device before it, so the second encoding repeats them."""
+    gradients = []
+    for keep in (1, 100):
+        work, recorder = make_assignment(
+            device=cuda, folder=tmp_path / str(keep), dropout=0.2, grad_cache_chunk=8, total_steps=2, seed=keep // 100
+        )
+        train(work)
+        gradients.append(recorder.losses)
+    again, recorder = make_assignment(
+        device=cuda, folder=tmp_path / "again", dropout=0.2, grad_cache_chunk=8, total_steps=2, seed=0
+    )
+    train(again)
+    assert recorder.losses == gradients[0]
+    assert recorder.losses != gradients[1]

@@ -19,7 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from raytriever.cluster.session import count_gpus
+from raytriever.cluster.placement import count_gpus
 
 REPOSITORY = Path(__file__).parent.parent.parent
 STEPS = 400

@@ -180,15 +180,14 @@ def test_a_node_dies_in_a_round_and_the_run_is_as_in_peace(peace: tuple[Any, lis
         os.kill(miner, signal.SIGSTOP)
         node = cluster.add_node(num_cpus=0)
         os.kill(miner, signal.SIGCONT)
-        [raylet] = node.all_processes["raylet"]
-
-        def at_work() -> bool:
-            """Some shards stand, and the node that is to die has an encoder."""
-            return bool(shards(run)) and bool(processes("ray::Encoder", children_of(raylet.process.pid)))
-
-        wait_for(at_work, 120, process)
+        ours, theirs = (one.all_processes["raylet"][0].process.pid for one in (cluster.head_node, node))
+        # The encoder that stays holds its shard until the other node is dead, so the round does not end before.
+        [held] = wait_for(lambda: processes("ray::Encoder.encode", children_of(ours)), 120, process)
+        os.kill(held, signal.SIGSTOP)
+        wait_for(lambda: shards(run) and processes("ray::Encoder.encode", children_of(theirs)), 120, process)
         cluster.remove_node(node, allow_graceful=False)
         assert len(shards(run)) < SHARDS
+        os.kill(held, signal.SIGCONT)
         _, err = process.communicate(timeout=150)
         assert process.returncode == 0, err
     finally:

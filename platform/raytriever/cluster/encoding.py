@@ -24,6 +24,7 @@ from ray.data import ActorPoolStrategy
 
 from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
+from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
@@ -105,10 +106,9 @@ class _Actor:
     """Encodes shards. Errors are returned as values, because Ray would wrap exceptions."""
 
     def __init__(self, encoder: ShardEncoder, pool: ActorPool, driver_claims: tuple[Claim, ...]) -> None:
+        hide_unreserved_gpus()
         join(driver_claims)
         torch.set_num_threads(pool.cpus)
-        if not pool.gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU that was not requested belongs to another process
         self._encoder = encoder
 
     def __call__(self, batch: dict[str, ndarray]) -> Iterator[dict[str, ndarray]]:
@@ -197,10 +197,12 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     """Return the requested pool, or one that the cluster has resources for; None outside a Ray session.
 
     Raises:
-        ConfigError: more actors are requested than fit on this machine.
+        ConfigError: more actors are requested than fit on this machine, or GPUs of a cluster that has none.
     """
     if not ray.is_initialized():
         return None
+    if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
+        raise ConfigError("the cluster has no GPU", "--actor-gpus", "omit it to use CPUs, or add a node with a GPU")
     resources = ray.cluster_resources()
     gpus = config.actor_gpus
     if gpus is None:

@@ -31,6 +31,13 @@ def expected_gpus() -> float:
     return float(resources.get("GPU", 0))
 
 
+def is_worker() -> bool:
+    """Return whether this process runs actors or tasks; False in a driver and without a Ray session."""
+    from ray._private.worker import WORKER_MODE, global_worker
+
+    return bool(global_worker.mode == WORKER_MODE)
+
+
 def forbid_auto_connect() -> None:
     """Stop this process from starting a Ray session when a call needs one and none exists."""
     from ray._private import auto_init_hook

@@ -24,6 +24,7 @@ from numpy import ndarray
 from ray.exceptions import RayActorError, RayTaskError
 
 from raytriever.activity import activity
+from raytriever.cluster.placement import hide_unreserved_gpus
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
 from raytriever.index.exact.search import best_keys
@@ -135,6 +136,7 @@ class _Searcher:
     """Searches its shards. It opens the store at the first call, so that an error reaches the caller."""
 
     def __init__(self, path: str, shards: list[int], threads: int) -> None:
+        hide_unreserved_gpus()
         torch.set_num_threads(threads)
         self._path, self._shards = Path(path), shards
         self._store: EmbeddingStore | None = None

@@ -19,7 +19,8 @@ from ray.exceptions import AuthenticationError
 
 from raytriever.activity import activity
 from raytriever.cluster.access import restrict_token_file
-from raytriever.cluster.ray_private import expected_gpus, head_address
+from raytriever.cluster.placement import hide_unreserved_gpus
+from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError
 from raytriever.interruption import hangups_blocked
@@ -169,14 +170,10 @@ class DriverContext:
     claims: tuple[Claim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:
-        """Change this process to the directory and share the locks."""
+        """Change this process to the directory, share the locks, and see no GPU that others have reserved."""
+        hide_unreserved_gpus()
         os.chdir(self.directory)
         join(self.claims)
-
-
-def count_gpus() -> int:
-    """Return the GPUs of the connected cluster, or those that its autoscaler would start if these are more."""
-    return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))
 
 
 def _runtime_env() -> dict[str, Any] | None:

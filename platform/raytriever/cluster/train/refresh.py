@@ -1,13 +1,13 @@
 """Refresh of hard negatives on the cluster: a miner actor with encoder actors of its own.
 
 Weights go through the object store, once per node. A round writes embeddings shard by shard, searches, filters and
-commits its table to the run directory. Encoders are kept between rounds. An encoder that dies restarts and repeats its
-shard; a miner that dies restarts, possibly on another node, and uses the committed shards."""
+commits its table to the run directory. Encoders are kept between rounds. An encoder that dies restarts, and any encoder
+repeats its shard; a miner that dies restarts, possibly on another node, and uses the committed shards."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,10 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayActorError
 
 from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
@@ -47,7 +49,7 @@ class EncodingTask:
     dataset: str
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+@ray.remote(num_cpus=0, max_restarts=-1)
 class Encoder:
     """Actor that encodes shards, one at a time."""
 
@@ -55,6 +57,10 @@ class Encoder:
         driver.enter()
         self._task = -1
         self._encode: ShardEncoder | None = None
+
+    @ray.method(max_task_retries=-1)
+    def ready(self) -> None:
+        """Return as soon as the actor has started or restarted."""
 
     def encode(self, task: EncodingTask, snapshot: Snapshot, shard: int) -> UserError | None:
         """Encode and commit one shard; returns a user error, because Ray would wrap an error that is raised."""
@@ -68,17 +74,24 @@ class Encoder:
         return None
 
 
+START_SECONDS = 600.0  # in which one encoder at least must start; enough for a cluster that grows on demand
+
+
 class EncoderPool:
     """Pool of encoders that grows with the number of shards, and shrinks after a round.
 
+    Each encoder has a GPU of its own, and there are no more of them than spare GPUs. Without a spare GPU all encode on
+    CPUs. Only encoders that have started get shards, so one that waits for its resources delays nothing.
+
     Args:
         fewest, most: number of encoders between rounds, and at most.
-        gpus: of each encoder.
+        spare: returns the GPUs that are free for more encoders, given the number of those that the pool holds.
     """
 
-    def __init__(self, fewest: int, most: int, gpus: float) -> None:
-        self._fewest, self._most, self._gpus = fewest, most, gpus
+    def __init__(self, fewest: int, most: int, spare: Callable[[int], int]) -> None:
+        self._fewest, self._most, self._spare = fewest, most, spare
         self._actors: list[Any] = []
+        self._gpus = 0.0  # of each encoder
         self._tasks = 0
 
     def encode(self, snapshot: Any, store: StoreWriter, load: SnapshotLoader, dataset: str, missing: list[int]) -> None:
@@ -89,29 +102,60 @@ class EncoderPool:
             store, load, dataset, missing: see `mining_round.Encode`.
 
         Raises:
-            UserError: a shard cannot be encoded.
+            UserError: a shard cannot be encoded, or no encoder starts within `START_SECONDS`.
         """
         self._tasks += 1
         task = EncodingTask(self._tasks, store, load, dataset)
-        encoder = Encoder.options(num_gpus=self._gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
-        while len(self._actors) < min(self._most, len(missing)):
-            self._actors.append(encoder.remote(DriverContext()))
-        idle, remaining = list(self._actors), list(reversed(missing))
-        working: dict[Any, Any] = {}
+        self._grow(min(self._most, len(missing)))
+        remaining = list(reversed(missing))
+        idle: list[Any] = []
+        starting = {actor.ready.remote(): actor for actor in self._actors}
+        working: dict[Any, tuple[Any, int]] = {}
         while remaining or working:
             while idle and remaining:
-                actor = idle.pop(0)
-                working[actor.encode.remote(task, snapshot, remaining.pop())] = actor
-            [done], _ = ray.wait(list(working))
-            idle.append(working.pop(done))
-            error = ray.get(done)
+                actor, shard = idle.pop(0), remaining.pop()
+                working[actor.encode.remote(task, snapshot, shard)] = actor, shard
+            changed, _ = ray.wait([*working, *starting], timeout=None if working else START_SECONDS)
+            if not changed:
+                self._end_all_but(0)
+                remedy = "`ray status` shows what uses its resources"
+                raise UserError(f"no encoder started within {START_SECONDS:.0f} s", "the Ray cluster", remedy)
+            [reference] = changed
+            if reference in starting:
+                ray.get(reference)
+                idle.append(starting.pop(reference))
+                continue
+            actor, shard = working.pop(reference)
+            try:
+                error = ray.get(reference)
+            except RayActorError:  # any encoder may take the shard, because the dead one may find no place to restart
+                remaining.append(shard)
+                starting[actor.ready.remote()] = actor
+                continue
             if error is not None:
                 raise error
+            idle.append(actor)
 
     def shrink(self) -> None:
         """End all encoders but the fewest."""
-        while len(self._actors) > self._fewest:
+        self._end_all_but(self._fewest)
+
+    def _end_all_but(self, size: int) -> None:
+        while len(self._actors) > size:
             ray.kill(self._actors.pop())
+
+    def _grow(self, size: int) -> None:
+        """Start encoders until there are `size`, or as many as GPUs allow."""
+        spare = self._spare(len(self._actors) if self._gpus else 0)
+        if spare and not self._gpus:  # those on CPUs would slow the others down
+            self._end_all_but(0)
+        if not self._actors:
+            self._gpus = float(spare > 0)
+        if self._gpus:
+            size = min(size, len(self._actors) + spare)
+        encoder = Encoder.options(num_gpus=self._gpus, **SPREAD)  # type: ignore[attr-defined]
+        while len(self._actors) < size:
+            self._actors.append(encoder.remote(DriverContext()))
 
 
 NEGATIVES, MODEL = "negatives", "model"
@@ -129,9 +173,7 @@ class Miner:
         # Searching uses the cores that encoding used before; Ray gives a process one thread.
         torch.set_num_threads(config.refresh.pool[1])
         self._rounds = MiningRounds(config, datasets, Path(folder), first)
-        # One GPU each where the cluster has more than the workers use.
-        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) > config.training.workers[1] else 0.0
-        self._encoders = EncoderPool(*config.refresh.pool, gpus)
+        self._encoders = EncoderPool(*config.refresh.pool, partial(spare_gpus, config.training.workers[1]))
 
     def mine(self, number: int, snapshot: list[Any]) -> RoundResult:
         """Mine one round.
@@ -188,7 +230,9 @@ def get_result(reference: Any) -> Any:
 
 
 @contextmanager
-def start_miner(config: Config, datasets: Sequence[str], negatives: Any, folder: Path) -> Iterator[Any]:
+def start_miner(
+    config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
+) -> Iterator[Any]:
     """Run a miner actor for the duration of a run; yields None where nothing is refreshed.
 
     Args:
@@ -196,10 +240,16 @@ def start_miner(config: Config, datasets: Sequence[str], negatives: Any, folder:
         datasets: paths or URIs of its prepared data sets.
         negatives: reference to the table that training begins with.
         folder: the run directory.
+        log: receives a line where training leaves fewer GPUs than the encoders would use.
     """
     if config.refresh.refresh_every is None:
         yield None
         return
+    workers, most = config.training.workers[1], config.refresh.pool[1]
+    spare = spare_gpus(workers)
+    if spare < most and count_gpus():
+        where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
+        log(f"Refreshes encode {where}, because {workers} of {count_gpus()} GPUs train: --refresh-pool is {most}.")
     # With shares by origin, every round keeps the rows of other origins.
     first = negatives if config.data.negatives_mix else None
     path = str(folder.resolve() / NEGATIVES)

@@ -16,7 +16,8 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytriever.cluster.event_queue import Event, LogMessage, RestartsExhausted, open_event_queue, open_inline_queue
-from raytriever.cluster.session import DriverContext, count_gpus
+from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, Introduction
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
@@ -86,6 +87,9 @@ def train_on_cluster(
         else:
             on_event(event)
 
+    def log(line: str) -> None:
+        on_event(LogMessage(line))
+
     for name, value in (_RAY_TRAIN | FIRST).items():
         os.environ.setdefault(name, value)
     fewest, most = config.training.workers
@@ -94,8 +98,8 @@ def train_on_cluster(
     with (
         (open_inline_queue if in_process else open_event_queue)(handle) as events,
         TemporaryDirectory(prefix="raytriever-") as state,
-        start_miner(config, datasets, table, folder) as miner,
-        start_evaluator(config, dev_sets, folder, lambda line: on_event(LogMessage(line))) as evaluator,
+        start_miner(config, datasets, table, folder, log) as miner,
+        start_evaluator(config, dev_sets, folder, log) as evaluator,
     ):
         job = WorkerJob(
             config=config,

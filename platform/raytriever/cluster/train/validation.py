@@ -21,6 +21,7 @@ import ray
 import torch
 
 from raytriever.cluster.gauges import Gauges
+from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol
 from raytriever.cluster.train.refresh import get_result
@@ -196,17 +197,15 @@ def start_evaluator(
     if not dev_sets:
         yield None
         return
-    total = ray.cluster_resources()
-    free = ray.available_resources() or total  # a session that has just begun may know of none yet
     workers = config.training.workers[1]
     encoders = 0 if config.refresh.refresh_every is None else config.refresh.pool[1]
     # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
-    gpus = 1.0 if free.get("GPU", 0) > workers + encoders else 0.0
-    if not gpus and total.get("GPU", 0):
+    gpus = 1.0 if spare_gpus(workers + encoders) else 0.0
+    if not gpus and count_gpus():
         log(f"Checkpoints are evaluated on a CPU: the {workers} workers leave no GPU free.")
     elif not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
         log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
-    options = CheckpointEvaluator.options(num_gpus=gpus, scheduling_strategy="SPREAD")  # type: ignore[attr-defined]
+    options = CheckpointEvaluator.options(num_gpus=gpus, **SPREAD)  # type: ignore[attr-defined]
     evaluator = options.remote(config, tuple(dev_sets), str(folder.resolve() / FOLDER), DriverContext())
     try:
         yield evaluator

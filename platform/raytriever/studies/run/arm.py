@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import yaml
 
-from raytriever.cluster.session import count_gpus
+from raytriever.cluster.placement import count_gpus
 from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, UserError

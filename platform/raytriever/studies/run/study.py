@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from raytriever.cluster.session import check_cluster, count_gpus, ray_session
+from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.storage import disk_errors, write_atomically

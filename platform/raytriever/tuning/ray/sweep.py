@@ -20,7 +20,8 @@ from typing import Any
 import ray
 import yaml
 
-from raytriever.cluster.session import check_cluster, count_gpus, ray_session
+from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.config import Config
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError

@@ -17,7 +17,8 @@ import torch
 from ray import tune
 
 from raytriever.cluster.event_queue import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
-from raytriever.cluster.session import DriverContext, count_gpus
+from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import Config

@@ -22,7 +22,8 @@ from ray.tune.search import Searcher
 
 from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
-from raytriever.cluster.session import DriverContext, count_gpus
+from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.fit import FitThread
 from raytriever.errors import ConfigError
 from raytriever.tracking.steps import read_curve

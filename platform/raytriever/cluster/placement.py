@@ -1,0 +1,42 @@
+"""Placement of actors and tasks: nodes, GPUs that are free, and GPUs that a process may see."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from raytriever.cluster.ray_private import expected_gpus, is_worker
+
+# Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
+# resource to a random node, and each node counts for itself, so half of all pairs would share one of two nodes. A byte
+# of memory is a resource.
+SPREAD: dict[str, Any] = {"scheduling_strategy": "SPREAD", "memory": 1}
+
+
+def hide_unreserved_gpus() -> None:
+    """Hide all GPUs from this actor or task unless it has reserved some; does nothing in a driver.
+
+    Ray sets CUDA_VISIBLE_DEVICES only for reserved GPUs. Without it a process would use the first GPU of its node, on
+    which another process trains. CUDA reads the variable once, so call this before anything that uses CUDA.
+    """
+    if is_worker() and not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def count_gpus() -> int:
+    """Return the GPUs of the connected cluster, or those that its autoscaler would start if these are more."""
+    return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))
+
+
+def spare_gpus(needed: int, held: int = 0) -> int:
+    """Return the number of whole GPUs that are free now and not needed by training.
+
+    Args:
+        needed: GPUs of the training processes, which are also kept free while these processes restart.
+        held: GPUs that the caller has already.
+    """
+    total = ray.cluster_resources()
+    free = ray.available_resources() or total  # a session that has just begun may know of none yet
+    return max(0, int(min(free.get("GPU", 0), total.get("GPU", 0) - needed - held)))

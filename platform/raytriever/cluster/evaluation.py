@@ -1,21 +1,33 @@
-"""Evaluate with actors that encode and search the corpora, if a cluster is joined or actors are requested."""
+"""Evaluate on a cluster: with actors that encode and search the corpora, or one model in a task with a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import ray
+import torch
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
+from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.search import SearchPool, search_in_actors
+from raytriever.cluster.session import DriverContext, ray_session
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.errors import UserError
+from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import EvaluationJob
 from raytriever.evaluation.results import Results
-from raytriever.evaluation.systems import Workers
+from raytriever.evaluation.systems import Workers, evaluate_retriever
+from raytriever.models.config import ModelConfig
+from raytriever.models.precision import choose_precision
+from raytriever.models.retriever import Retriever
 from raytriever.report.evaluation import write_evaluation_report
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 from raytriever.tracking.tracker import Tracker
@@ -53,3 +65,54 @@ def _workers(pool: ActorPool, gauges: Gauges) -> Workers:
     fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
     return Workers(with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers))
+
+
+def evaluate_model(
+    dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
+) -> Evaluation:
+    """Evaluate a model on one split, in a Ray task with a GPU if the cluster has GPUs, otherwise in this process.
+
+    This process may run on a node without a GPU. Where it has one, the task returns the memory of the GPU when it ends,
+    so that a worker can use all of it.
+
+    Args:
+        dataset: prepared; the cluster must see it and the model under the same paths.
+        split: name of the split.
+        model: names the model and how it reads texts.
+        precision: `fp32` or `bf16`; None for the fastest of the device.
+        retriever: loaded for encoding with `model` on the CPU, which an evaluation on the CPU of this process uses.
+
+    Raises:
+        ModelError: an embedding is not finite.
+        DataError: as `evaluate.evaluate`.
+    """
+    if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
+        with ray_session(num_workers=1):
+            if count_gpus():
+                # Not in the placement group of the caller, if it has one.
+                task = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy="DEFAULT")(_evaluate)
+                result = ray.get(task.remote(str(dataset.location), split, model, precision, DriverContext()))
+                if isinstance(result, UserError):
+                    raise result
+                return result
+    return _evaluate_here(dataset, split, model, precision, retriever)
+
+
+def _evaluate(
+    dataset: str, split: str, model: ModelConfig, precision: str | None, driver: DriverContext
+) -> Evaluation | UserError:
+    """Evaluate in the process of a task; return a user error, because Ray would wrap an error that is raised."""
+    driver.enter()
+    try:
+        return _evaluate_here(open_dataset(dataset, [split]), split, model, precision)
+    except UserError as error:
+        return error
+
+
+def _evaluate_here(
+    dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
+) -> Evaluation:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if retriever is None or device.type == "cuda":
+        retriever = load_for_encoding(model, choose_precision(precision, device), device)
+    return evaluate_retriever(dataset, split, model, retriever)

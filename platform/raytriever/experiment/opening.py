@@ -119,14 +119,11 @@ class OpenRun:
         curriculum: its settings.
         dataset: data set of the evaluation, with the test split.
         stages: stages of training in order; one if the settings name no stages.
-        precision, device: of the evaluation.
     """
 
     curriculum: Curriculum
     dataset: RetrievalDataset
     stages: tuple[OpenStage, ...]
-    precision: str
-    device: torch.device
 
     def settings(self) -> dict[str, Any]:
         """Return the resolved settings for the tracker, including values from the model and the machine."""
@@ -178,20 +175,19 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     """Open the data and the encoder of a run, and check them; `log` is called with lines about the data sets.
 
     Returns:
-        The opened run, and its encoder for the evaluation before training.
+        The opened run, and its encoder on the CPU, for the evaluation before training.
 
     Raises:
         UserError: a setting, a data set or the model is not usable; the message names the stage.
     """
     base = curriculum.base
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision = choose_precision(base.training.precision, device)
     for part in curriculum.all_stages:
         with stage_errors(part):
             build_loss(part.config.loss)  # only for its checks
     if PYDOCS in (base.data.dataset, *(name for part in curriculum.all_stages for name in part.config.data.datasets)):
         log("pydocs: the docstrings of this Python, read once for as long as its packages stay the same")
-    retriever = load_for_encoding(base.model, precision, device)
+    cpu = torch.device("cpu")  # the memory of a GPU belongs to the processes that evaluate and train
+    retriever = load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu)
     for part in curriculum.all_stages:
         with stage_errors(part):
             narrower_widths(part.config.loss, retriever.width)  # only for its checks
@@ -213,9 +209,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         log(line)
-    return OpenRun(
-        curriculum=curriculum, dataset=measured, stages=tuple(stages), precision=precision, device=device
-    ), retriever
+    return OpenRun(curriculum=curriculum, dataset=measured, stages=tuple(stages)), retriever
 
 
 def _with_prompts(stages: list[OpenStage], measured: str, retriever: Retriever, log: Log) -> list[OpenStage]:

@@ -2,8 +2,8 @@
 
 1. Check the directory, the data sets and the model. A user error found here leaves no file behind.
 2. Evaluate BM25 and the untrained encoder, train stage by stage, and evaluate the trained encoder, all on the test
-   split of the run's own data. There is no evaluation between stages: it would cost as much as the last one, and a
-   user might choose settings by it.
+   split of the run's own data. The encoders are evaluated on a GPU if the cluster has one. There is no evaluation
+   between stages: it would cost as much as the last one, and a user might choose settings by it.
 3. Write the report, and `metrics.json` last. A run without this file is interrupted and resumes when called again.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
-from raytriever.encoding.loading import load_for_encoding
-from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
+from raytriever.evaluation.systems import evaluate_bm25
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import open_run, open_run_directory, pin_model
@@ -100,15 +100,15 @@ class _Experiment:
         stages = Stages(self.run, opened, self.log)
         stages.find_negatives(indexes.of)
         self.log(f"{base.model.model}: {self.retriever.summary()}")
-        self.log(f"evaluating {base.model.model} before training, {opened.precision} on {opened.device}")
-        evaluations["before"] = evaluate_retriever(dataset, split, base.model, self.retriever)
+        self.log(f"evaluating {base.model.model} before training")
+        precision = base.training.precision
+        evaluations["before"] = evaluate_model(dataset, split, base.model, precision, self.retriever)
         del self.retriever
 
         stages.train(tracker, run_name)
         self.log("evaluating the model after training")
         trained = ModelConfig(model=str(path / "model"))
-        retriever = load_for_encoding(trained, opened.precision, opened.device)
-        evaluations["after"] = evaluate_retriever(dataset, split, trained, retriever)
+        evaluations["after"] = evaluate_model(dataset, split, trained, precision)
         conclude(self.run, opened, stages.folders, evaluations, tracker, started)
         rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
         return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)

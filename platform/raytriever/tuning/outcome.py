@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raytriever.activity import activity
+from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import TRIALS, Config, Curriculum, dump_config, to_dict
-from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
+from raytriever.evaluation.systems import evaluate_bm25
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import open_run
@@ -85,11 +85,10 @@ def evaluate_best(
         shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
     evaluations = {"bm25": evaluate_bm25(dataset, split, Bm25Index(dataset.passages()))}
-    evaluations["before"] = evaluate_retriever(dataset, split, config.model, retriever)
+    precision = config.training.precision
+    evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))
-    evaluations["after"] = evaluate_retriever(
-        dataset, split, trained, load_for_encoding(trained, opened.precision, opened.device)
-    )
+    evaluations["after"] = evaluate_model(dataset, split, trained, precision)
     child = tracker.child(f"{run_name}/{best.name}", folder)
     conclude(run, opened, [folder], evaluations, child, started)
     child.finish("FINISHED")

@@ -1,0 +1,231 @@
+"""GPUs that Ray processes see and reserve, in a session that declares two."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
+from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.placement import count_gpus, spare_gpus
+from raytriever.cluster.search import SearchPool, search_in_actors
+from raytriever.cluster.train import refresh
+from raytriever.cluster.train.dev_sets import open_dev_sets
+from raytriever.cluster.train.mining_round import SnapshotLoader
+from raytriever.cluster.train.refresh import EncoderPool
+from raytriever.cluster.train.trainer import train_on_cluster
+from raytriever.config import Config
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import NegativesTable
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import in_this_process
+from raytriever.encoding.config import EncodeConfig
+from raytriever.encoding.corpus import embed_corpus, plan_embeddings
+from raytriever.encoding.encode import encode_queries
+from raytriever.encoding.shards import tokenisation_of
+from raytriever.encoding.writer import StoreWriter
+from raytriever.errors import ConfigError, UserError
+from raytriever.evaluation.systems import evaluate_retriever
+from raytriever.index.exact.search import tie_order
+from raytriever.losses.engine.workers import ALONE
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.miner import build_negatives_table
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.config import TrainingConfig
+from raytriever.training.parallel.model_state import take_snapshot
+from raytriever.training.refresh.config import RefreshConfig
+from raytriever.training.refresh.ledger import read_ledger
+
+SUPPORT = Path(__file__).parents[1] / "support"
+GPUS = 2
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A session of one node with two declared GPUs, and the folder of the records of its processes."""
+    folder = tmp_path_factory.mktemp("witness")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
+        patch.setenv("GPU_WITNESS", str(folder))
+        patch.setenv("RAYTRIEVER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
+        environment = {"worker_process_setup_hook": "gpu_witness.install"}
+        ray.init(num_cpus=8, num_gpus=GPUS, runtime_env=environment, log_to_driver=False, include_dashboard=False)
+        yield folder
+        ray.shutdown()
+
+
+@pytest.fixture
+def seen(records: Path) -> Callable[[str], set[str]]:
+    """Return the GPUs that the processes of a title saw at each question for CUDA during this test."""
+    for record in records.iterdir():
+        record.unlink()
+
+    def read(title: str) -> set[str]:
+        lines = [line.split("\t") for record in records.iterdir() for line in record.read_text().splitlines()]
+        return {gpus for name, gpus in lines if title in name}
+
+    return read
+
+
+@dataclass(frozen=True)
+class Case:
+    model: ModelConfig
+    retriever: Retriever
+    dataset: RetrievalDataset
+
+
+@pytest.fixture
+def case(tiny_encoder: Path, tiny_dataset: Path) -> Case:
+    model = ModelConfig(str(tiny_encoder))
+    retriever = load_retriever(model)
+    splits = ["train", "dev", "test"]
+    return Case(model, retriever, open_dataset(tiny_dataset, splits, tokenisation=tokenisation_of(retriever)))
+
+
+Seen = Callable[[str], set[str]]
+
+
+def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
+    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    """One worker trains, so one of two GPUs is spare: it belongs to the only encoder of a pool of up to three."""
+    config = Config(
+        data=DataConfig(dataset=str(tiny_dataset), negatives_per_query=1),
+        model=case.model,
+        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=4, eval_steps=2, best_metric="ndcg_at_5"),
+        refresh=RefreshConfig(refresh_every=2, refresh_mode="sync", refresh_pool="1:3", refresh_negatives=3),
+    )
+    table: NegativesTable = build_negatives_table(
+        case.dataset, config.data, "", lambda: Bm25Index(case.dataset.passages())
+    )
+    dev_sets = open_dev_sets(config, case.dataset, in_this_process, print)
+    events: list[Any] = []
+    location = str(case.dataset.location)
+    train_on_cluster(config, [location], table, 4, tmp_path, events.append, dev_sets=dev_sets, in_process=True)
+
+    assert read_ledger(tmp_path / "negatives").adopted_rounds
+    assert len(list((tmp_path / "evaluations").glob("*.json"))) == 2
+    [encoder] = seen("ray::Encoder")
+    assert encoder in {"0", "1"}
+    assert seen("ray::Miner") == seen("ray::CheckpointEvaluator") == {""}
+    texts = [event.text for event in events if hasattr(event, "text")]
+    assert "Refreshes encode on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
+    assert "Checkpoints are evaluated on a CPU: the 1 workers leave no GPU free." in texts
+
+
+@pytest.mark.parametrize("gpus", [0.0, 0.5])
+def test_actors_that_encode_and_search_see_what_they_reserved(
+    seen: Seen, case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: float
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
+    run = run_in_actors(ActorPool(2, 2, gpus=gpus))
+    store = embed_corpus(case.model, case.retriever, case.dataset, run)
+    queries = encode_queries(case.retriever, case.dataset, case.dataset.relevant_queries("test"))
+    search_in_actors(store, queries, 5, tie_order(case.dataset.documents.ids), pool=SearchPool(2, gpus=gpus))
+    for title in ("_Actor", "_Searcher"):
+        assert seen(title), title
+        assert seen(title) <= ({"0", "1"} if gpus else {""})
+
+
+def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
+    here = evaluate_retriever(case.dataset, "test", case.model, case.retriever)
+    there = evaluate_model(case.dataset, "test", case.model, "fp32")
+    assert seen("ray::_evaluate") <= {"0", "1"}
+    assert seen("ray::_evaluate")
+    assert there.metrics == pytest.approx(here.metrics)
+    assert np.array_equal(there.queries, here.queries)
+
+
+def test_an_error_of_the_process_with_a_gpu_is_one_of_the_user(records: Path, case: Case, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        evaluate_model(case.dataset, "test", replace(case.model, model=str(tmp_path / "nowhere")), "fp32")
+
+
+class Round:
+    """Documents of a data set in shards of 16, encoded by a pool that believes in a number of spare GPUs."""
+
+    def __init__(self, case: Case, folder: Path, spare: int, most: int = 4) -> None:
+        plan = plan_embeddings(case.model, case.retriever, case.dataset, "passage", "fp32")
+        self.writer = StoreWriter(folder / "store", replace(plan, shard_rows=16))
+        self.writer.begin()
+        self.pool = EncoderPool(0, most, lambda held: max(0, spare - held))
+        load = SnapshotLoader(case.model, 0, "fp32")
+        snapshot = ray.put(dict(take_snapshot(case.retriever, ALONE)))
+        self.encode = partial(self.pool.encode, snapshot, self.writer, load, str(case.dataset.location))
+
+    def run(self) -> None:
+        try:
+            self.encode(self.writer.missing())
+        finally:
+            self.pool.shrink()
+        assert not self.writer.missing()
+
+
+def gpus_are_free() -> bool:
+    return ray.available_resources().get("GPU", 0) == GPUS
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_encoders_that_wait_for_a_gpu_hold_no_shard(seen: Seen, case: Case, tmp_path: Path) -> None:
+    """As where another job takes GPUs between the count and the start: four encoders for two GPUs."""
+    wait_until(gpus_are_free)
+    Round(case, tmp_path, spare=4).run()
+    assert seen("ray::Encoder") <= {"0", "1"}
+
+
+def test_encoders_use_cpus_where_no_gpu_is_spare(seen: Seen, case: Case, tmp_path: Path) -> None:
+    Round(case, tmp_path, spare=0).run()
+    assert seen("ray::Encoder") == {""}
+
+
+def test_a_round_without_any_encoder_fails_in_one_line(
+    records: Path, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refresh, "START_SECONDS", 3.0)
+    wait_until(gpus_are_free)
+    other = ray.remote(num_gpus=GPUS)(threading.Event).remote()
+    wait_until(lambda: ray.available_resources().get("GPU", 0) == 0)
+    one = Round(case, tmp_path, spare=2)
+    with pytest.raises(UserError, match="no encoder started within 3 s"):
+        one.encode(one.writer.missing())
+    ray.kill(other)
+
+
+def test_gpus_of_training_are_never_spare(records: Path) -> None:
+    wait_until(gpus_are_free)
+    assert count_gpus() == GPUS
+    assert [spare_gpus(needed) for needed in range(4)] == [2, 1, 0, 0]
+    assert spare_gpus(1, held=1) == 0
+
+
+def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EncodeConfig(actors="3", actor_gpus=1.0)
+    with pytest.raises(ConfigError, match="3 actors with 1 GPUs each do not fit"):
+        choose_actor_pool(config)
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster that may grow, but not to a GPU")
+    monkeypatch.setattr("raytriever.cluster.encoding.count_gpus", lambda: 0)
+    with pytest.raises(ConfigError, match="the cluster has no GPU"):
+        choose_actor_pool(config)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SUPPORT))  # for Ray's workers, which inherit it
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
         patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
         with ray_session(num_workers=2):
             yield

@@ -200,7 +200,8 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
         cluster.add_node(num_cpus=1)
         wait_for(lambda: said().count("2 workers of 1:2") == 2, 200, process)
         reached = max(losses(cli.folder / "run"))
-        wait_for(lambda: max(losses(cli.folder / "run")) > reached + 20, 200, process)
+        # So far that all the steps of the other run are compared, however few were done before the deaths.
+        wait_for(lambda: max(losses(cli.folder / "run")) > max(reached + 20, 60), 200, process)
         assert said().count("Resumed from checkpoint") == 2
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
@@ -210,7 +211,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(command_line: Callable, 
     one, other = losses(cli.folder / "peace"), losses(cli.folder / "run")
     assert len(other) == max(other)
     compared = sorted(one.keys() & other.keys())
-    assert len(compared) >= 50
+    assert compared[:60] == list(range(1, 61))
     assert [other[step] for step in compared] == pytest.approx([one[step] for step in compared], rel=1e-4)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ ROWS = 6_000
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(SUPPORT))  # for Ray's workers, which inherit it
+        patch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)  # for Ray's workers, which inherit it
         patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
         with ray_session(num_workers=2):
             yield

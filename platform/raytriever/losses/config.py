@@ -26,6 +26,7 @@ LOSS_NAMES = (
 )
 # Losses that learn a teacher's scores, and losses by row whose labels a teacher's scores may soften.
 DISTILLATION_LOSSES = ("kl", "margin-mse")
+SCORE_LOSSES = tuple(name for name in LOSS_NAMES if name not in DISTILLATION_LOSSES)
 SOFT_LABEL_LOSSES = tuple(
     name for name in LOSS_NAMES if name not in ("infonce-symmetric", "triplet", "mw", *DISTILLATION_LOSSES)
 )
@@ -75,6 +76,12 @@ class LossConfig:
         "weight hard negatives by the teacher's scores (losses by row except the symmetric one)",
         needs=f"loss={'|'.join(SOFT_LABEL_LOSSES)}",
     )
+    loss_precision: str = option(
+        "fp32",
+        "operands of the loss's matrix products: fp32, tf32 (on a GPU) or bf16; sums and scores are fp32 with each",
+        choices=("fp32", "tf32", "bf16"),
+        needs=f"loss={'|'.join(SCORE_LOSSES)}",
+    )
     matryoshka_dims: str = option(
         "",
         "Matryoshka: also apply the loss to this many first components of each embedding",
@@ -95,4 +102,4 @@ class LossConfig:
 
 def check_loss(config: LossConfig) -> None:
     """Raise `ConfigError` for a setting that the chosen loss does not have."""
-    check_changed(config, only=["learn_temperature", "reduction", "soft_labels"])
+    check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision"])

@@ -47,10 +47,12 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.positives, ids)
         if not config.soft_labels or batch.teacher is None:
-            return LossShare(sweep(RowReduction(row_loss, columns, batch.rows), batch, log_temperature), {})
+            reduction = RowReduction(row_loss, columns, batch.rows)
+            return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
         labels = SoftLabels.of(batch, config.teacher_temperature)
         group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
-        share = sweep(RowReduction(row_loss, columns, batch.rows, labels), batch, log_temperature)
+        reduction = RowReduction(row_loss, columns, batch.rows, labels)
+        share = sweep(reduction, batch, log_temperature, config.loss_precision)
         return LossShare(share, group.statistics(ids, workers))
 
     return reduce
@@ -84,13 +86,13 @@ def triplet(
 ) -> LossShare:
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.positives, config.margin, batch.rows)
-    return LossShare(sweep(reduction, batch, log_temperature), {})
+    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
 
 
 def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossShare:
     """Compare every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
-    return LossShare(sweep(reduction, batch, log_temperature), reduction.statistics)
+    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), reduction.statistics)
 
 
 LOSSES: dict[str, ScoreLoss] = {

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.losses.engine.batch import PAD
+from raytriever.losses.engine.rows import write_positives
 from raytriever.losses.engine.sweep import Panel, Sparse
 
 # A block and its two workspaces fit into the last-level cache. Smaller blocks spend their time on starting threads.
@@ -34,7 +35,7 @@ class TripletReduction:
         """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's rows to the value, and replace its scores by derivatives."""
+        """Add the panel's rows to the value, and write the derivatives of its scores."""
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
         # No score exceeds the bar of a padded slot.
@@ -48,12 +49,10 @@ class TripletReduction:
         height = max(1, BLOCK_SCORES.get(panel.scores.device.type, BLOCK_SCORES["cpu"]) // width)
         for start in range(0, len(columns), height):
             block = slice(start, start + height)
-            self._walk(panel.scores[block], bars[block], sums[block], exceeded[block], weight[block])
+            derivatives = panel.derivatives[block]
+            self._walk(panel.scores[block], derivatives, bars[block], sums[block], exceeded[block], weight[block])
         self._values.append((sums.sum(1, dtype=torch.float64) * weight).sum())
-        panel.scores[
-            torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[is_positive],
-            columns[is_positive],
-        ] = -(exceeded * weight[:, None])[is_positive]
+        write_positives(panel.derivatives, columns, -(exceeded * weight[:, None]))
 
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the mean over all rows."""
@@ -62,12 +61,13 @@ class TripletReduction:
     def _walk(
         self,
         scores: Float[Tensor, "rows candidates"],
+        derivatives: Float[Tensor, "rows candidates"],
         bars: Float[Tensor, "rows positives"],
         sums: Float[Tensor, "rows positives"],
         exceeded: Float[Tensor, "rows positives"],
         weight: Float[Tensor, " rows"],
     ) -> None:
-        """Write the sum and number of the excesses over each bar; replace the scores by their derivatives."""
+        """Write the sum and number of the excesses over each bar, and the derivatives, which may replace the scores."""
         over = torch.empty_like(scores)
         counts = torch.zeros_like(scores)
         for slot in range(bars.shape[1]):
@@ -76,4 +76,4 @@ class TripletReduction:
             over.sign_()
             torch.sum(over, 1, out=exceeded[:, slot])
             counts += over
-        torch.mul(counts, weight[:, None], out=scores)
+        torch.mul(counts, weight[:, None], out=derivatives)

@@ -63,6 +63,21 @@ def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
     return torch.logaddexp(difference, torch.zeros_like(difference))
 
 
+def write_positives(
+    derivatives: Float[Tensor, "rows candidates"],
+    columns: Int64[Tensor, "rows positives"],
+    by_positive: Float[Tensor, "rows positives"],
+) -> None:
+    """Write the derivatives by the positives' scores to their columns, `PAD` in empty slots.
+
+    An empty slot repeats the first positive of its row: to leave it out, the processor would wait for the GPU.
+    """
+    is_positive = columns != PAD
+    first = is_positive.int().argmax(1, keepdim=True)
+    slots = torch.where(is_positive, torch.arange(columns.shape[1], device=columns.device), first)
+    derivatives.scatter_(1, columns.gather(1, slots), by_positive.gather(1, slots).to(derivatives.dtype))
+
+
 class RowReduction:
     """Reduction of the panels of one batch by a row loss."""
 
@@ -84,10 +99,9 @@ class RowReduction:
         """Do nothing: no row is needed before its panel."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add the panel's rows to the value, and replace its scores by derivatives."""
+        """Add the panel's rows to the value, and write the derivatives of its scores."""
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
-        local = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         positives = panel.scores.gather(1, columns.clamp(min=0))
         if self._soft_labels is not None:
             self._soft_labels.weigh(panel)
@@ -103,12 +117,16 @@ class RowReduction:
         if not differentiate:
             return
         if self.dense:
-            panel.scores.mul_((by_statistic / mass.masked_fill(is_empty, 1))[:, None])
-            panel.scores[local[is_positive], columns[is_positive]] = by_positive[is_positive]
+            by_score = by_statistic / mass.masked_fill(is_empty, 1)
+            torch.mul(panel.scores, by_score[:, None], out=panel.derivatives)
+            write_positives(panel.derivatives, columns, by_positive)
         else:
-            rows = local + panel.rows.start
-            self.sparse.append((rows[is_positive], columns[is_positive], by_positive[is_positive]))
-            self.sparse.append((rows[:, 0], peak_columns, by_statistic))
+            rows = torch.arange(panel.rows.start, panel.rows.stop, device=columns.device)
+            # The derivative of an empty slot is 0, and its column any.
+            every_row = rows[:, None].expand_as(columns).flatten()
+            by_slot = by_positive.masked_fill(~is_positive, 0).flatten()
+            self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
+            self.sparse.append((rows, peak_columns, by_statistic))
 
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the mean over all rows."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
@@ -46,6 +45,5 @@ class SoftLabels:
     def weigh(self, panel: Panel) -> None:
         """Add the log-weights to the scores of a panel. Read the positives' scores before: they change too."""
         columns, log_weights = self.columns[panel.rows], self.log_weights[panel.rows]
-        is_used = columns != PAD
-        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)[is_used]
-        panel.scores[rows, columns[is_used]] += log_weights[is_used]
+        # No column of a row is used twice, and empty slots add 0, so the order of additions does not matter.
+        panel.scores.scatter_add_(1, columns.clamp(min=0), log_weights.masked_fill(columns == PAD, 0))

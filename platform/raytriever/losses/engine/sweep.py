@@ -2,18 +2,23 @@
 
 For each panel of rows (whole rows, so that every score is computed once):
 1. scores = Q C^T into one reused buffer, in units of the temperature where the loss has one;
-2. the loss adds the panel to its statistic and overwrites the buffer with dL/dscore;
+2. the loss adds the panel to its statistic and writes dL/dscore, into the same buffer where the types agree;
 3. dQ = dS C and dC += dS^T Q.
+
+`Products` are these three. Their operands may be rounded to bf16, derivatives included; sums and scores are float32.
+The loss is then exactly that of the rounded embeddings, and its gradient passes through the rounding.
 
 Gradients are ready when forward ends, as in a fused linear cross-entropy, and backward only scales them. Memory is
 O((B + N) d) and one panel; a small batch is a single panel, that is, the whole matrix. The temperature's gradient
 needs no pass of its own: a loss of S / tau has dL/dlog tau = -sum dL/dS * S = -<Q, dL/dQ>.
 
-Panels share one buffer, sized by a byte budget."""
+Panels share one buffer, sized by a byte budget. It depends on the kind of device alone and not on its free memory:
+sums over panels would round differently when a run is repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,9 +26,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from raytriever.errors import LossInputError
 from raytriever.losses.engine.batch import Candidates
 
-PANEL_BYTES = 64 << 20
+# A processor's panel stays near its caches. A GPU needs large products, and few launches.
+PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30
 
 
 def add_rows(
@@ -43,13 +50,15 @@ class Panel:
     Args:
         rows: the slice of this worker's rows.
         queries: embeddings of the rows, with the scale of the scores.
-        scores: scores of the rows; the loss overwrites them with its gradient.
+        scores: scores of the rows; the loss may overwrite them.
+        derivatives: where the loss writes the derivative of each score: `scores`, or a bf16 tensor on a GPU.
         excluded: row within the panel, and column, of the pairs that are no negatives.
     """
 
     rows: slice
     queries: Float[Tensor, "rows width"]
     scores: Float[Tensor, "rows candidates"]
+    derivatives: Float[Tensor, "rows candidates"]
     excluded: tuple[Tensor, Tensor]
 
     def exclude(self, score: float) -> None:
@@ -57,30 +66,95 @@ class Panel:
         self.scores[self.excluded] = score
 
 
+class Products:
+    """Matrix products with operands of a chosen precision, and float32 sums.
+
+    On a CPU `tf32` is `fp32`, and operands are rounded to `bf16` but held in float32. Float64 embeddings stay float64.
+
+    Args:
+        precision: `fp32`, `tf32` or `bf16`.
+        like: embeddings, in the precision of the scores.
+
+    Raises:
+        LossInputError: the GPU does not multiply bf16.
+    """
+
+    def __init__(self, precision: str, like: Tensor) -> None:
+        self._precision, self._on_gpu = precision, like.device.type == "cuda"
+        self._rounds = precision == "bf16" and like.dtype == torch.float32
+        self._dtype = like.dtype
+        self.operand_dtype = torch.bfloat16 if self._rounds and self._on_gpu else like.dtype
+        if self.operand_dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise LossInputError("this GPU does not multiply bf16", "--loss-precision", "give fp32")
+
+    def operand(self, values: Tensor) -> Tensor:
+        """Return a matrix as an operand."""
+        return values.bfloat16().to(self.operand_dtype) if self._rounds else values
+
+    def write(self, left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+        """Write the product of two operands to `out`, and return it."""
+        if left.dtype == out.dtype:
+            return torch.mm(left, right, out=out)
+        return torch.mm(left, right, out_dtype=out.dtype, out=out)
+
+    def add(self, left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+        """Add the product of two operands to `total`, and return it."""
+        if left.dtype == total.dtype:
+            return total.addmm_(left, right)
+        return total.add_(torch.mm(left, right, out_dtype=total.dtype))
+
+    @contextmanager
+    def as_chosen(self) -> Iterator[None]:
+        """Let a GPU's float32 products use TF32 if that was chosen, and not otherwise."""
+        before = torch.get_float32_matmul_precision()
+        try:
+            if self._on_gpu:
+                torch.set_float32_matmul_precision("high" if self._precision == "tf32" else "highest")
+            yield
+        finally:
+            if self._on_gpu:
+                torch.set_float32_matmul_precision(before)
+
+
 class Panels:
-    """Iterator over a worker's rows that computes the scores of each panel when it is reached."""
+    """Iterator over a worker's rows that computes the scores of each panel when it is reached.
+
+    Args:
+        queries: operands of all rows.
+        embeddings: operands of all candidates.
+        candidates: the batch.
+        products: matrix products.
+    """
 
     def __init__(
         self,
         queries: Float[Tensor, "rows width"],
         embeddings: Float[Tensor, "candidates width"],
         candidates: Candidates,
+        products: Products,
     ) -> None:
-        self._queries, self._embeddings = queries, embeddings
-        row_bytes = len(embeddings) * queries.element_size()
-        self.height = min(len(queries), max(1, PANEL_BYTES // row_bytes))
+        self._queries, self._embeddings, self._products = queries, embeddings, products
+        self._buffer = candidates.queries.new_empty(0)
+        row_bytes = len(embeddings) * self._buffer.element_size()
+        most = GPU_PANEL_BYTES if queries.device.type == "cuda" else PANEL_BYTES
+        self.height = min(len(queries), max(1, most // row_bytes))
         self._rows, self._columns = candidates.excluded_rows, candidates.excluded_columns
-        starts = torch.arange(0, len(queries) + self.height, self.height, device=self._rows.device)
-        self._bounds = torch.searchsorted(self._rows, starts).tolist()
+        self._bounds = [0, len(self._rows)]
+        if self.height < len(queries):
+            starts = torch.arange(0, len(queries) + self.height, self.height, device=self._rows.device)
+            self._bounds = torch.searchsorted(self._rows, starts).tolist()
 
     def __iter__(self) -> Iterator[Panel]:
-        buffer = self._queries.new_empty(self.height, len(self._embeddings))
+        buffer = self._buffer.new_empty(self.height, len(self._embeddings))
+        operand_dtype = self._products.operand_dtype
+        derivatives = buffer if operand_dtype == buffer.dtype else torch.empty_like(buffer, dtype=operand_dtype)
         for number, start in enumerate(range(0, len(self._queries), self.height)):
             rows = slice(start, min(start + self.height, len(self._queries)))
             queries = self._queries[rows]
-            scores = torch.mm(queries, self._embeddings.T, out=buffer[: len(queries)])
+            scores = self._products.write(queries, self._embeddings.T, buffer[: len(queries)])
             excluded = slice(self._bounds[number], self._bounds[number + 1])
-            yield Panel(rows, queries, scores, (self._rows[excluded] - start, self._columns[excluded]))
+            pairs = self._rows[excluded] - start, self._columns[excluded]
+            yield Panel(rows, queries, scores, derivatives[: len(queries)], pairs)
 
 
 Sparse = tuple[Tensor, Tensor, Tensor]
@@ -90,7 +164,7 @@ Sparse = tuple[Tensor, Tensor, Tensor]
 class Reduction(Protocol):
     """Loss of one batch, as the engine calls it.
 
-    `tempered`: scores arrive divided by the temperature. `dense`: the reduction leaves a derivative of every score in
+    `tempered`: scores arrive divided by the temperature. `dense`: the reduction writes a derivative of every score of
     the panel. `sparse`: further derivatives, as (rows, columns, derivatives).
     """
 
@@ -99,23 +173,33 @@ class Reduction(Protocol):
     sparse: list[Sparse]
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Prepare for the first panel. Queries have the scale that the scores will have."""
+        """Prepare for the first panel, with its operands. Queries have the scale that the scores will have."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Add a panel to the statistic, and replace its scores by derivatives of this worker's share."""
+        """Add a panel to the statistic, and write the derivatives of this worker's share."""
 
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the loss, in double precision."""
 
 
-def sweep(reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
+def sweep(
+    reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""], precision: str = "fp32"
+) -> Float[Tensor, ""]:
+    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature.
+
+    Args:
+        reduction: the loss.
+        candidates: the batch.
+        log_temperature: log of tau.
+        precision: operands of the matrix products, `fp32`, `tf32` or `bf16`.
+    """
     share: Tensor = _Sweep.apply(
         candidates.queries,
         candidates.embeddings,
         log_temperature,
         candidates,
         reduction,
+        Products(precision, candidates.queries),
         torch.is_grad_enabled(),
     )
     return share
@@ -132,25 +216,27 @@ class _Sweep(torch.autograd.Function):
         log_temperature: Tensor,
         candidates: Candidates,
         reduction: Reduction,
+        products: Products,
         differentiate: bool,
     ) -> Tensor:
-        with torch.autocast(queries.device.type, enabled=False):
+        with torch.autocast(queries.device.type, enabled=False), products.as_chosen():
             scale = torch.exp(-log_temperature) if reduction.tempered else torch.ones_like(log_temperature)
-            scaled = queries * scale
-            reduction.start(scaled, embeddings)
+            scaled, documents = products.operand(queries * scale), products.operand(embeddings)
+            reduction.start(scaled, documents)
             by_query, by_embedding = (
                 torch.zeros_like(x) if differentiate else x.new_empty(0) for x in (queries, embeddings)
             )
-            for panel in Panels(scaled, embeddings, candidates):
+            for panel in Panels(scaled, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
-                    torch.mm(panel.scores, embeddings, out=by_query[panel.rows])
-                    by_embedding.addmm_(panel.scores.T, panel.queries)
+                    derivatives = products.operand(panel.derivatives)
+                    products.write(derivatives, documents, by_query[panel.rows])
+                    products.add(derivatives.T, panel.queries, by_embedding)
             share = reduction.finish().to(queries.dtype)
             if not differentiate:
                 return share
             for rows, columns, by_score in reduction.sparse:
-                add_rows(by_query, rows, embeddings[columns] * by_score[:, None])
+                add_rows(by_query, rows, documents[columns] * by_score[:, None])
                 add_rows(by_embedding, columns, scaled[rows] * by_score[:, None])
             by_query *= scale
             by_temperature = -(by_query * queries).sum() * reduction.tempered
@@ -161,4 +247,4 @@ class _Sweep(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         by_query, by_embedding, by_temperature = ctx.saved_tensors
-        return by_query * grad, by_embedding * grad, by_temperature * grad, None, None, None
+        return by_query * grad, by_embedding * grad, by_temperature * grad, None, None, None, None

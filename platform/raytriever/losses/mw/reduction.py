@@ -49,12 +49,12 @@ class MWReduction:
         bound = float(longest * _longest(embeddings))
         count = (~positives.isnan()).sum(dtype=torch.float64)
         weight = pair_weight(self._reduction, count, self._candidates.negatives, self._candidates.rows)
-        self._sums = PairwiseSums(positives, -bound, bound, weight, queries.dtype)
+        self._sums = PairwiseSums(positives, -bound, bound, weight, own.dtype)
         self._walk = self._sums.walk()
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
-        """Sum the panel's negatives, and replace its scores by derivatives."""
-        self._walk.add(panel.scores, panel.scores, *panel.excluded)
+        """Sum the panel's negatives, and write the derivatives of its scores."""
+        self._walk.add(panel.scores, panel.derivatives, *panel.excluded)
 
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the mean over all pairs."""
@@ -74,8 +74,8 @@ def positive_scores(
     queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
 ) -> Float[Tensor, "rows positives"]:
     """Return the scores of this worker's positives, NaN in empty slots."""
-    columns = candidates.positives.clamp(min=0)
-    scores = torch.stack([(queries * embeddings[column]).sum(1) for column in columns.T], 1)
+    columns, precise = candidates.positives.clamp(min=0), queries.to(candidates.queries.dtype)
+    scores = torch.stack([(precise * embeddings[column]).sum(1) for column in columns.T], 1)
     return scores.masked_fill(~candidates.is_positive, torch.nan)
 
 

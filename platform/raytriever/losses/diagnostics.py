@@ -31,27 +31,29 @@ def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> 
     Returns:
         The share of pairs in the right order, 0 to 1, the same on every worker; NaN if no sampled query has a negative.
     """
-    queries, count = candidates.queries, len(candidates.queries)
-    numbers = torch.arange(count, device=queries.device) + workers.rank * count
-    is_sampled = numbers % -(-count * workers.size // most) == 0
-    scores = queries[is_sampled] @ candidates.embeddings.T
-    sampled_rows = is_sampled.cumsum(0) - 1
-    columns = candidates.positives[is_sampled]
+    count = len(candidates.queries)
+    step = -(-count * workers.size // most)
+    first = -workers.rank * count % step
+    queries, columns = candidates.queries[first::step], candidates.positives[first::step]
+    scores = queries @ candidates.embeddings.T
     own = scores.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, torch.nan)
-    excluded = is_sampled[candidates.excluded_rows]
-    scores[sampled_rows[candidates.excluded_rows[excluded]], candidates.excluded_columns[excluded]] = torch.nan
+    # Pairs of rows that are not sampled go to one more row.
+    offsets = candidates.excluded_rows - first
+    rows = torch.where((offsets >= 0) & (offsets % step == 0), offsets // step, len(queries))
+    is_negative = torch.ones(len(queries) + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
+    is_negative.index_put_((rows, candidates.excluded_columns), torch.zeros_like(rows[:1], dtype=torch.bool))
 
-    # Workers sample unequal numbers of rows. All send tensors of one length, filled with NaN.
-    sent = own.new_full((count * columns.shape[1],), torch.nan)
+    # Workers sample unequal numbers of rows. All send tensors of one length, filled with NaN, which is sorted last.
+    sent = own.new_full((-(-count // step) * columns.shape[1],), torch.nan)
     sent[: own.numel()] = own.flatten()
     gathered = workers.gather_values(sent)
-    positives = gathered[~gathered.isnan()].sort().values
-    negatives = scores[~scores.isnan()]
+    positives = gathered.nan_to_num(nan=torch.inf).sort().values
     # A negative wins against the positives below it, and half against equal ones.
-    lost = torch.searchsorted(positives, negatives) + torch.searchsorted(positives, negatives, right=True)
-    sums = torch.stack([lost.sum(dtype=torch.float64) / 2, lost.new_tensor(len(negatives), dtype=torch.float64)])
+    lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
+    is_negative = is_negative[: len(queries)]
+    sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])
     wrong, total = workers.sum(sums)
-    return (1 - wrong / (total * len(positives))).to(queries.dtype)
+    return (1 - wrong / (total * (~gathered.isnan()).sum())).to(queries.dtype)
 
 
 @torch.no_grad()
@@ -60,7 +62,7 @@ def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[T
     total = candidates.queries.new_zeros(2, dtype=torch.float64)
     for columns, is_positive in zip(candidates.positives.T, candidates.is_positive.T, strict=True):
         difference = candidates.queries - candidates.embeddings[columns.clamp(min=0)]
-        total[0] += torch.linalg.vector_norm(difference, dim=1)[is_positive].sum()
+        total[0] += (torch.linalg.vector_norm(difference, dim=1) * is_positive).sum()
         total[1] += is_positive.sum()
     distance, pairs = workers.sum(total)
     return (distance / pairs).to(candidates.queries.dtype)
@@ -72,8 +74,10 @@ def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor
     queries = candidates.queries.double()
     sums = queries.new_zeros(2, queries.shape[1] + 1)
     sums[0, :-1], sums[0, -1] = queries.sum(0), len(queries)
-    columns = candidates.positives[candidates.is_positive]
-    sums[1, :-1], sums[1, -1] = candidates.embeddings[columns].double().sum(0), len(columns)
+    for columns, is_positive in zip(candidates.positives.T, candidates.is_positive.T, strict=True):
+        positives = candidates.embeddings[columns.clamp(min=0)].double()
+        sums[1, :-1] += (positives * is_positive[:, None]).sum(0)
+        sums[1, -1] += is_positive.sum()
     sums = workers.sum(sums)
     centres = sums[:, :-1] / sums[:, -1:]
     return (centres[0] - centres[1]).square().sum().to(candidates.queries.dtype)

@@ -88,6 +88,7 @@ class Loss(nn.Module):
         widths = narrower_widths(self.config, queries.shape[1])
         batch = _to_working_precision(gather_candidates(queries, passages, ids, workers))
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
+        batch = replace(batch, largest_score=self._largest_score(batch, log_temperature, workers))
         whole = self._reduce(batch, ids, log_temperature, workers)
         value, statistics = whole.value, {**whole.statistics, "temperature": log_temperature.detach().exp()}
         if widths:
@@ -105,7 +106,6 @@ class Loss(nn.Module):
 
     def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
         """Compute the loss and its statistics at one width, without the regulariser."""
-        _check_scores(batch, log_temperature, squares=self.config.loss == "margin-mse")
         own = self._scores(self.config, batch, ids, log_temperature, workers)
         value = sum_shares(own.share, workers)
         statistics = {
@@ -117,30 +117,40 @@ class Loss(nn.Module):
             statistics["batch_auc"] = batch_auc(batch, workers)
         return LossOutput(value, statistics)
 
+    @torch.no_grad()
+    def _largest_score(self, batch: Candidates, log_temperature: Float[Tensor, ""], workers: Workers) -> float:
+        """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
+
+        The one moment of a loss at which the processor waits for the GPU.
+
+        Args:
+            batch: the gathered batch, in working precision.
+            log_temperature: log of tau.
+            workers: the group.
+
+        Raises:
+            LossInputError: a score or squared distance may overflow in any order of summation; on every worker.
+        """
+        both = (batch.queries, batch.embeddings)
+        numbers = [torch.linalg.vector_norm(x, torch.inf).double() for x in both]
+        numbers += [torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max() for x in both]
+        numbers.append(log_temperature.exp().double())
+        *largest, longest_query, longest_passage, temperature = workers.maximum(torch.stack(numbers)).tolist()
+        width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
+        scores = largest[0] * largest[1] * width / min(temperature, 1.0)
+        distances = (largest[0] + largest[1]) ** 2 * width
+        if not max(scores, distances) < most or (self.config.loss == "margin-mse" and not 2 * scores < most**0.5):
+            raise LossInputError(
+                f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
+                f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",
+                remedy="check whether the encoder has diverged, or the temperature was trained to 0",
+            )
+        longest = longest_query * longest_passage
+        # Cut embeddings are normalised again.
+        return (max(longest, 1.0) if self.unit_length else longest) / temperature
+
 
 def _to_working_precision(batch: Candidates) -> Candidates:
     """Convert embeddings to at least float32: scores have this precision with every encoder."""
     precise = torch.promote_types(batch.queries.dtype, torch.float32)
     return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
-
-
-def _check_scores(batch: Candidates, log_temperature: Float[Tensor, ""], squares: bool) -> None:
-    """Raise `LossInputError` if a score or squared distance may overflow in any order of summation.
-
-    Args:
-        batch: the gathered batch, in working precision.
-        log_temperature: log of tau.
-        squares: the loss squares differences of scores in units of tau.
-    """
-    with torch.no_grad():
-        largest = [float(torch.linalg.vector_norm(x, torch.inf)) for x in (batch.queries, batch.embeddings)]
-        temperature = float(log_temperature.exp())
-    width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
-    scores = largest[0] * largest[1] * width / min(temperature, 1.0)
-    distances = (largest[0] + largest[1]) ** 2 * width
-    if not max(scores, distances) < most or (squares and not 2 * scores < most**0.5):
-        raise LossInputError(
-            f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
-            f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",
-            remedy="check whether the encoder has diverged, or the temperature was trained to 0",
-        )

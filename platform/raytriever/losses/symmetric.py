@@ -25,7 +25,8 @@ def exchange_roles(candidates: Candidates, ids: BatchIds, workers: Workers) -> C
     rows_all = len(passages) * workers.size
     excluded = int(workers.sum(torch.tensor(len(rows), device=rows.device)))
     return Candidates(
-        queries=candidates.embeddings.index_select(0, first_positive(candidates.positives, ids)[:, 0]),
+        # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
+        queries=functional.embedding(first_positive(candidates.positives, ids)[:, 0], candidates.embeddings),
         embeddings=queries.keep(workers.gather(candidates.queries)),
         positives=own[:, None],
         excluded_rows=rows,

@@ -41,7 +41,8 @@ class TripletReduction:
         # No score exceeds the bar of a padded slot.
         bars = (panel.scores.gather(1, columns.clamp(min=0)) - self._margin).masked_fill(~is_positive, torch.inf)
         panel.exclude(-torch.inf)
-        excluded = torch.bincount(panel.excluded[0], minlength=len(columns))
+        excluded = torch.zeros(len(columns), dtype=torch.int64, device=columns.device)
+        excluded.index_add_(0, panel.excluded[0], torch.ones_like(panel.excluded[0]))
         pairs = is_positive.sum(1) * (panel.scores.shape[1] - excluded)
         weight = (pairs.clamp(min=1) * self._rows).to(panel.scores.dtype).reciprocal()
         sums, exceeded = torch.zeros_like(bars), torch.zeros_like(bars)

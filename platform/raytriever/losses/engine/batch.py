@@ -124,6 +124,7 @@ class Candidates:
         negatives: number of negative pairs over all workers.
         group: columns of each row's own group with a teacher score, `PAD` in empty slots, no column twice in a row.
         teacher: the teacher's scores of the group; None, like `group`, without a teacher.
+        largest_score: upper bound of every |score| / tau over all workers.
     """
 
     queries: Float[Tensor, "rows width"]
@@ -135,6 +136,7 @@ class Candidates:
     negatives: int
     group: Int64[Tensor, "rows group"] | None = None
     teacher: Float[Tensor, "rows group"] | None = None
+    largest_score: float = torch.inf
 
     @property
     def is_positive(self) -> Bool[Tensor, "rows positives"]:

@@ -45,12 +45,13 @@ class TensorWalk:
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the pairs (rows, columns); `derivatives` may be `scores`."""
         height = max(1, BLOCK_SCORES // scores.shape[1])
-        excluded = torch.zeros(height, scores.shape[1], dtype=torch.bool, device=scores.device)
+        # Pairs of other blocks go to one more row: to drop them, the processor would wait for the GPU.
+        excluded = torch.zeros(height + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
         for start in range(0, len(scores), height):
             block = slice(start, start + height)
-            in_block = (rows >= start) & (rows < start + height)
+            is_in_block = (rows >= start) & (rows < start + height)
             excluded.zero_()
-            excluded[rows[in_block] - start, columns[in_block]] = True
+            excluded.index_put_((torch.where(is_in_block, rows - start, height), columns), is_in_block.new_ones(()))
             subcell, x = self._grid.subcells(scores[block].double() * self._scale)
             terms = torch.stack([torch.ones_like(x), x, x * x, x * x * x], -1)
             terms.masked_fill_(excluded[: len(x), :, None], 0)

@@ -108,5 +108,6 @@ def _banded(
 
 def _far_below(per_cell: Float[Tensor, " cells"], reach: int) -> Float[Tensor, " cells"]:
     """Return, for each cell, the sum over all cells more than `reach` below it."""
-    sums = per_cell.cumsum(0)
+    # The second row is for a GPU, whose sum along a single row has no fixed order of additions.
+    sums = torch.stack([per_cell, torch.zeros_like(per_cell)]).cumsum(1)[0]
     return torch.nn.functional.pad(sums, (reach + 1, 0))[: len(per_cell)]

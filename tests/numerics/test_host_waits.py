@@ -1,0 +1,108 @@
+"""The losses never make the processor wait for a GPU, but once: no operation whose result the host must read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from literal import example
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raytriever.losses.config import SCORE_LOSSES, LossConfig
+from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
+from raytriever.losses.engine.batch import Candidates, gather_candidates
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
+from raytriever.losses.registry import LOSSES, build_loss
+
+# The symmetric loss searches for the queries of each passage, whose number the host must know.
+WITHOUT_WAITS = [name for name in SCORE_LOSSES if name != "infonce-symmetric"]
+READ_BY_THE_HOST = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "is_nonzero", "equal"}
+
+
+class Waits(TorchDispatchMode):
+    """Names of operations that would wait on a GPU, as far as they can be seen on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.overloadpacket.__name__
+        is_mask = name in ("index", "index_put", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if name in READ_BY_THE_HOST or is_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    before = torch.Tensor.tolist
+    with monkeypatch.context() as patched, Waits() as mode:
+
+        def tolist(tensor: torch.Tensor) -> list:
+            mode.found.append("tolist")
+            return before(tensor)
+
+        patched.setattr(torch.Tensor, "tolist", tolist)
+        yield mode.found
+
+
+@pytest.fixture
+def on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MW as on a GPU: the compiled pass of a processor reads tensors as arrays."""
+    monkeypatch.setattr(
+        PairwiseSums,
+        "walk",
+        lambda sums, scale=1.0: TensorWalk(sums._grid, sums._slope @ sums._refinement.T * scale, scale),
+    )
+
+
+def gathered() -> tuple[Candidates, object]:
+    made = example(0, batch=40, hard=3, positives=3, width=8)
+    inputs = [x.detach().float().requires_grad_() for x in (made.queries, made.passages)]
+    ids = replace(made.ids, teacher=None)
+    return replace(gather_candidates(*inputs, ids, ALONE), largest_score=200.0), ids
+
+
+@pytest.mark.usefixtures("on_tensors")
+@pytest.mark.parametrize("name", WITHOUT_WAITS)
+def test_a_loss_and_its_gradient_wait_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, log_temperature = LossConfig(loss=name, temperature=0.1), torch.tensor(0.1).log()
+    for _ in range(2):  # constants are computed at the first call
+        batch, ids = gathered()
+        with waits(monkeypatch) as found:
+            LOSSES[name](config, batch, ids, log_temperature, ALONE).share.backward()
+    assert found == []
+
+
+def test_the_statistics_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, _ = gathered()
+    with waits(monkeypatch) as found:
+        for statistic in (batch_auc, query_positive_distance, query_positive_mmd):
+            statistic(batch, ALONE)
+    assert found == []
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_the_bounds_of_all_widths_are_read_once(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = example(1, batch=40, hard=3, positives=3, width=8)
+    loss = build_loss(
+        LossConfig(loss="infonce", temperature=0.1, matryoshka_dims="4,2", learn_temperature=learns), unit_length=True
+    )
+    batch, _ = gathered()
+    with waits(monkeypatch) as found:
+        bound = loss._largest_score(batch, loss.log_temperature.reshape(()), ALONE)
+    assert found == ["tolist"]
+    assert bound >= float((batch.queries @ batch.embeddings.T).detach().abs().max() / 0.1)
+    with waits(monkeypatch) as nested:
+        loss(made.queries, made.passages, made.ids)
+    one_width = build_loss(LossConfig(loss="infonce", temperature=0.1))
+    with waits(monkeypatch) as whole:
+        one_width(made.queries, made.passages, made.ids)
+    assert len(nested) == len(whole)

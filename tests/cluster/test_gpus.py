@@ -64,7 +64,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("RAYTRIEVER_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(sys, "path", [str(SUPPORT), *sys.path])
         environment = {"worker_process_setup_hook": "gpu_witness.install"}
-        ray.init(num_cpus=8, num_gpus=GPUS, runtime_env=environment, log_to_driver=False, include_dashboard=False)
+        resources = {"num_cpus": 8, "num_gpus": GPUS, "include_dashboard": False}
+        ray.init("local", runtime_env=environment, log_to_driver=False, **resources)
         yield folder
         ray.shutdown()
 

@@ -90,7 +90,7 @@ def run_in_actors(pool: ActorPool) -> Runner:
                     max_size=min(pool.most, tasks),
                     max_tasks_in_flight_per_actor=_TASKS_PER_ACTOR,
                 ),
-                batch_size=None,
+                batch_size=size,  # Ray Data wants a number where actors have GPUs
                 num_cpus=pool.cpus,
                 num_gpus=pool.gpus,
             )

@@ -108,9 +108,10 @@ def attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=False, **others
         )
         return mixed, None
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # Norms of queries and keys have float32 results under autocast, as transformers' rotary positions may have.
+    device = query.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else value.dtype
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     states = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     assert attention_mask is not None
     starts, window = attention_mask.flatten(), _window(module, sliding_window)

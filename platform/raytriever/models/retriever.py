@@ -88,6 +88,8 @@ class Retriever(nn.Module):
                 obstacles.append(obstacle)
         if precision != "bf16":
             obstacles.append(f"{precision} has no kernel for packed texts")
+        elif not torch.cuda.is_bf16_supported(including_emulation=False):
+            obstacles.append("this GPU has no bf16")
         self.packs = not obstacles
         if obstacles:
             log.debug("Texts are padded: %s.", obstacles[0])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from literal import example
+from sham_device import CUDA, sham_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
@@ -87,6 +88,20 @@ def test_the_statistics_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         for statistic in (batch_auc, query_positive_distance, query_positive_mmd):
             statistic(batch, ALONE)
     assert found == []
+
+
+@pytest.mark.parametrize("name", WITHOUT_WAITS)
+def test_a_loss_on_a_device_waits_once_after_the_batch_is_gathered(name: str) -> None:
+    made = example(2, batch=20, hard=3, positives=3, width=8)
+    with sham_device() as counts:
+        ids = {key: value.to(CUDA) for key, value in vars(made.ids).items() if isinstance(value, torch.Tensor)}
+        loss = build_loss(LossConfig(loss=name, temperature=0.1 if name != "triplet" else 0.01)).to(CUDA)
+        for _ in range(2):
+            counts.syncs.clear()
+            inputs = [x.detach().float().to(CUDA).requires_grad_() for x in (made.queries, made.passages)]
+            loss(*inputs, replace(made.ids, **ids, teacher=None)).value.backward()
+    lines = [line for line in counts.syncs.elements() if "losses/" in line and "engine/batch.py" not in line]
+    assert [line.split(":")[0] for line in lines] == ["to the host losses/loss.py"]
 
 
 @pytest.mark.parametrize("learns", [False, True])

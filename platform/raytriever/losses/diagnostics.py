@@ -73,7 +73,8 @@ def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor
     """Compute ||mean query - mean positive||^2 over the global batch; each positive of a query counts once."""
     queries = candidates.queries.double()
     sums = queries.new_zeros(2, queries.shape[1] + 1)
-    sums[0, :-1], sums[0, -1] = queries.sum(0), len(queries)
+    sums[0, :-1] = queries.sum(0)
+    sums[0, -1].fill_(len(queries))
     for columns, is_positive in zip(candidates.positives.T, candidates.is_positive.T, strict=True):
         positives = candidates.embeddings[columns.clamp(min=0)].double()
         sums[1, :-1] += (positives * is_positive[:, None]).sum(0)

@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all check format docs bench dashboards dist clean
+.PHONY: help quickstart test test-all test-gpu check format docs bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
 	@echo "make test        the fast tests;  make test-all  the slow ones too"
+	@echo "make test-gpu    the tests of a CUDA device, with the packages that \$$(PYTHON) has"
 	@echo "make check       format, lint, types, import contracts;  make format  correct format and lint"
 	@echo "make docs        build the site of docs/ in build/site; a broken link is an error"
 	@echo "make bench       run all benchmarks"
@@ -45,6 +46,13 @@ test: $(VENV)/.tests
 
 test-all: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "not gpu"
+
+# On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy and pytest; nothing is installed.
+GPU_TESTS = $(shell grep -rlE 'mark\.gpu|cuda: torch\.device' tests --include='test_*.py')
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch " + torch.__version__ + " finds no CUDA device: install a build of torch for CUDA and a driver that it supports")'
+	PYTHONPATH=platform PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -m gpu -o addopts=--import-mode=importlib \
+		-W ignore::pytest.PytestConfigWarning $(GPU_TESTS)
 
 check: $(VENV)/.tests
 	$(BIN)/ruff format --check .

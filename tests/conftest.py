@@ -8,16 +8,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
-# The same examples whenever the code is the same: what fails belongs to a change.
-settings.register_profile("same", derandomize=True)
-settings.load_profile("same")
+with suppress(ModuleNotFoundError):  # the tests of a GPU do without
+    from hypothesis import settings
+
+    # The same examples whenever the code is the same: what fails belongs to a change.
+    settings.register_profile("same", derandomize=True)
+    settings.load_profile("same")
 
 REPOSITORY = Path(__file__).parent.parent
 

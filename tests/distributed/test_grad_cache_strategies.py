@@ -140,7 +140,8 @@ def test_gradients_are_synchronised_once(strategy: str, results: Callable[[str],
     of = results(strategy)[2, 0]
     cached, whole = (of[f"mw shared sequences fp32 0.1 {kind}"]["wire"] for kind in ("cached", "whole"))
     assert sum(whole.values()) > 0
-    assert cached == whole
+    # The workers agree twice that none ran out of memory.
+    assert cached == {**whole, "c10d::allreduce_": whole["c10d::allreduce_"] + 2}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

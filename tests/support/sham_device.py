@@ -138,7 +138,7 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
         "get_device_name": lambda *_: properties.name, "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (properties.major, properties.minor),
         "is_bf16_supported": lambda *_, **__: properties.major >= 8,
-        "mem_get_info": lambda *_: (total - counts.memory, total),
+        "mem_get_info": lambda *_: (counts.capacity - counts.memory, total),
         "memory_reserved": lambda *_: counts.memory, "memory_allocated": lambda *_: counts.memory,
         "max_memory_allocated": lambda *_: counts.peak, "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: setattr(counts, "peak", counts.memory),

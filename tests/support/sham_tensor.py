@@ -121,6 +121,13 @@ class Counts:
         self.events = self.streams = 0
         self.peak = self.memory
 
+    def snapshot(self) -> Counts:
+        """Return a copy that later counts do not change."""
+        copied = Counts(self.capacity)
+        for name in ("launches", "operators", "syncs", "pinned", "pageable"):
+            setattr(copied, name, getattr(self, name).copy())
+        return copied
+
     def totals(self) -> dict[str, int]:
         """Return the number of launches, syncs and copies."""
         return {name: getattr(self, name).total() for name in ("launches", "syncs", "pinned", "pageable")}

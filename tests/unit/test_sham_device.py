@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from raytriever.errors import ConfigError
+from raytriever.models.precision import choose_precision
+
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from sham_device import CUDA, Counts, ShamTensor, sham_device, values
 
@@ -265,3 +268,15 @@ def test_flash_attention_of_packed_texts_is_attention_text_by_text(
     torch.testing.assert_close(values(mixed), torch.cat(expected).detach())
     for one, other in zip(ours, gradients, strict=True):
         torch.testing.assert_close(values(one), other)
+
+
+def test_bf16_is_refused_on_a_card_without_it() -> None:
+    with sham_device(name="Tesla T4", capability=(7, 5)):
+        assert choose_precision(None, CUDA) == choose_precision("fp32", CUDA) == "fp32"
+        with pytest.raises(ConfigError) as raised:
+            choose_precision("bf16", CUDA)
+    assert str(raised.value) == (
+        "--precision: Tesla T4 has no bf16 (compute capability 7.5, bf16 needs 8.0); use fp32, or leave it out"
+    )
+    with sham_device():
+        assert choose_precision(None, CUDA) == choose_precision("bf16", CUDA) == "bf16"

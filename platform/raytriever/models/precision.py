@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import torch
 
+from raytriever.errors import ConfigError
+
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32` or `bf16`; None selects the faster one on this device."""
+    """Return the precision, `fp32` or `bf16`; None selects the faster one on this device.
+
+    Raises:
+        ConfigError: `bf16` on a GPU without it.
+    """
+    if device.type == "cuda" and precision != "fp32":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if precision == "bf16" and not has_bf16:
+            capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+            raise ConfigError(
+                f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability}, bf16 needs 8.0)",
+                "--precision",
+                "use fp32, or leave it out",
+            )
+        return "bf16" if has_bf16 else "fp32"
     if precision is not None:
         return precision
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     is_fast = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
     return "bf16" if is_fast else "fp32"

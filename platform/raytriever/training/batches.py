@@ -20,6 +20,7 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 from numpy import ndarray
+from torch import Tensor
 
 from raytriever.data.dataset import Tokens
 from raytriever.data.negatives import NegativesTable
@@ -29,10 +30,12 @@ from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.losses.engine.batch import PAD, BatchIds, TeacherScores
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
+from raytriever.models.packing import move
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 
 T = TypeVar("T")
+_ALIGNMENT = 16  # bytes; of each tensor in the one that is copied
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 
@@ -52,19 +55,48 @@ class Batch:
     version: int = 0
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
-        known_ids = None if self.ids.known is None else self.ids.known.to(device)
-        teacher = self.ids.teacher
-        ids = BatchIds(
-            self.ids.queries.to(device),
-            self.ids.positives.to(device),
-            self.ids.passages.to(device),
-            known_ids,
-            self.ids.seed,
-            self.ids.step,
-            teacher and TeacherScores(teacher.documents.to(device), teacher.scores.to(device)),
+        """Return the batch on a device; on a GPU in one copy from pinned memory, for which this call does not wait."""
+        if device.type != "cuda":
+            return self._map(lambda tensor: tensor.to(device))
+        tensors = list[Tensor]()
+
+        def collect(tensor: Tensor) -> Tensor:
+            tensors.append(tensor)
+            return tensor
+
+        self._map(collect)
+        copies = iter(copy_together(tensors, device))
+        return self._map(lambda _: next(copies))
+
+    def _map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
+        queries, passages = (
+            Buckets([move(part, copy) for part in side.buckets], copy(side.indices))
+            for side in (self.queries, self.passages)
         )
-        return Batch(self.queries.to(device), self.passages.to(device), ids, self.version)
+        ids, teacher = self.ids, self.ids.teacher
+        copied = replace(
+            ids,
+            queries=copy(ids.queries),
+            positives=copy(ids.positives),
+            passages=copy(ids.passages),
+            known=None if ids.known is None else copy(ids.known),
+            teacher=teacher and TeacherScores(copy(teacher.documents), copy(teacher.scores)),
+        )
+        return replace(self, queries=queries, passages=passages, ids=copied)
+
+
+def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Return copies of tensors of the CPU on a GPU, made by one copy of pinned memory that nobody waits for."""
+    sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+    pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    for tensor, piece in zip(tensors, pinned.split(sizes), strict=True):
+        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).copy_(tensor.reshape(-1))
+    pieces = pinned.to(device, non_blocking=True).split(sizes)
+    return [
+        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
+        for tensor, piece in zip(tensors, pieces, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.encoder import set_dropout
+from raytriever.models.files import first_line
 from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
@@ -32,10 +33,11 @@ from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.chunk_size import chunk_of
+from raytriever.training.parallel.chunk_size import chunk_of, smaller_chunk
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Update
+from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory, is_out_of_memory
+from raytriever.training.parallel.strategy import Update, read_scalars
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
@@ -115,7 +117,7 @@ class _Trainer:
             setup.device,
             self.workers,
         )
-        self.objective = Objective(setup.retriever, loss, setup.precision, chunk)
+        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.workers))
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
@@ -230,32 +232,56 @@ class _Trainer:
         began = time.perf_counter()
         for callback in self.callbacks:
             callback.before_batch(step, batch)
-        # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
-        torch.manual_seed(int(np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]))
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
         setup.retriever.train()
         work = self.throughput.count(batch)
-        self.stopwatch.start()
-        update = self.strategy.step(batch.to(setup.device), rate, step)
+        update = self._update(batch.to(setup.device), rate)
         phases = self.stopwatch.stop()
         seconds = wait_seconds + time.perf_counter() - began
         self.own_seconds = wait_seconds + phases.get("encode_seconds", 0.0)
         self.progression = replace(self.progression, step=step + 1)
         metrics = {
-            "loss": update.output.value.item(),
+            **_statistics(update),
             "learning_rate": rate,
             "step_seconds": seconds,
             "data_wait_seconds": wait_seconds,
             **phases,
             "checkpoint_seconds": self.save_seconds,
             **self.throughput.rates(work, settings.batch_size, seconds),
-            **_statistics(update),
             **self.straggler_metrics,
         }
         for callback in self.callbacks:
             metrics |= callback.metrics(step)
         self._report(metrics)
         self.save_seconds = 0.0
+
+    def _update(self, batch: Batch, rate: float) -> Update:
+        """Do the step, again with smaller chunks as long as memory runs out on any worker."""
+        setup, step = self.setup, self.progression.step
+        while True:
+            # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
+            seed = np.random.SeedSequence((self.settings.seed, step, self.workers.rank)).generate_state(1)[0]
+            torch.manual_seed(int(seed))
+            self.stopwatch.start()
+            try:
+                return self.strategy.step(batch, rate, step)
+            except Exception as error:
+                # Alone, a worker may run out of memory anywhere; of several, where all of them know.
+                if not (isinstance(error, OutOfMemory) or (self.workers.size == 1 and is_out_of_memory(error))):
+                    raise
+                reason = first_line(error)
+            self.strategy.abandon()
+            chunk = smaller_chunk(
+                self.objective.chunk,
+                [*batch.queries.buckets, *batch.passages.buckets],
+                self.settings,
+                setup.retriever,
+                setup.precision,
+                setup.device,
+                self.workers,
+            )
+            self.objective.chunk = chunk
+            self._log(f"Step {step} ran out of memory ({reason}); encoding {chunk} at a time from now on.")
 
     def _finish_step(self, writer: CheckpointWriter) -> None:
         """Validate, save and call the callbacks, as far as each is due after a step."""
@@ -321,9 +347,10 @@ class _Trainer:
 
 
 def _statistics(update: Update) -> dict[str, float]:
+    scalars = {"loss": update.output.value, **update.output.statistics}
     return {
+        **dict(zip(scalars, read_scalars(list(scalars.values())), strict=True)),
         "gradient_norm": update.norm,
-        **{name: float(value) for name, value in update.output.statistics.items()},
     }
 
 

@@ -75,7 +75,7 @@ class Stopwatch:
         if len(self._marks) != len(PHASES) + 1:
             return {}
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            self._marks[-1].synchronize()  # no later work of the device is waited for
         return {f"{phase}_seconds": self._between(number) for number, phase in enumerate(PHASES)}
 
     def _mark(self, number: int) -> None:
@@ -269,7 +269,10 @@ class Throughput:
             queries: of the global batch.
             seconds: of the step.
         """
-        tokens, flops = self._workers.sum(torch.tensor(work, dtype=torch.float64, device=self._device)).tolist()
+        tokens, flops = work
+        if self._workers.size > 1:
+            own = torch.tensor(work, dtype=torch.float64).to(self._device)
+            tokens, flops = self._workers.sum(own).tolist()
         rates = {
             "queries_per_second": queries / seconds,
             "tokens_per_second": tokens / seconds,

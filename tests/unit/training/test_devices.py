@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,28 @@ def test_dropout_is_repeated_with_gradient_caching(make_assignment, cuda: torch.
     train(again)
     assert recorder.losses == gradients[0]
     assert recorder.losses != gradients[1]
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
+    """Fused AdamW counts its steps on the device, also after a checkpoint was read."""
+    settings = {"device": cuda, "total_steps": 4, "checkpoint_steps": 1, "loss": LossConfig("infonce", 0.1, True)}
+    whole, expected = make_assignment(folder=tmp_path / "whole", **settings)
+    train(whole)
+    first, _ = make_assignment(folder=tmp_path / "parts", **settings)
+
+    def die(step: int, metrics: Mapping[str, float]) -> None:
+        if step == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(dataclasses.replace(first, on_metrics=die))
+    again, recorder = make_assignment(folder=tmp_path / "parts", **settings)
+    train(again)
+    assert recorder.notices
+    assert recorder.losses == expected.losses[-len(recorder.losses) :]
+    for one, other in zip(again.retriever.parameters(), whole.retriever.parameters(), strict=True):
+        assert torch.equal(one.detach().cpu(), other.detach().cpu())

@@ -25,9 +25,9 @@ from raytriever.training.parallel.chunk_size import (
     agreed,
     find_chunk,
     free_memory,
-    is_out_of_memory,
     trial,
 )
+from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 CPU = torch.device("cpu")
 HERE = Circumstances("tiny 1", 8, "fp32", "cpu", "ddp", 1)
@@ -73,7 +73,7 @@ def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
     assert len(tried) > 3
     assert chunk == tried[-1]
     assert json.loads((tmp_path / FILE).read_text()) == {
-        "model limited, length 8, precision fp32, device cpu, strategy ddp, workers 1": [chunk, 256]
+        "model limited, length 8, precision fp32, device cpu, strategy ddp, workers 1": [chunk, 256, 4 << 20]
     }
     assert under_a_limit(400 << 20, tmp_path) == [chunk, []]  # nothing is tried again
 

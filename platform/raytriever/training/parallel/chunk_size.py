@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.engine.workers import Workers
+from raytriever.models.packing import TokenBatch, is_packed, lengths_of, texts_of, tokens_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.grad_cache import Chunk, DropoutState
+from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -52,13 +54,6 @@ def activations(forward: Callable[[], object]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
     return sum(sizes.values())
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
 
 
 FILE = "chunks.json"
@@ -114,13 +109,15 @@ def find_chunk(
     Raises:
         ConfigError: not even one text fits.
     """
-    file = cache_folder() / FILE
-    chunk, of = _remembered(file).get(circumstances.key, (0, 0))
-    # Where all texts fitted, the stored number is only a lower bound.
-    if not chunk or (chunk == of and texts > of):
-        chunk = _estimate(encode, texts, free_memory(device) - reserve)
+    chunk, of, text_bytes = _remembered().get(circumstances.key, (0, 0, 0))
+    free = free_memory(device) - reserve
+    # Where all texts fitted, the stored number is only a lower bound. Where another process now takes memory, the
+    # stored number is too large.
+    fits_now = chunk * text_bytes <= 1.05 * SHARE * free
+    if not chunk or (chunk == of and texts > of) or not fits_now:
+        chunk, text_bytes = _estimate(encode, texts, free)
         chunk = _first_that_fits(encode, parameters, chunk, device, reserve)
-        write_atomically(file, json.dumps({**_remembered(file), circumstances.key: (chunk, texts)}, indent=1))
+        _remember(circumstances, chunk, texts, text_bytes)
     return None if chunk >= texts else chunk
 
 
@@ -144,15 +141,16 @@ def trial(retriever: Retriever, length: int, precision: str, device: torch.devic
     return encode
 
 
-def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> int:
+def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> tuple[int, int]:
+    """Return the number of texts to try first, and the bytes of a text, 0 where they are not known."""
     try:
         few, more = activations(lambda: encode(PROBE)), activations(lambda: encode(2 * PROBE))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return PROBE
+        return PROBE, 0
     per_text = max(1, (more - few) // PROBE)
-    return max(1, min(texts, int(SHARE * free) // per_text))
+    return max(1, min(texts, int(SHARE * free) // per_text)), per_text
 
 
 def _first_that_fits(
@@ -188,12 +186,17 @@ def _fits(
     return True
 
 
-def _remembered(file: Path) -> dict[str, tuple[int, int]]:
-    """Return the stored results; none where the file cannot be read."""
+def _remembered() -> dict[str, tuple[int, int, int]]:
+    """Return the stored results: chunk, texts of a share, bytes of a text; none where the file cannot be read."""
     with suppress(OSError, StorageError):
-        stored = read_json(file, dict[str, list[int]], "remove it")
-        return {key: (pair[0], pair[1]) for key, pair in stored.items() if len(pair) == 2}
+        stored = read_json(cache_folder() / FILE, dict[str, list[int]], "remove it")
+        return {key: (values[0], values[1], values[2]) for key, values in stored.items() if len(values) == 3}
     return {}
+
+
+def _remember(circumstances: Circumstances, chunk: int, texts: int, text_bytes: int) -> None:
+    results = {**_remembered(), circumstances.key: (chunk, texts, text_bytes)}
+    write_atomically(cache_folder() / FILE, json.dumps(results, indent=1))
 
 
 # Bytes per trained parameter: three copies of its gradient (synchronized, summed over parts, of autograd), and the two
@@ -226,8 +229,57 @@ def chunk_of(
     if device.type == "cpu":
         return None
     sequences = search(settings, texts, retriever, precision, device, workers)
+    if sequences is None:
+        # Several workers agree on an error of memory only with gradient caching; one chunk costs no second encoding.
+        return None if workers.size == 1 else Chunk(sequences=texts)
     # In tokens: of shorter texts more fit at a time.
-    return None if sequences is None else Chunk(tokens=sequences * longest(retriever))
+    return Chunk(tokens=sequences * longest(retriever))
+
+
+def smaller_chunk(
+    chunk: Chunk | None,
+    parts: Sequence[TokenBatch],
+    settings: TrainingConfig,
+    retriever: Retriever,
+    precision: str,
+    device: torch.device,
+    workers: Workers,
+) -> Chunk:
+    """Return half of a chunk with which a step ran out of memory, and store it for later runs; all workers call it.
+
+    Args:
+        chunk: None for a whole batch.
+        parts: of this worker's batch, both sides.
+        settings, retriever, precision, device, workers: as in `chunk_of`.
+
+    Raises:
+        ConfigError: the chunk is a single text.
+    """
+    texts, tokens = sum(map(texts_of, parts)), sum(map(tokens_of, parts))
+    # A text counts with the padding of its bucket, as in a chunk.
+    longest_text = max(
+        tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
+    )
+    sizes = torch.tensor([texts, tokens, longest_text], device=device)
+    texts, tokens, longest_text = workers.maximum(sizes).tolist()
+    largest = chunk or Chunk(tokens=tokens)
+    in_texts = largest.sequences is not None and settings.grad_cache_chunk is not None
+    size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
+    if size <= (1 if in_texts else longest_text):
+        raise ConfigError(
+            "a step ran out of memory with one text at a time",
+            "--passage-length",
+            "free memory of the device, or give shorter texts, a smaller --batch-size, or a strategy that shards more",
+        )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if in_texts:
+        return Chunk(size // 2, largest.tokens)
+    if device.type == "cuda" and workers.rank == 0 and settings.grad_cache_tokens is None:
+        circumstances = _circumstances(settings, retriever, precision, device, workers)
+        text_bytes = _remembered().get(circumstances.key, (0, 0, 0))[2]
+        _remember(circumstances, max(1, size // 2 // longest(retriever)), texts, text_bytes)
+    return Chunk(tokens=size // 2)
 
 
 def search(
@@ -235,25 +287,30 @@ def search(
 ) -> int | None:
     """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
     trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
-    length = longest(retriever)
+    largest = find_chunk(
+        trial(retriever, longest(retriever), precision, device),
+        trained,
+        texts,
+        device,
+        _circumstances(settings, retriever, precision, device, workers),
+        reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
+    )
+    return agreed(largest, texts, workers, device)
+
+
+def _circumstances(
+    settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+) -> Circumstances:
+    trained = sum(parameter.numel() for parameter in retriever.parameters() if parameter.requires_grad)
     weights = sum(parameter.numel() for parameter in retriever.parameters())
-    circumstances = Circumstances(
-        model=f"{type(retriever.passage.backbone).__name__} {weights} {sum(p.numel() for p in trained)}",
-        length=length,
+    return Circumstances(
+        model=f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
+        length=longest(retriever),
         precision=precision,
         device=_name(device),
         strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
         workers=workers.size,
     )
-    largest = find_chunk(
-        trial(retriever, length, precision, device),
-        trained,
-        texts,
-        device,
-        circumstances,
-        reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
-    )
-    return agreed(largest, texts, workers, device)
 
 
 def longest(retriever: Retriever) -> int:

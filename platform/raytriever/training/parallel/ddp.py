@@ -14,7 +14,7 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Batch, Objective
-from raytriever.training.parallel.strategy import Update, finite_or_refused
+from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused, read_scalars
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
@@ -48,11 +48,16 @@ class Replicas:
             group["lr"] = learning_rate
         output: LossOutput = self._module(batch, self._workers)
         output.value.backward()
-        norm = float(nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm))
-        finite_or_refused(output.value.item(), norm, number)
+        clipped = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
+        value, norm = read_scalars([output.value, clipped])
+        finite_or_refused(value, norm, number)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)
+
+    def abandon(self) -> None:
+        """See `Strategy.abandon`."""
+        discard_step(self._optimizer)
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> LossOutput:

@@ -27,6 +27,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
 from raytriever.prompts import Side
+from raytriever.training.parallel.out_of_memory import Agreement
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,10 @@ class Chunk:
                 "--grad-cache-chunk",
                 f"give at most {texts}, or leave it out",
             )
+
+    def __str__(self) -> str:
+        sizes = ((self.sequences, "texts"), (self.tokens, "tokens"))
+        return " and ".join(f"at most {size} {unit}" for size, unit in sizes if size is not None)
 
     def holds(self, parts: Sequence[TokenBatch]) -> int:
         """Return the number of last parts that fit into one chunk together, at least 1."""
@@ -133,6 +138,7 @@ def cached_loss(
     reduce: Callable[[Tensor], LossOutput],
     encoder: Sequence[nn.Parameter],
     loss: Sequence[nn.Parameter],
+    agreement: Agreement,
     keep: int = 1,
 ) -> LossOutput:
     """Return the loss of a batch whose parts are encoded one at a time.
@@ -144,33 +150,47 @@ def cached_loss(
         reduce: embeddings of all parts, in their order, to the loss.
         encoder: trained parameters behind `encode`.
         loss: trained parameters behind `reduce`.
+        agreement: of the workers on whether one ran out of memory.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
+
+    Raises:
+        OutOfMemory: a worker ran out of memory; no gradient has been delivered.
     """
     earlier, last = parts[:-keep], parts[-keep:]
     device = parts[0][0]["input_ids"].device
-    states, earlier_embeddings = [], []
-    # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
-    with torch.no_grad(), precision():
-        for part in earlier:
-            states.append(DropoutState.now(device))
-            earlier_embeddings.append(encode(*part))
-    last_embeddings = [encode(*part) for part in last]
+    states, earlier_embeddings = list[DropoutState](), list[Tensor]()
+
+    def encode_all() -> list[Tensor]:
+        """Return the embeddings of the last parts, with their activations."""
+        # A cast made where nothing is differentiated must not serve a pass that differentiates: two contexts.
+        with torch.no_grad(), precision():
+            for part in earlier:
+                states.append(DropoutState.now(device))
+                earlier_embeddings.append(encode(*part))
+        return [encode(*part) for part in last]
+
+    last_embeddings = agreement.run(encode_all)
     after = DropoutState.now(device)
 
     embeddings = torch.cat([*earlier_embeddings, *(one.detach() for one in last_embeddings)]).requires_grad_()
     output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
-    total = _Total(encoder)
-    pieces = by_embedding.split([texts_of(part) for part, _ in parts])
-    while last_embeddings:
-        total.add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
-    with precision():
-        for part, state, piece in zip(earlier, states, pieces, strict=False):
-            state.restore()
-            total.add(encode(*part), piece)
+    def differentiate() -> list[Tensor | None]:
+        """Return the gradients of the encoder, summed over the parts."""
+        total = _Total(encoder)
+        pieces = by_embedding.split([texts_of(part) for part, _ in parts])
+        while last_embeddings:
+            total.add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
+        with precision():
+            for part, state, piece in zip(earlier, states, pieces, strict=False):
+                state.restore()
+                total.add(encode(*part), piece)
+        return total.gradients
+
+    gradients = agreement.run(differentiate)
     after.restore()
-    return LossOutput(_deliver(output.value, [*encoder, *loss], [*total.gradients, *by_loss]), output.statistics)
+    return LossOutput(_deliver(output.value, [*encoder, *loss], [*gradients, *by_loss]), output.statistics)
 
 
 class _Total:
@@ -186,6 +206,7 @@ class _Total:
         gradients: Iterable[Tensor | None] = torch.autograd.grad(
             embeddings, self._parameters, gradient, allow_unused=True
         )
+        totals, others = list[Tensor](), list[Tensor]()
         for index, part in enumerate(gradients):
             total = self.gradients[index]
             if part is None:
@@ -196,8 +217,11 @@ class _Total:
             elif self._parts[index] == 1:
                 self.gradients[index] = total + part
             else:
-                total += part
+                totals.append(total)
+                others.append(part)
             self._parts[index] += 1
+        if totals:
+            torch._foreach_add_(totals, others)  # one launch for many parameters
 
 
 def _deliver(value: Tensor, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:

@@ -100,11 +100,16 @@ def restore_replicated(slices: Iterable[Slice], module: nn.Module, optimizer: to
         if not kind:
             parameter.copy_(values)
         else:
-            # AdamW counts steps on the CPU unless it is capturable.
-            device = "cpu" if kind == STEP else parameter.device
+            device = device_of_steps(optimizer, parameter) if kind == STEP else parameter.device
             optimizer.state.setdefault(parameter, {})[kind] = values.to(device)
 
     restore(slices, module, put)
+
+
+def device_of_steps(optimizer: torch.optim.Optimizer, parameter: Tensor) -> torch.device:
+    """Return where AdamW counts the steps of a parameter: next to it if it is fused or capturable, else on the CPU."""
+    is_next_to_it = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    return parameter.device if is_next_to_it else torch.device("cpu")
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.packing import TokenBatch
@@ -17,6 +17,7 @@ from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 from raytriever.training.parallel.grad_cache import Chunk, cached_loss, cut
+from raytriever.training.parallel.out_of_memory import Agreement
 
 
 class Batch(Protocol):
@@ -44,11 +45,20 @@ class Objective(nn.Module):
         precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
             whole batch.
+        agreement: of the workers on whether one ran out of memory; None for one worker.
     """
 
-    def __init__(self, retriever: Retriever, loss: Loss, precision: str, chunk: Chunk | None = None) -> None:
+    def __init__(
+        self,
+        retriever: Retriever,
+        loss: Loss,
+        precision: str,
+        chunk: Chunk | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
         super().__init__()
         self.retriever, self.loss, self.precision, self.chunk = retriever, loss, precision, chunk
+        self._agreement = agreement or Agreement(ALONE)
 
     def forward(self, batch: Batch, workers: Workers) -> LossOutput:
         """Return the differentiable loss, equal with and without gradient caching."""
@@ -75,7 +85,7 @@ class Objective(nn.Module):
         if self.chunk is not None and torch.is_grad_enabled():
             encoder, loss = _trained(self.retriever), _trained(self.loss)
             keep = self.chunk.holds([part for part, _ in parts])
-            return cached_loss(parts, encode, precision, reduce, encoder, loss, keep)
+            return cached_loss(parts, encode, precision, reduce, encoder, loss, self._agreement, keep)
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(torch.cat([encode(part, side) for part, side in parts]))
 

@@ -4,13 +4,16 @@ Trained weights stay float32 and `bf16` is autocast, so every strategy trains th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from raytriever.errors import UserError
 from raytriever.losses.loss import LossOutput
-from raytriever.training.parallel.model_state import Slice
+from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
 from raytriever.training.parallel.objective import Batch
 
 
@@ -50,6 +53,9 @@ class Strategy(Protocol):
             TrainingError: the loss or the gradient is not finite; no parameter has been changed.
         """
 
+    def abandon(self) -> None:
+        """Discard what a step that ran out of memory left. It changed no weight, so it may be repeated."""
+
     def measure(self, batch: Batch) -> LossOutput:
         """Return the loss without gradient; the mode of the module decides on dropout."""
 
@@ -67,6 +73,20 @@ class Strategy(Protocol):
         Raises:
             StorageError: the state is of another model, or incomplete.
         """
+
+
+def read_scalars(scalars: Sequence[Tensor]) -> list[float]:
+    """Return tensors of one value each as numbers; one copy from the device serves them all."""
+    numbers: list[float] = torch.stack([scalar.detach().double().reshape(()) for scalar in scalars]).tolist()
+    return numbers
+
+
+def discard_step(optimizer: torch.optim.Optimizer) -> None:
+    """Discard gradients, and moments of which only some could be allocated."""
+    optimizer.zero_grad(set_to_none=True)
+    for parameter, state in list(optimizer.state.items()):
+        if not {STEP, *MOMENTS} <= state.keys():
+            del optimizer.state[parameter]
 
 
 def finite_or_refused(value: float, norm: float, number: int) -> None:

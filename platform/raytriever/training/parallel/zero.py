@@ -31,13 +31,14 @@ from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import (
     STEP,
     Slice,
+    device_of_steps,
     replicated_state,
     restore,
     restore_replicated,
     shape_of,
 )
 from raytriever.training.parallel.objective import Batch, Objective
-from raytriever.training.parallel.strategy import Update, finite_or_refused
+from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 BUCKET = 50_000_000
@@ -113,6 +114,10 @@ class Zero:
             finite_or_refused(value, norm, number)
             self._engine.step()
         return Update(output, norm)
+
+    def abandon(self) -> None:
+        """See `Strategy.abandon`."""
+        discard_step(self._optimizer)
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> LossOutput:
@@ -217,7 +222,7 @@ def restore_sharded(slices: Iterable[Slice], stage: int, module: nn.Module, opti
             return
         state = optimizer.optimizer.state.setdefault(position.flat, {})
         if kind == STEP:
-            state[STEP] = values.clone()
+            state[STEP] = values.to(device_of_steps(optimizer.optimizer, position.flat), copy=True)
         else:
             position.of(state.setdefault(kind, torch.zeros_like(position.flat))).copy_(own)
 

@@ -1,0 +1,77 @@
+"""Out-of-memory errors of a step: recognised, and known to all workers before any of them waits for another.
+
+One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then wait
+for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective has begun:
+after all parts are encoded, and before the gradients are synchronized. They agree over gloo, in the memory of the CPU,
+so no worker waits for its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+from raytriever.losses.engine.workers import Workers
+from raytriever.models.files import first_line
+
+T = TypeVar("T")
+# Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.
+_MESSAGES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    "Cuda failure 'out of memory'",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+
+
+class OutOfMemory(Exception):
+    """A step ran out of memory on at least one worker; every worker raises it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError | OutOfMemory):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+class Agreement:
+    """Agreement of all workers on whether one of them ran out of memory.
+
+    Args:
+        workers: the group; all create the object, and call it, in the same order.
+    """
+
+    def __init__(self, workers: Workers) -> None:
+        self._is_alone = workers.size == 1 or not distributed.is_initialized()
+        self._group = None
+        if not self._is_alone and distributed.get_backend() != "gloo":
+            self._group = distributed.new_group(backend="gloo")
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of this worker's own work, which calls no collective.
+
+        Raises:
+            OutOfMemory: a worker ran out of memory.
+        """
+        results: list[T] = []
+        reason = "another worker ran out of memory"
+        try:
+            results.append(work())
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)  # not the error: its traceback would keep the tensors of the step
+        if self._has_failed(not results):
+            raise OutOfMemory(reason)
+        return results[0]
+
+    def _has_failed(self, here: bool) -> bool:
+        if self._is_alone:
+            return here
+        failed = torch.tensor([here], dtype=torch.int32)
+        distributed.all_reduce(failed, op=distributed.ReduceOp.MAX, group=self._group)
+        return bool(failed)

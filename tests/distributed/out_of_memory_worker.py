@@ -1,0 +1,94 @@
+"""One worker of a real gloo group of two, of which the second runs out of memory.
+
+Run as `out_of_memory_worker.py RANK STORE OUTPUT ENCODER DATASET STRATEGY`. It trains three times: from step 2 on, the
+second worker has no memory for more than four texts in no pass of gradient caching, in the first, or in the second.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.order import Order
+from raytriever.encoding.shards import tokenisation_of
+from raytriever.losses.config import LossConfig
+from raytriever.models.config import ModelConfig
+from raytriever.models.packing import TokenBatch, texts_of
+from raytriever.models.retriever import load_retriever
+from raytriever.prompts import Side
+from raytriever.training.batches import BatchSource
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.parallel.process_group import current_workers
+
+UPDATE = torch.optim.AdamW.step
+
+
+def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failing: str) -> dict[str, Any]:
+    settings = TrainingConfig(
+        batch_size=16, learning_rate=1e-3, eval_steps=8, dev_batches=1, strategy=strategy, grad_cache_chunk=9
+    )
+    retriever = load_retriever(ModelConfig(encoder))
+    dataset = open_dataset(folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+
+    def source(split: str) -> BatchSource:
+        examples = Examples.of(dataset, split, settings.seed)
+        return BatchSource(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 1)
+
+    losses, lines, steps = list[float](), list[str](), [0]
+    encode = retriever.encode
+
+    def encode_or_fail(part: TokenBatch, side: Side) -> Tensor:
+        here = "differentiating" if torch.is_grad_enabled() else "encoding"
+        if rank == 1 and steps[0] >= 2 and here == failing and texts_of(part) > 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+        return encode(part, side)
+
+    def counted(*arguments: object, **settings: object) -> object:
+        steps[0] += 1
+        return UPDATE(*arguments, **settings)
+
+    retriever.encode = encode_or_fail  # type: ignore[method-assign]
+    torch.optim.AdamW.step = counted  # type: ignore[method-assign]
+
+    def on_metrics(step: int, metrics: Mapping[str, float]) -> None:
+        if "loss" in metrics:
+            losses.append(metrics["loss"])
+
+    setup = TrainingSetup(
+        retriever=retriever,
+        train=source("train"),
+        dev=source("dev"),
+        loss=LossConfig("infonce", temperature=0.05),
+        training=settings,
+        total_steps=4,
+        precision="fp32",
+        device=torch.device("cpu"),
+        workers=current_workers(),
+        folder=Path(output).with_name(f"checkpoints-{failing}"),
+        on_metrics=on_metrics,
+        log=lines.append,
+    )
+    train(setup)
+    return {"losses": losses, "lines": lines, "parameters": [value.detach() for value in retriever.parameters()]}
+
+
+def main(rank: int, store: str, output: str, encoder: str, folder: str, strategy: str) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=200)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
+    passes = ("none", "encoding", "differentiating")
+    torch.save([run(rank, output, encoder, folder, strategy, failing) for failing in passes], output)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

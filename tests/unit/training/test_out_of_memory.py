@@ -1,0 +1,131 @@
+"""A step that runs out of memory is done again with smaller chunks, and ends with the same result."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from raytriever.errors import ConfigError
+from raytriever.losses.config import LossConfig
+from raytriever.training.loop import train
+from raytriever.training.parallel.chunk_size import FILE
+from raytriever.training.parallel.out_of_memory import is_out_of_memory
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, Counts, sham_device, values
+
+ERRORS = (
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("NCCL Error 1: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"),
+)
+SETTINGS = {"total_steps": 3, "eval_steps": 3, "dev_batches": 1, "loss": LossConfig("infonce", 0.1)}
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Counts]:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    with sham_device() as counts:
+        yield counts
+
+
+def fail_once(counts: Counts, is_due: Callable[[str], bool], error: BaseException) -> None:
+    """Raise an error before the first operator that is due."""
+
+    def failure(operator: str) -> BaseException | None:
+        if not is_due(operator):
+            return None
+        counts.failure = lambda _: None
+        return error
+
+    counts.failure = failure
+
+
+def is_in_step() -> bool:
+    """Return whether a step is running, and not the search for a chunk or a validation."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_update":
+        frame = frame.f_back
+    return frame is not None
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["torch", "cuBLAS", "NCCL"])
+@pytest.mark.parametrize(
+    "operator",
+    ["native_layer_norm", "native_layer_norm_backward", "zeros_like", "_foreach_norm"],
+    ids=["forward", "backward", "moments", "clipping"],
+)
+def test_a_step_is_done_again(
+    make_assignment, counts: Counts, tmp_path: Path, operator: str, error: BaseException
+) -> None:
+    whole, recorder = make_assignment(device=CUDA, folder=tmp_path / "whole", **SETTINGS)
+    train(whole)
+    work, second = make_assignment(device=CUDA, folder=tmp_path / "failing", **SETTINGS)
+    at = 0 if operator == "zeros_like" else 1  # moments are allocated in the first step
+    fail_once(counts, lambda name: name == operator and len(second.steps) == at and is_in_step(), error)
+    train(work)
+    assert counts.failure("mm") is None
+    assert second.losses == pytest.approx(recorder.losses, rel=1e-5)
+    assert len(second.notices) == 1
+    line = str(error).splitlines()[0]
+    assert second.notices[0].startswith(f"Step {at} ran out of memory ({line}); ")
+    for one, other in zip(work.retriever.parameters(), whole.retriever.parameters(), strict=True):
+        torch.testing.assert_close(values(one), values(other), rtol=1e-3, atol=1e-5)
+
+
+def test_memory_that_another_process_takes_shrinks_the_chunk(make_assignment, counts: Counts, tmp_path: Path) -> None:
+    whole, recorder = make_assignment(device=CUDA, folder=tmp_path / "whole", **SETTINGS)
+    train(whole)
+    work, second = make_assignment(device=CUDA, folder=tmp_path / "limited", **SETTINGS)
+
+    def take_memory(operator: str) -> None:
+        if len(second.steps) == 1 and is_in_step():
+            counts.capacity = min(counts.capacity, counts.memory + 1_500_000)
+
+    counts.failure = take_memory
+    train(work)
+    assert second.losses == pytest.approx(recorder.losses, rel=1e-5)
+    assert 1 <= len(second.notices) <= 6
+    assert all(line.startswith("Step 1 ran out of memory (CUDA out of memory. Tried ") for line in second.notices)
+    [(chunk, texts, text_bytes)] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
+    assert 1 <= chunk < texts
+    assert text_bytes > 0
+
+
+def test_the_remembered_chunk_is_smaller_where_less_memory_is_free(
+    make_assignment, counts: Counts, tmp_path: Path
+) -> None:
+    def remembered(folder: str) -> list[int]:
+        work, _ = make_assignment(device=CUDA, folder=tmp_path / folder, **SETTINGS)
+        train(work)
+        [found] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
+        return found
+
+    all_texts, texts, text_bytes = remembered("free")
+    assert all_texts == texts
+    counts.capacity = counts.memory + 3_000_000 + 10 * text_bytes
+    assert 0 < remembered("taken")[0] < texts
+
+
+def test_one_text_that_does_not_fit_is_an_error_of_the_user(make_assignment, counts: Counts, tmp_path: Path) -> None:
+    work, recorder = make_assignment(device=CUDA, folder=tmp_path / "never", **SETTINGS)
+    counts.failure = lambda operator: ERRORS[0] if operator == "native_layer_norm" and is_in_step() else None
+    with pytest.raises(ConfigError, match="a step ran out of memory with one text at a time") as raised:
+        train(work)
+    assert "\n" not in str(raised.value)
+    assert not recorder.losses
+
+
+def test_other_errors_are_not_taken_for_memory(make_assignment, counts: Counts, tmp_path: Path) -> None:
+    work, recorder = make_assignment(device=CUDA, folder=tmp_path / "other", **SETTINGS)
+    counts.failure = lambda operator: RuntimeError("an illegal memory access") if is_in_step() else None
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        train(work)
+    assert not recorder.notices
+    assert not is_out_of_memory(RuntimeError("something else"))
+    assert all(map(is_out_of_memory, ERRORS))

@@ -333,10 +333,7 @@ class Device:
         settings.pop("pin_memory", None)
         args_here, settings = tree_map(_inner, args), tree_map(_inner, settings)
         with self._random() if name in _RANDOM else nullcontext():
-            has_cpu_form = name not in flash_attention.OPERATORS
-            result = (
-                func(*args_here, **settings) if has_cpu_form else flash_attention.compute(name, args_here, settings)
-            )
+            result = _compute(func, args_here, settings)
         if is_written_on_host:
             return args[0]
         if is_made_on_host:
@@ -408,6 +405,17 @@ class Device:
     def seed(self, seed: int) -> None:
         """Seed the generator of the device."""
         self.random_state = torch.Generator().manual_seed(seed).get_state()
+
+
+def _compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Compute an operator on the CPU, also those that have a form for CUDA alone."""
+    name = func.overloadpacket.__name__
+    if name in flash_attention.OPERATORS:
+        return flash_attention.compute(name, args, kwargs)
+    if func is torch.ops.aten.mm.dtype:  # products of bf16, sums of `out_dtype`
+        left, right, out_dtype = args
+        return left.to(out_dtype) @ right.to(out_dtype)
+    return func(*args, **kwargs)
 
 
 def _inner(value: Any) -> Any:

@@ -1,0 +1,119 @@
+"""Exact search on a CUDA device, sham or real, compared with float64 products and with the CPU byte by byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy import ndarray
+
+from raytriever.errors import ConfigError, ModelError
+from raytriever.index.exact import resident, scan_torch
+from raytriever.index.exact.resident import ResidentDocuments
+from raytriever.index.exact.search import top_k, top_k_of_blocks
+
+CPU = torch.device("cpu")
+SMALL_TILE = 2**18
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_torch, "TILE_BYTES", SMALL_TILE)
+    monkeypatch.setattr(scan_torch, "QUERY_TILE", 16)
+    monkeypatch.setattr(resident, "STAGING_BYTES", 2**14)
+
+
+def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
+    values = np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+def assert_equal_to_the_cpu(queries: ndarray, documents: ndarray, k: int, cuda: torch.device) -> None:
+    rng = np.random.default_rng(1)
+    ties, exclude = rng.permutation(len(documents)), rng.integers(-1, len(documents), len(queries))
+    expected = top_k(queries, documents, k, ties, exclude, CPU)
+    found = top_k(queries, documents, k, ties, exclude, cuda)
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+
+
+@pytest.mark.parametrize("k", [10, 100, 1_000])
+def test_rankings_are_those_of_float64_products(k: int, cuda: torch.device) -> None:
+    queries, documents = embeddings(20), embeddings(4_000, seed=1)
+    scores, found = top_k(queries, documents, k, np.arange(4_000), device=cuda)
+    products = queries.astype(np.float64) @ documents.T.astype(np.float64)
+    order = np.argsort(-products.astype(np.float32), axis=1, kind="stable")[:, :k]
+    assert (found == order).mean() > 0.9999  # the order of float64's own sums may decide the last bit
+    np.testing.assert_allclose(scores, np.take_along_axis(products, found, 1), rtol=0, atol=1e-7)
+    assert_equal_to_the_cpu(queries, documents, k, cuda)
+
+
+def test_equal_scores_have_the_order_of_the_ties(cuda: torch.device) -> None:
+    documents = np.repeat(embeddings(5), 300, axis=0)
+    for k in (1, 301):
+        assert_equal_to_the_cpu(embeddings(4, seed=2), documents, k, cuda)
+
+
+@pytest.mark.parametrize(("queries", "documents", "width"), [(1, 1, 1), (3, 2, 7), (17, 129, 13), (18, 531, 384)])
+def test_ragged_sizes(queries: int, documents: int, width: int, cuda: torch.device) -> None:
+    for k in (1, 600):
+        assert_equal_to_the_cpu(embeddings(queries, width), embeddings(documents, width, 1), k, cuda)
+
+
+@pytest.mark.parametrize("scale", ["small", "large", "mixed"])
+def test_vectors_of_extreme_lengths(scale: str, cuda: torch.device) -> None:
+    lengths = {"small": 1e-25, "large": 3e30, "mixed": np.exp(np.linspace(-70, 70, 900))[:, None]}[scale]
+    documents = (embeddings(900, 12) * lengths).astype(np.float32)
+    assert_equal_to_the_cpu(embeddings(9, 12, 1), documents, 30, cuda)
+
+
+def test_a_corpus_beyond_the_memory_is_searched_in_parts(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 700
+    needed = rows * ResidentDocuments.bytes_per_row(40, scan_torch.quick_precision(cuda))
+    monkeypatch.setattr(scan_torch, "free_bytes", lambda device: int(needed / scan_torch.DOCUMENT_SHARE) + 1)
+    sizes = []
+    search_all = scan_torch.TorchScan._search_all
+
+    def counting(scan: scan_torch.TorchScan) -> None:
+        sizes.append(scan._part.count)
+        search_all(scan)
+
+    monkeypatch.setattr(scan_torch.TorchScan, "_search_all", counting)
+    assert_equal_to_the_cpu(embeddings(20), embeddings(2_000, seed=1), 100, cuda)
+    assert sizes == [700, 700, 600]
+    monkeypatch.setattr(scan_torch, "free_bytes", lambda device: 100)
+    with pytest.raises(ConfigError, match="0 MB are free for documents, too little for a search; end the processes"):
+        top_k(embeddings(1), embeddings(5), 1, np.arange(5), device=cuda)
+
+
+def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.device) -> None:
+    queries, documents = embeddings(20), embeddings(3_000, seed=1)
+    blocks = [(2_000, documents[2_000:]), (0, documents[:13]), (13, documents[13:2_000])]
+    expected = top_k(queries, documents, 70, np.arange(3_000), device=CPU)
+    found = top_k_of_blocks(queries, blocks, 70, np.arange(3_000), device=cuda)
+    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    documents[2_345, 3] = np.nan
+    with pytest.raises(ModelError, match="document 2345 is not finite"):
+        top_k(queries, documents, 3, np.arange(3_000), device=cuda)
+    queries[4, 0] = np.inf
+    with pytest.raises(ModelError, match="query 4 is not finite"):
+        top_k(queries, documents, 3, np.arange(3_000), device=cuda)
+
+
+def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
+    from tests.support.sham_device import CUDA, sham_device
+
+    queries, documents = embeddings(48), embeddings(6_000, seed=1)
+    with sham_device() as counts:
+        top_k(queries, documents, 100, np.arange(6_000), device=CUDA)
+    file = f"index/exact/{Path(resident.__file__).name}"
+    pieces = -(-6_000 * 40 * 4 // resident.STAGING_BYTES)
+    assert sum(counts.pinned.values()) == pytest.approx(pieces, abs=1)
+    assert all(line.startswith(f"to the device {file}") for line in counts.pinned)
+    pageable = sum(counts.pageable.values())
+    tiles = 48 // 16
+    # Positions and ranks of one block; queries and excluded documents there, rankings back.
+    assert pageable <= 2 + 3 * tiles
+    waits = {line: number for line, number in counts.syncs.items() if "event" not in line}
+    assert sum(waits.values()) <= pageable + 1, counts.table()

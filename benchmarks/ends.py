@@ -56,6 +56,21 @@ def _cards() -> list[str]:
     return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
 
 
+def add_device(arguments: argparse.ArgumentParser) -> None:
+    """Add the flag `--device`."""
+    arguments.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")
+
+
+def check_device(device: str) -> None:
+    """End the program with one line if torch has no such device; hide GPUs from a run on the CPU."""
+    import torch
+
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif not torch.cuda.is_available():
+        sys.exit(f"{Path(sys.argv[0]).name}: torch finds no CUDA device: use a machine with one, or --device cpu")
+
+
 def parser(about: str) -> argparse.ArgumentParser:
     """Return a parser with the flag `--json PATH`."""
     arguments = argparse.ArgumentParser(description=about)

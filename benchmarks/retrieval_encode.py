@@ -3,6 +3,7 @@
 Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--rows N]`. Every scenario runs in its own
 process (`--scenario`), because the peak of memory is that of a process. Compared implementations alternate in one
 process with the same number of threads. `--texts 20000` is nearly all of SQuAD and takes a quarter of an hour.
+`--device cuda` compares an encoder of random weights with its forward pass; it needs torch and transformers only.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, parser, report
+from ends import End, add_device, check_device, parser, report
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 ROUNDS = 3
@@ -152,8 +153,8 @@ def pool(arguments: argparse.Namespace) -> dict[str, float]:
     return {**{name: median(values) for name, values in figures.items()}, "same": float(same[0] == same[1])}
 
 
-def wide(folder: Path) -> Path:
-    """Return an encoder without layers: it costs almost nothing and has wide embeddings."""
+def wide(folder: Path, width: int = WIDTH, layers: int = 0) -> Path:
+    """Return an encoder of random weights; without layers it costs almost nothing and has wide embeddings."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
@@ -170,10 +171,63 @@ def wide(folder: Path) -> Path:
     torch.manual_seed(0)
     BertModel(
         BertConfig(
-            vocab_size=len(words), hidden_size=WIDTH, num_hidden_layers=0, num_attention_heads=32, intermediate_size=64
+            vocab_size=len(words),
+            hidden_size=width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 32,
+            intermediate_size=4 * width if layers else 64,
         )
     ).save_pretrained(folder)
     return folder
+
+
+def on_a_gpu(arguments: argparse.Namespace) -> dict[str, End]:
+    """Compare encoding texts with the encoder's forward pass over batches that are on the GPU already."""
+    import numpy as np
+    import torch
+
+    from raytriever.encoding.encode import batches, encode_texts, token_budget
+    from raytriever.encoding.loading import load_for_encoding
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.packing import move
+
+    device, rng = torch.device("cuda", 0), np.random.default_rng(0)
+    lengths = rng.integers(20, 250, arguments.texts)
+    texts = [" ".join(map(str, rng.integers(0, 1_000, length))) for length in lengths]
+    with TemporaryDirectory(dir=arguments.scratch) as folder:
+        config = ModelConfig(str(wide(Path(folder), 384, 6)), passage_length=256)
+        retriever = load_for_encoding(config, "bf16", device)
+    inputs = retriever.token_ids(texts, "passage")
+    make = (lambda some: retriever.pack(some, "passage")) if retriever.packs else retriever.pad
+    ready = [
+        move(make([inputs[row] for row in rows]), lambda tensor: tensor.to(device))
+        for rows in batches([len(ids) for ids in inputs], token_budget(retriever))
+    ]
+
+    def forward() -> None:
+        with torch.inference_mode():
+            for tokens in ready:
+                retriever.encode(tokens, "passage")
+        torch.cuda.synchronize()
+
+    ways: dict[str, Callable[[], object]] = {
+        "encoding": lambda: encode_texts(retriever, texts, "passage"),
+        "forward": forward,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(ROUNDS + 1):
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if turn:  # the first turn compiles and warms up
+                seconds[name].append(time.perf_counter() - began)
+    rate = {name: arguments.texts / median(took) for name, took in seconds.items()}
+    ratio = rate["encoding"] / rate["forward"]
+    return {
+        "texts a second, with tokenising": End(rate["encoding"], "reported", True),
+        "texts a second, forward only": End(rate["forward"], "reported", True),
+        "encoding / forward only": End(ratio, "reported", True),
+    }
 
 
 def generated(folder: Path, rows: int) -> Path:
@@ -321,8 +375,12 @@ def main() -> None:
     own.add_argument("--rows", type=int, default=250_000, metavar="N", help="of the generated corpus")
     own.add_argument("--scratch", type=Path, metavar="DIR", help="where caches are made (default: the system's)")
     own.add_argument("--scenario", choices=SCENARIOS, help=argparse.SUPPRESS)
+    add_device(own)
     arguments = own.parse_args()
-    if arguments.scenario:
+    check_device(arguments.device)
+    if arguments.device == "cuda":
+        report("retrieval: encode, an encoder of MiniLM's shape", on_a_gpu(arguments), arguments.json)
+    elif arguments.scenario:
         print(json.dumps(SCENARIOS[arguments.scenario](arguments)))
     else:
         report("retrieval: encode", ends_of(arguments), arguments.json)

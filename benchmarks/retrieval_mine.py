@@ -20,6 +20,7 @@ import resource
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -28,10 +29,11 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from ends import End, parser, report
+from ends import End, add_device, check_device, parser, report
 
 SQUAD = Path(os.environ.get("RAYTRIEVER_DATA", "../shared/data")) / "squad"
 WIDTH, NEGATIVES, MARGIN = 384, 10, 0.05
+NEEDED = ("pyarrow", "bm25s", "sentence_transformers", "datasets")
 WAYS = ("ours", "n-tuple", "n-tuple, faiss", "triplet")
 
 
@@ -77,7 +79,7 @@ def ours(dataset: Any, queries: ndarray, documents: ndarray) -> Any:
     return mine(dataset, "train", config, embeddings=Embeddings.of(queries, documents))
 
 
-def theirs(dataset: Any, queries: ndarray, documents: ndarray, way: str) -> Any:
+def theirs(dataset: Any, queries: ndarray, documents: ndarray, way: str, device: str) -> Any:
     """Mine with sentence-transformers."""
     import torch
     from datasets import Dataset
@@ -93,7 +95,7 @@ def theirs(dataset: Any, queries: ndarray, documents: ndarray, way: str) -> Any:
     row_of = {text: row for row, text in reversed(list(enumerate(texts)))}
     of = {text: row for row, text in reversed(list(enumerate(passages)))}
     model = SimpleNamespace(
-        device=torch.device("cpu"),
+        device=torch.device(device),
         similarity=dot_score,
         similarity_pairwise=pairwise_dot_score,
         get_embedding_dimension=lambda: WIDTH,
@@ -136,7 +138,7 @@ def once(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
             if first[texts[query]] == query:
                 negatives.setdefault(texts[query], []).append(passages[document])
     else:
-        answer, *took = theirs(dataset, queries, documents, arguments.way)
+        answer, *took = theirs(dataset, queries, documents, arguments.way, arguments.device)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         columns = [answer[f"negative_{n + 1}"] for n in range(NEGATIVES)] if arguments.way != "triplet" else []
         negatives = dict(zip(answer["query"], map(list, zip(*columns, strict=True)), strict=True)) if columns else {}
@@ -147,6 +149,7 @@ def once(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
 def in_a_process(way: str, arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     """Run one library once in a process."""
     words = ["--dataset", str(arguments.dataset), "--queries", str(arguments.queries), "--scratch", str(folder)]
+    words += ["--device", arguments.device]
     process = subprocess.run(
         [sys.executable, __file__, *words, "--way", way], check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -198,7 +201,11 @@ def main() -> None:
     own.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each way")
     own.add_argument("--scratch", type=Path, metavar="DIR", help="where embeddings are kept (default: the system's)")
     own.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    add_device(own)
     arguments = own.parse_args()
+    check_device(arguments.device)
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        sys.exit(f"retrieval_mine.py needs {' and '.join(missing)}: install them")
     if arguments.way:
         print(json.dumps(once(arguments, arguments.scratch)))
     else:

@@ -1,10 +1,11 @@
 """Exact search against FAISS's flat index: time, memory in addition to the corpus, and correctness.
 
-Run: `python benchmarks/retrieval_search.py [--json PATH] [--repeats 5]`. 200,000 documents and 1,000 queries of width
-384, k = 1,000. Both search alternately in one process with the same threads; the figures are the medians of the ratios
-in wall and in processor seconds. The vectors are normalised and without structure, so most documents score near the
-k-th score: the hardest case for bounds. Clustered vectors, as encoders make them, and other k are reported too. A
-separate process measures the memory of a search.
+Run: `python benchmarks/retrieval_search.py [--json PATH] [--repeats 5] [--device cuda]`. 200,000 documents and 1,000
+queries of width 384, k = 1,000. Both search alternately in one process with the same threads; the figures are the
+medians of the ratios in wall and in processor seconds. The vectors are normalised and without structure, so most
+documents score near the k-th score: the hardest case for bounds. Clustered vectors, as encoders make them, and other k
+are reported too. A separate process measures the memory of a search. With `--device cuda` it is compared with
+`torch.mm` and `torch.topk`, and with the bytes of a search on the CPU; FAISS is not needed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter, process_time
 
-import faiss
 import numpy as np
 import torch
 from numpy import ndarray
 
-from ends import End, parser, report
+from ends import End, add_device, check_device, parser, report
 from raytriever.index.exact import scan
 from raytriever.index.exact.search import top_k, top_k_of_blocks
 
@@ -78,6 +78,8 @@ def right(queries: ndarray, documents: ndarray, result: tuple[ndarray, ndarray])
 
 def against_faiss(repeats: int) -> dict[str, End]:
     """Compare the time with FAISS."""
+    import faiss
+
     ties = np.arange(DOCUMENTS)
     ends = {}
     for kind in ("unstructured", "clustered"):
@@ -124,6 +126,31 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     return ends
 
 
+def on_a_gpu(repeats: int) -> dict[str, End]:
+    """Compare the time with a product and `torch.topk` of documents that are on the GPU already."""
+    queries, documents = vectors(clustered=False)
+    ties, device = np.arange(DOCUMENTS), torch.device("cuda", 0)
+    left, right = (torch.from_numpy(side).to(device, torch.bfloat16) for side in (queries, documents))
+    ends = {}
+    for k in (10, 100, K):
+        result = top_k(queries, documents, k, ties, device=device)
+        expected = top_k(queries, documents, k, ties, device=torch.device("cpu"))
+        same = all(one.tobytes() == other.tobytes() for one, other in zip(result, expected, strict=True))
+        ends[f"k = {k:,}: the bytes of a search on the CPU"] = End(float(same), "1", same)
+
+        def theirs(k: int = k) -> None:
+            torch.mm(left, right.T, out_dtype=torch.float32).topk(k)
+            torch.cuda.synchronize()
+
+        theirs()
+        wall, _, seconds, _ = ratios(lambda k=k: top_k(queries, documents, k, ties, device=device), theirs, repeats)
+        ends[f"k = {k:,}: wall seconds with the copy of the documents / torch.mm and topk without (x)"] = End(
+            wall, "reported", True
+        )
+        ends[f"k = {k:,}: wall seconds"] = End(seconds, "reported", True)
+    return ends
+
+
 def memory() -> None:
     """Print the megabytes that a search adds to this process's peak."""
     queries, documents = vectors(clustered=False)
@@ -153,7 +180,13 @@ def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
     arguments.add_argument("--memory", action="store_true", help="only print what memory a search takes")
+    add_device(arguments)
     options = arguments.parse_args()
+    check_device(options.device)
+    if options.device == "cuda":
+        name = torch.cuda.get_device_name()
+        report(f"search {DOCUMENTS:,} x {WIDTH}, {QUERIES:,} queries, {name}", on_a_gpu(options.repeats), options.json)
+        return
     if options.memory:
         memory()
         return

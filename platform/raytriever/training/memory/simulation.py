@@ -178,6 +178,8 @@ def simulate(
 ) -> SimulatedEncoder:
     """Build an encoder from `config.json`, and prepare it for training; no weights are read.
 
+    Of a model with one transformer and another head for each side, the head of this side alone is counted.
+
     Args:
         directory: directory of a model, with or without weights.
         side: the tower.

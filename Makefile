@@ -47,7 +47,7 @@ test: $(VENV)/.tests
 test-all: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "not gpu"
 
-# On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy and pytest; nothing is installed.
+# On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy, pyarrow and pytest; nothing is installed.
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu|cuda: torch\.device' tests --include='test_*.py')
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch " + torch.__version__ + " finds no CUDA device: install a build of torch for CUDA and a driver that it supports")'

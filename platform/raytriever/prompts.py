@@ -89,11 +89,10 @@ class PromptTable:
 
     def named(self, *names: str) -> dict[str, str]:
         """Return the names and texts that a model must store so that it uses these prompts without settings."""
-        used = self.of(*names)
-        # Without `fixed`, which only settings of the user decide.
-        without_settings = PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own)).of(*names)
-        changed = (side for side in SIDES if used[side] != without_settings[side])
-        return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in changed}
+        used, later = self.of(*names), PromptTable(self.query, self.passage, merge_prompts(self.stored, self.own))
+        kept = later.of(*names)
+        sides: tuple[Side, ...] = ("query", "passage")
+        return {f"{_stem(names[0])}-{KINDS[side][0]}": used[side] for side in sides if used[side] != kept[side]}
 
     def check(self, names: Iterable[str], every: bool = False) -> None:
         """Check that the prompts of the user are those of data sets.

@@ -15,9 +15,7 @@ import torch
 from torch import distributed
 
 from raytriever.training.loop import build_optimizer
-from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice
-from raytriever.training.parallel.process_group import current_workers
 
 
 def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str, stage: int, count: int) -> None:
@@ -36,7 +34,7 @@ def main(rank: int, size: int, store: str, output: Path, encoder: str, name: str
     optimizer = build_optimizer(objective, 1.0, 0.01)
     for group in optimizer.param_groups:
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
-    strategy = build_strategy(name, objective, optimizer, current_workers(), torch.device("cpu"), 1.0)
+    strategy = steps.strategy_of(name, objective, optimizer, 1.0)
     written = sorted(output.glob(f"state-{stage - 1}-*.pt"))
     saved = [Slice(*one) for path in written for one in torch.load(path, weights_only=True)]
     if saved:

@@ -1,8 +1,8 @@
 """One worker of a real gloo group: steps of one strategy, with and without gradient caching.
 
-Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload]`. SGD with a large learning rate makes what
-a step changed the gradient itself; the worker writes its slices of the parameters after each step, the loss, the norm,
-and what went over the wire.
+Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload|-blocks]`. SGD with a large learning rate
+makes what a step changed the gradient itself; the worker writes its slices of the parameters after each step, the loss,
+the norm, and what went over the wire.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.parallel.choice import build_strategy
+from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Chunk, cut
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.process_group import current_workers
-from raytriever.training.parallel.strategy import TrainingError
+from raytriever.training.parallel.strategy import Strategy, TrainingError
 
 RATE = 1000.0
-QUERIES, PASSAGES = 8, 22
+QUERIES, PASSAGES = 8, 24
 BY_SEQUENCES, BY_TOKENS = Chunk(sequences=4), Chunk(tokens=60)
 CPU = torch.device("cpu")
 
@@ -102,6 +103,14 @@ def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
     return dict(Counter(event.name for event in profile.events() if event.name.startswith("c10d::")))
 
 
+def strategy_of(choice: str, objective: Objective, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> Strategy:
+    """Build `ddp`, `zero2-offload` or, where FSDP2 gathers one block at a time, `fsdp2-blocks`."""
+    name, _, variant = choice.partition("-")
+    if variant == "blocks":
+        return FullyShard(objective, optimizer, current_workers(), CPU, max_grad_norm, by_block=True)
+    return build_strategy(name, objective, optimizer, current_workers(), CPU, max_grad_norm, variant == "offload")
+
+
 def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     workers = current_workers()
     objective = objective_of(encoder, case)
@@ -111,8 +120,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0)
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
-    name, _, offload = strategy_name.partition("-")
-    strategy = build_strategy(name, objective, optimizer, workers, CPU, 1e9, offload=bool(offload))
+    strategy = strategy_of(strategy_name, objective, optimizer, 1e9)
     found: dict[str, object] = {}
 
     def step() -> None:
@@ -136,10 +144,14 @@ def refusal(strategy_name: str, encoder: str) -> str:
     objective = objective_of(encoder, Case("infonce", True))
     batch = share(objective.retriever, workers.rank, workers.size)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    name = strategy_name.partition("-")[0]
-    strategy = build_strategy(name, objective, torch.optim.SGD(trained, lr=1.0), workers, CPU, 1.0)
+    strategy = strategy_of(strategy_name, objective, torch.optim.SGD(trained, lr=1.0), 1.0)
     before = [(one.name, one.values.clone()) for one in strategy.state()]
-    hook = trained[-2].register_hook(lambda gradient: gradient * torch.nan)
+
+    def spoil(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * torch.nan)
+
+    hook = objective.retriever.passage.backbone.get_submodule("embeddings.LayerNorm").register_forward_hook(spoil)
     try:
         strategy.step(batch, RATE, 7)
     except TrainingError as error:

@@ -16,7 +16,9 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 STEPS = 2  # between one hand and the next
-FAST = [("ddp", 1), ("ddp", 2), ("ddp", 1)]
+FAST = [("ddp", 1), ("fsdp2", 2), ("ddp", 2)]
+FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2-blocks", 2), ("ddp", 1), ("fsdp2", 1), ("fsdp2-blocks", 4), ("zero1", 2)]
+SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero0", 2), ("ddp", 2)]
 
 
@@ -57,7 +59,7 @@ def train(chain: list[tuple[str, int]], steps: int, folder: Path, encoder: Path)
     return dict(whole_tensors(sorted((Slice(*one) for part in last for one in part), key=lambda one: one.name)))
 
 
-@pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=SLOW), pytest.param(FSDP2, marks=SLOW)])
 def test_a_state_goes_from_hand_to_hand(chain: list[tuple[str, int]], tiny_encoder: Path, tmp_path: Path) -> None:
     expected = train([("ddp", 1)], STEPS * len(chain), tmp_path / "alone", tiny_encoder)
     found = train(chain, STEPS, tmp_path / "chain", tiny_encoder)

@@ -145,7 +145,7 @@ _ADVICE = {
     "--mixed-precision": "give --precision bf16",
     "--warmup-ratio": "give --warmup-steps, a number of steps",
     "--deepspeed": "give --strategy zero1, zero2 or zero3",
-    "--fsdp": "give --strategy zero3, which shards weights, gradients and optimiser",
+    "--fsdp": "give --strategy fsdp2, which shards weights, gradients and optimiser",
     "--negatives-x-device": "nothing is needed: negatives are gathered from all workers",
     "--negatives-cross-device": "nothing is needed: negatives are gathered from all workers",
     "--normalize": "give --similarity cosine, which normalises embeddings",

@@ -182,6 +182,7 @@ class _Trainer:
                 self.progression = callback.finish(self.progression)
             if self.callbacks:
                 writer.prune(self.progression)
+        self.strategy.release()
         load_best(setup.folder, self.objective, self.progression, self.workers, setup.device)
         return self.progression
 

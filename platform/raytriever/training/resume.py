@@ -27,7 +27,7 @@ from raytriever.training.checkpoint import (
     sweep,
 )
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
-from raytriever.training.parallel.model_state import gathered, shape_of, whole_tensors
+from raytriever.training.parallel.model_state import whole_tensors
 from raytriever.training.parallel.strategy import Strategy
 
 
@@ -84,25 +84,19 @@ def resume(
 def load_best(
     folder: Path, objective: nn.Module, progression: Progression, workers: Workers, device: torch.device
 ) -> None:
-    """Load the best weights into the module, whole on every worker, also where the strategy has sharded them.
+    """Load the best weights into the module, which is whole on every worker and has the last weights.
 
     Raises:
         StorageError: they are damaged. The same run, started again, ends with its last weights.
     """
     step = progression.best_step or progression.step
-    here = all(parameter.shape == shape_of(parameter) for parameter in objective.parameters())
-    if not step or (here and step == progression.step):
+    if step in (0, progression.step):
         return
     path = checkpoint_path(folder, step)
     if workers.rank == 0:
         read_manifest(path)
     workers.sum(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
-    for parameter in own.values():
-        if not parameter.requires_grad and parameter.shape != shape_of(parameter):
-            with gathered(parameter):
-                whole = parameter.detach().clone()
-            parameter.data = whole
     for name, values in whole_tensors(read_slices(path, WEIGHTS)):
         own[name].data = values.to(device, own[name].dtype)
 

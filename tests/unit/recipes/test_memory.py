@@ -41,7 +41,8 @@ def test_the_estimate_for_one_process_equals_its_tensors() -> None:
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_the_shards_of_each_stage(workers: int) -> None:
     n = 24_000
-    ddp, *stages = (state_memory(n, name, workers) for name in STRATEGIES)
+    ddp, fsdp2, *stages = (state_memory(n, name, workers) for name in STRATEGIES)
+    assert fsdp2 == StateMemory(4 * n + 4 * n // workers, 4 * n, 8 * n // workers)
     assert ddp == stages[0] == StateMemory(4 * n, 4 * n, 8 * n)
     one, two, three = stages[1:]
     assert one == StateMemory(4 * n + 4 * n // workers, 4 * n, 8 * n // workers)
@@ -123,4 +124,4 @@ def expected_rows() -> list[str]:
 
 def test_the_table_of_the_documentation() -> None:
     text = (Path(__file__).parents[3] / "docs" / "reference" / "recipes.md").read_text()
-    assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `zero"))] == expected_rows()
+    assert [row for row in text.splitlines() if row.startswith(("| `ddp`", "| `fsdp2`", "| `zero"))] == expected_rows()

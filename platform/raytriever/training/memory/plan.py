@@ -3,11 +3,13 @@
 The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
 and the embeddings of the whole batch exist.
 
-- Weights: as prepared for training. `zero3` stores a share on each worker, but gathers all weights during a step.
+- Weights: as prepared for training. `zero3` and `fsdp2` store a share on each worker, but gather all weights during a
+  step. Where these take too much of a GPU, `fsdp2` gathers one block, and the next one, at a time.
 - Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronise
   workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
-- Optimizer states: two moments of AdamW in float32. ZeRO divides them by the workers, and adds a float32 copy of the
-  worker's share of the weights. Offloaded states use no GPU memory.
+  `fsdp2` keeps its share, and by block no more than that and the gradients of a block.
+- Optimizer states: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32
+  copy of the worker's share of the weights. Offloaded states use no GPU memory.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
 - Activations and temporary tensors: simulated from the architecture; see `simulation`. Temporary tensors include
@@ -17,11 +19,12 @@ and the embeddings of the whole batch exist.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 
 from raytriever.losses.engine.sweep import PANEL_BYTES
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
+from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 from raytriever.training.parallel.zero import BUCKET
 
 FLOAT = 4
@@ -114,12 +117,27 @@ class MemoryPlan:
             counts[name] = counts.get(name, 0) + self.towers * tensor.numel()
         return counts
 
-    def parts(self, texts: int) -> Parts:
-        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
+    def gathers_by_block(self, budget: int) -> bool:
+        """Return whether `fsdp2` gathers weights by block on a GPU of which training may use `budget` bytes."""
+        is_gpu_shard = self.training.strategy == "fsdp2" and self.encoder.device == "cuda"
+        return is_gpu_shard and not fits_whole(self._bytes_of_weights, self.trained, int(budget / (1 - MARGIN)))
+
+    @cached_property
+    def _bytes_of_weights(self) -> int:
+        return self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
+
+    def parts(self, texts: int, by_block: bool = False) -> Parts:
+        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching.
+
+        Args:
+            texts: texts of a chunk.
+            by_block: `fsdp2` gathers weights by block.
+        """
         settings, workers = self.training, self.share.workers
         stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
         own = FLOAT * self.trained
-        weights = self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
+        weights = self._bytes_of_weights
+        shard = weights // workers if stage == 3 else 0
         gradients = own * (texts < self.share.texts)
         moments = 2 * own
         if stage:
@@ -128,11 +146,20 @@ class MemoryPlan:
             gradients += FLOAT * BUCKET
             if stage == 3:
                 gradients += own // workers + FLOAT * max(parameter.numel() for parameter in self.encoder.trained)
+        elif settings.strategy == "fsdp2":
+            moments, shard = -(-2 * own // workers), own // workers
+            gradients += own // workers
         elif workers > 1 and settings.strategy == "ddp":
             gradients += own
+        if by_block:
+            # Gathered: what is in no block, one block, and the next one.
+            sizes = [sum(p.nbytes for p in block.parameters()) for block in blocks(self.encoder.encoder.backbone)]
+            shard = weights // workers
+            weights -= self.towers * sum(sizes) - 2 * max(sizes, default=0)
+            gradients = own // workers + min(own, weights)
         chunk = self._chunk(texts)
         return Parts(
-            weights + (weights // workers if stage == 3 else 0),
+            weights + shard,
             gradients,
             moments,
             chunk.cast,
@@ -146,21 +173,22 @@ class MemoryPlan:
 
         The bytes are almost linear in the number of texts, so few numbers are simulated.
         """
+        parts = partial(self.parts, by_block=self.gathers_by_block(budget))
         fits, fails = 1, self.share.texts
-        if self.parts(fits).total > budget:
-            return Fit(0, self.parts(fits), budget)
-        if self.parts(fails).total <= budget:
-            return Fit(fails, self.parts(fails), budget)
+        if parts(fits).total > budget:
+            return Fit(0, parts(fits), budget)
+        if parts(fails).total <= budget:
+            return Fit(fails, parts(fails), budget)
         step = 1
         while fails - fits > 1 + fits // 50:
-            low, high = self.parts(fits).total, max(self.parts(fails).total, budget + 1)
+            low, high = parts(fits).total, max(parts(fails).total, budget + 1)
             line = fits + int((budget - low) / (high - low) * (fails - fits))
             texts = min(max(line, fits + step), fails - 1)
-            if self.parts(texts).total <= budget:
+            if parts(texts).total <= budget:
                 fits, step = texts, 2 * step
             else:
                 fails, step = texts, 1
-        return Fit(fits, self.parts(fits), budget)
+        return Fit(fits, parts(fits), budget)
 
     def _chunk(self, texts: int) -> ChunkBytes:
         if texts not in self._simulated:

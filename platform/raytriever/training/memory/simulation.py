@@ -122,6 +122,7 @@ class SimulatedEncoder:
 
     def __init__(self, encoder: Encoder, device: str, precision: str, longest: int = 0) -> None:
         self.encoder, self.mode, self.precision = encoder.train(), fake(encoder), precision
+        self.device = device
         if device == "cpu":
             use_cpu_attention(encoder.backbone, longest)
         else:
@@ -177,8 +178,6 @@ def simulate(
     directory: Path, side: Side, model: ModelConfig, description: Description, device: str, precision: str
 ) -> SimulatedEncoder:
     """Build an encoder from `config.json`, and prepare it for training; no weights are read.
-
-    Of a model with one transformer and another head for each side, the head of this side alone is counted.
 
     Args:
         directory: directory of a model, with or without weights.

@@ -9,6 +9,7 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.options import did_you_mean
 from raytriever.training.config import STRATEGIES
 from raytriever.training.parallel.ddp import Replicas
+from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy
 from raytriever.training.parallel.zero import Zero
@@ -39,10 +40,10 @@ def build_strategy(
     """
     if name not in STRATEGIES:
         raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
-    if offload and name in ("ddp", "zero0"):
-        raise ConfigError(
-            f"{name} does not shard the optimizer, so it cannot offload it", "--strategy", "use zero1, 2 or 3"
-        )
+    if offload and name not in ("zero1", "zero2", "zero3"):
+        raise ConfigError(f"{name} cannot offload the optimizer", "--strategy", "use zero1, zero2 or zero3")
     if name == "ddp":
         return Replicas(objective, optimizer, workers, device, max_grad_norm)
+    if name == "fsdp2":
+        return FullyShard(objective, optimizer, workers, device, max_grad_norm)
     return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm, offload)

@@ -320,7 +320,7 @@ def longest(retriever: Retriever) -> int:
 
 def _bytes(settings: TrainingConfig, workers: int) -> float:
     """Return the bytes per trained parameter of gradients and moments; gradients are sharded only after a step."""
-    sharded = settings.strategy in ("zero1", "zero2", "zero3")
+    sharded = settings.strategy not in ("ddp", "zero0")
     moments = 0 if settings.offload_optimizer else _MOMENTS / (workers if sharded else 1)
     return _GRADIENTS + moments
 

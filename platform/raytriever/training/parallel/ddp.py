@@ -72,3 +72,6 @@ class Replicas:
     def load_state(self, slices: Iterable[Slice]) -> None:
         """See `Strategy.load_state`."""
         restore_replicated(slices, self._objective, self._optimizer)
+
+    def release(self) -> None:
+        """See `Strategy.release`: the model is whole already."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
@@ -77,6 +78,17 @@ def cut(texts: Buckets, chunk: Chunk) -> Buckets:
     Workers may end with different numbers of parts: no strategy communicates within a part.
     """
     return Buckets([piece for part in texts.buckets for piece in _pieces(part, chunk)], texts.indices)
+
+
+def level(texts: Buckets, workers: Workers) -> Buckets:
+    """Return as many parts as the worker with the most has; all workers call it.
+
+    The first part, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
+    have no effect on the loss.
+    """
+    parts = len(texts.buckets)
+    most = int(workers.maximum(torch.tensor(parts, device=texts.indices.device)))
+    return Buckets(texts.buckets + texts.buckets[:1] * (most - parts), texts.indices)
 
 
 def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
@@ -136,9 +148,9 @@ def cached_loss(
     encode: Encode,
     precision: Callable[[], AbstractContextManager[Any]],
     reduce: Callable[[Tensor], LossOutput],
-    encoder: Sequence[nn.Parameter],
+    encoder: Sequence[nn.Parameter] | None,
     loss: Sequence[nn.Parameter],
-    agreement: Agreement,
+    agreement: Agreement | None,
     keep: int = 1,
 ) -> LossOutput:
     """Return the loss of a batch whose parts are encoded one at a time.
@@ -148,9 +160,10 @@ def cached_loss(
         encode: one part to embeddings `[texts, width]`, float32.
         precision: the context of `encode`; entered once a pass, so that weights are cast once a pass.
         reduce: embeddings of all parts, in their order, to the loss.
-        encoder: trained parameters behind `encode`.
+        encoder: trained parameters behind `encode`; None where each part has a backward pass, which adds its gradients
+            to them.
         loss: trained parameters behind `reduce`.
-        agreement: of the workers on whether one ran out of memory.
+        agreement: of the workers on whether one ran out of memory; None where parts communicate.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
 
     Raises:
@@ -169,7 +182,7 @@ def cached_loss(
                 earlier_embeddings.append(encode(*part))
         return [encode(*part) for part in last]
 
-    last_embeddings = agreement.run(encode_all)
+    last_embeddings = encode_all() if agreement is None else agreement.run(encode_all)
     after = DropoutState.now(device)
 
     embeddings = torch.cat([*earlier_embeddings, *(one.detach() for one in last_embeddings)]).requires_grad_()
@@ -177,20 +190,22 @@ def cached_loss(
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
     def differentiate() -> list[Tensor | None]:
-        """Return the gradients of the encoder, summed over the parts."""
-        total = _Total(encoder)
+        """Return the gradients of the encoder, summed over the parts; none where the parts add them up themselves."""
+        total = None if encoder is None else _Total(encoder)
+        add = torch.autograd.backward if total is None else total.add
         pieces = by_embedding.split([texts_of(part) for part, _ in parts])
         while last_embeddings:
-            total.add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
+            add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
         with precision():
             for part, state, piece in zip(earlier, states, pieces, strict=False):
                 state.restore()
-                total.add(encode(*part), piece)
-        return total.gradients
+                add(encode(*part), piece)
+        return [] if total is None else total.gradients
 
-    gradients = agreement.run(differentiate)
+    gradients = differentiate() if agreement is None else agreement.run(differentiate)
     after.restore()
-    return LossOutput(_deliver(output.value, [*encoder, *loss], [*gradients, *by_loss]), output.statistics)
+    value = _deliver(output.value, [*(encoder or ()), *loss], [*gradients, *by_loss])
+    return LossOutput(value, output.statistics)
 
 
 class _Total:

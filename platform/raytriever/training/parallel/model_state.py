@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import groupby
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,13 +156,13 @@ Snapshot = Mapping[str, ndarray]
 def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
     """Return a float32 copy of every trained parameter on the first worker, nothing on the others; all workers call it.
 
-    Parameters that ZeRO-3 has sharded are gathered one at a time, so no worker needs memory for the whole model.
+    Parameters that a strategy has sharded are gathered one at a time, so no worker needs memory for the whole model.
     """
     snapshot = {}
     for name, parameter in _trained(module).items():
-        with gathered(parameter):
+        with gathered(parameter) as whole:
             if workers.rank == 0:
-                snapshot[name] = parameter.detach().to("cpu", torch.float32, copy=True).numpy()
+                snapshot[name] = whole.to("cpu", torch.float32, copy=True).numpy()
     return snapshot
 
 
@@ -198,12 +199,16 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 @contextmanager
-def gathered(parameter: nn.Parameter) -> Iterator[None]:
-    """Hold a parameter whole that ZeRO-3 has sharded; all workers call it."""
+def gathered(parameter: nn.Parameter) -> Iterator[Tensor]:
+    """Hold a parameter whole that ZeRO-3 or FSDP2 has sharded; all workers call it."""
+    shards: Any = parameter.detach()
+    if hasattr(shards, "full_tensor"):
+        yield shards.full_tensor()
+        return
     if parameter.shape == shape_of(parameter):
-        yield
+        yield parameter.detach()
         return
     from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
     with GatheredParameters([parameter]):
-        yield
+        yield parameter.detach()

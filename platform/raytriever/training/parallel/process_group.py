@@ -63,6 +63,14 @@ def current_workers() -> Workers:
     return ALONE
 
 
+def ensure_group(device: torch.device) -> None:
+    """Create a process group of one worker if there is none: DeepSpeed and FSDP2 need one."""
+    if not distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
 class _Gather(torch.autograd.Function):
     """All-gather forward, sum to the owner backward."""
 

@@ -74,6 +74,9 @@ class Strategy(Protocol):
             StorageError: the state is of another model, or incomplete.
         """
 
+    def release(self) -> None:
+        """Leave the model whole and without hooks on every worker; the strategy is not used afterwards."""
+
 
 def read_scalars(scalars: Sequence[Tensor]) -> list[float]:
     """Return tensors of one value each as numbers; one copy from the device serves them all."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.losses.engine.workers import Workers
@@ -32,12 +32,14 @@ from raytriever.training.parallel.model_state import (
     STEP,
     Slice,
     device_of_steps,
+    gathered,
     replicated_state,
     restore,
     restore_replicated,
     shape_of,
 )
 from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.process_group import ensure_group
 from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
@@ -139,6 +141,13 @@ class Zero:
         else:
             restore_replicated(slices, self._objective, self._optimizer)
 
+    def release(self) -> None:
+        """See `Strategy.release`."""
+        for parameter in self._objective.parameters():
+            with gathered(parameter) as whole:
+                values = whole.clone()
+            parameter.data = values
+
     @contextmanager
     def _gathered(self) -> Iterator[None]:
         """Gather sharded parameters once for all chunks of a step."""
@@ -159,14 +168,11 @@ def _deepspeed(device: torch.device) -> Any:
         raise ConfigError(
             "DeepSpeed is not installed", "--strategy", "pip install 'raytriever[deepspeed]', or use --strategy ddp"
         ) from error
+    ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`", FutureWarning)
     # Its own kernel for collectives in shared memory is compiled for up to a minute, and gloo is no slower.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if not distributed.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        store = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     return deepspeed
 
 

@@ -1,0 +1,175 @@
+"""FSDP2 in a group of one process: the steps, states and errors of DDP, with whole weights and by block."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.encoder import set_dropout
+from raytriever.models.precision import base_type
+from raytriever.models.prepare import prepare_for_training
+from raytriever.models.retriever import load_retriever
+from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
+from raytriever.training.parallel.fsdp2 import FullyShard, blocks, fits_whole
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import Strategy
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TEXTS = 12
+LORA = {"lora_rank": 2, "precision": "bf16"}
+VARIANTS: dict[str, dict[str, object]] = {
+    "whole batch": {"chunk": None},
+    "cached": {},
+    "separate towers": {"towers": "separate"},
+    "adapters": LORA,
+    "adapters of separate towers": {**LORA, "towers": "separate"},
+    "head": {"head": True},
+    "checkpointed activations": {"activation_checkpointing": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_group_remains() -> Iterator[None]:
+    yield
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def objective(encoder: Path, device: str, **options: object) -> Objective:
+    precision, head = str(options.pop("precision", "fp32")), options.pop("head", False)
+    chunk = options.pop("chunk", Chunk(sequences=5))
+    config = ModelConfig(str(encoder), **options)  # type: ignore[arg-type]
+    retriever = load_retriever(config, base_type(config.lora_rank, precision))
+    prepare_for_training(retriever, config, 0)
+    if head:
+        torch.manual_seed(1)
+        retriever.query.head.append(nn.Linear(32, 16))
+    set_dropout(retriever, 0.0)
+    loss = build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True))
+    return Objective(retriever.train(), loss, precision, chunk).to(device)  # type: ignore[arg-type]
+
+
+def batch(model: Objective, device: str) -> SimpleNamespace:
+    texts = ["".join(chr(97 + (7 * row + column) % 26) for column in range(3 + row)) for row in range(TEXTS)]
+    numbers = torch.arange(TEXTS, device=device)
+    sides = [model.retriever.tokenize(texts, side).to(torch.device(device)) for side in ("query", "passage")]
+    return SimpleNamespace(queries=sides[0], passages=sides[1], ids=BatchIds(numbers, numbers[:, None], numbers))
+
+
+def strategy_of(name: str, model: Objective, device: str) -> Strategy:
+    optimizer = build_optimizer(model, 1.0, 0.01)
+    for group in optimizer.param_groups:
+        group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
+    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    if name == "by block":
+        return FullyShard(model, optimizer, ALONE, place, 1.0, by_block=True)
+    return build_strategy(name, model, optimizer, ALONE, place, 1.0)
+
+
+def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> list[float]:
+    return [strategy.step(batch(model, device), 1e-2, step).output.value.item() for step in range(count)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", ["fsdp2", "by block"])
+def test_a_step_is_that_of_ddp(name: str, variant: str, device: str, tiny_encoder: Path) -> None:
+    losses, weights = [], []
+    for strategy in ("ddp", name):
+        model = objective(tiny_encoder, device, **VARIANTS[variant])
+        built = strategy_of(strategy, model, device)
+        losses.append(steps(built, model, device))
+        weights.append(take_snapshot(model, ALONE))
+        with torch.no_grad():
+            losses[-1].append(built.measure(batch(model, device)).value.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6 if device == "cpu" else 1e-5)
+    assert losses[0][0] != losses[0][1]
+    assert weights[0].keys() == weights[1].keys()
+    for key, values in weights[0].items():
+        assert weights[1][key] == pytest.approx(values, abs=2e-6 if device == "cpu" else 1e-4), key
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["fsdp2", "by block"])
+def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path) -> None:
+    expected = objective(tiny_encoder, device)
+    losses = steps(strategy_of("ddp", expected, device), expected, device, 6)
+    saved: list[Slice] = []
+    found: list[float] = []
+    for strategy in (name, "ddp", name):
+        model = objective(tiny_encoder, device)
+        built = strategy_of(strategy, model, device)
+        if saved:
+            built.load_state(saved)
+        found += steps(built, model, device)
+        saved = [Slice(one.name, one.values.clone().cpu(), one.start, one.shape) for one in built.state()]
+    assert found == pytest.approx(losses, rel=1e-5 if device == "cpu" else 1e-4)
+    assert {float(one.values) for one in saved if one.name.endswith(":step")} == {6}
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "by block"])
+def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, "cpu", towers="separate")
+    kinds = [type(module) for module in model.modules()]
+    built = strategy_of(name, model, "cpu")
+    steps(built, model, "cpu")
+    snapshot = take_snapshot(model, ALONE)
+    assert kinds != [type(module) for module in model.modules()]
+    built.release()
+    assert kinds == [type(module) for module in model.modules()]
+    assert all(type(value) is torch.Tensor for value in model.state_dict().values())
+    other = objective(tiny_encoder, "cpu", towers="separate")
+    load_snapshot(other, snapshot)
+    for one in (model, copy.deepcopy(model)):
+        value = one(batch(one, "cpu"), ALONE).value
+        torch.testing.assert_close(value, other(batch(other, "cpu"), ALONE).value)
+        value.backward()
+    assert all(p.grad is not None for p in model.loss.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["fsdp2", "by block"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_step_that_failed_is_done_again(
+    name: str, where: str, device: str, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = objective(tiny_encoder, device)
+    losses = steps(strategy_of("ddp", expected, device), expected, device)
+    model = objective(tiny_encoder, device)
+    built = strategy_of(name, model, device)
+
+    def fail(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    def fail_later(module: object, inputs: object, output: tuple[torch.Tensor, ...] | torch.Tensor) -> None:
+        first = output if isinstance(output, torch.Tensor) else output[0]
+        if first.requires_grad:
+            first.register_hook(fail)
+
+    block = blocks(model.retriever.query.backbone)[0].get_submodule("attention.output.dense")
+    hook = block.register_forward_hook(fail if where == "forward" else fail_later)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        built.step(batch(model, device), 1e-2, 0)
+    hook.remove()
+    assert steps(built, model, device) == pytest.approx(losses, rel=1e-6 if device == "cpu" else 1e-5)
+
+
+def test_large_models_are_gathered_by_block() -> None:
+    memory = 80 * 10**9
+    assert fits_whole(4 * 560_000_000, 560_000_000, memory)
+    assert fits_whole(2 * 7_600_000_000, 44_000_000, memory)  # adapters on a base in bf16
+    assert not fits_whole(4 * 7_600_000_000, 7_600_000_000, memory)

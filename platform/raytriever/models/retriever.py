@@ -72,7 +72,7 @@ class Retriever(nn.Module):
     def choose_packing(self, precision: str) -> None:
         """Pack batches on CUDA in bf16 if the transformers can encode packed texts, else pad them.
 
-        In fp32 there is no kernel for packed texts, and on a CPU buckets of similar length are as fast.
+        In fp32 and on a CPU there is no kernel for packed texts: their attention is computed text by text.
         """
         self.packs = False
         if next(self.parameters()).device.type != "cuda":

@@ -1,9 +1,9 @@
 """Losses: time, memory and accuracy, compared with thresholds and with other implementations.
 
-Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON] [--device cuda]`. Needs torch and numba. Rows
-of sentence-transformers and LibAUC (in its own environment, given by its Python) appear where these are installed.
-Times are medians of forward and backward passes; both sides of a ratio are warmed up and alternate in one process. Peak
-memory is that of a fresh process without its inputs. With `--device cuda` the rows are those that need a GPU.
+Run: `python benchmarks/losses.py [--json PATH] [--libauc-python PYTHON]`. Needs torch and numba. Rows of
+sentence-transformers and LibAUC (in its own environment, given by its Python) appear where these are installed. Times
+are medians of forward and backward passes; both sides of a ratio are warmed up and alternate in one process. Peak
+memory is that of a fresh process without its inputs. `gpu.py` measures the losses on a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ AGAINST = "mw against cross_entropy"
 Step = Callable[[], object]
 
 
-def embeddings(batch: int, device: str = "cpu", width: int = WIDTH, dtype: torch.dtype = torch.float32) -> list:
+def embeddings(batch: int) -> list:
     """Return unit queries and passages with a positive near each query; passages 0 to B - 1 are the positives."""
-    generator = torch.Generator(device).manual_seed(0)
-    shape = {"generator": generator, "device": device}
-    queries = functional.normalize(torch.randn(batch, width, **shape), dim=1)
-    passages = functional.normalize(torch.randn(batch * (1 + HARD), width, **shape), dim=1)
+    generator = torch.Generator().manual_seed(0)
+    queries = functional.normalize(torch.randn(batch, WIDTH, generator=generator), dim=1)
+    passages = functional.normalize(torch.randn(batch * (1 + HARD), WIDTH, generator=generator), dim=1)
     passages[:batch] = functional.normalize(0.4 * queries + passages[:batch], dim=1)
-    return [x.to(dtype).requires_grad_() for x in (queries, passages)]
+    return [x.requires_grad_() for x in (queries, passages)]
 
 
 def scores(batch: int) -> torch.Tensor:
@@ -127,8 +126,6 @@ def times(steps: dict[str, Step], repeats: int) -> dict[str, float]:
         for name, step in steps.items():
             start = perf_counter()
             step()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
             durations[name].append(perf_counter() - start)
     return {name: median(all_of_it) for name, all_of_it in durations.items()}
 
@@ -296,32 +293,9 @@ def in_fresh_processes(libauc: str | None) -> dict[str, End]:
     return results
 
 
-def on_cuda() -> dict[str, End]:
-    """Measure what needs a GPU: bf16, width 1024."""
-    inputs = embeddings(8192, "cuda", 1024, torch.bfloat16)
-    durations = times({"mw": ours("mw", inputs), "infonce": rival("materialised infonce", inputs)}, 7)
-    square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    peak = 2 * 8192**3 / times({"product": lambda: square @ square}, 7)["product"]
-    share = 3 * 2 * 8192 * 8192 * (1 + HARD) * 1024 / durations["mw"] / peak
-    ratio = durations["mw"] / durations["infonce"]
-    inputs = embeddings(65536, "cuda", 1024, torch.bfloat16)
-    torch.cuda.reset_peak_memory_stats()
-    before, start = torch.cuda.memory_allocated(), perf_counter()
-    ours("mw", inputs)()
-    torch.cuda.synchronize()
-    extra = (torch.cuda.max_memory_allocated() - before) / 1e9
-    return {
-        "mw / infonce by cross_entropy, B=8192 (x)": End(ratio, "at most 1.5", ratio <= 1.5),
-        "mw, share of the matrix-product peak, B=8192": End(share, "reported", True),
-        "mw: B=65536 runs (s)": End(perf_counter() - start, "runs", True),
-        "mw: extra memory, B=65536 (GB)": End(extra, "reported", True),
-    }
-
-
 def main() -> None:
     """Measure and report."""
     line = parser(__doc__.splitlines()[0])
-    line.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     line.add_argument("--threads", type=int, default=2, help="processor threads")
     line.add_argument("--libauc-python", metavar="PYTHON", help="the Python of an environment that has LibAUC")
     line.add_argument("--alone", help=argparse.SUPPRESS)
@@ -330,8 +304,6 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.alone:
         alone(options.alone, options.batch, options.threads)
-    elif options.device == "cuda":
-        report(f"losses on {torch.cuda.get_device_name()}", on_cuda(), options.json)
     else:
         results = from_scores() | from_embeddings() | in_fresh_processes(options.libauc_python)
         report(f"losses, {options.threads} threads, fp32, d = {WIDTH}, H = {HARD}", results, options.json)

@@ -32,6 +32,16 @@ SECTIONS = (
     ),
     ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
     ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
+    (
+        "gpu-estimate",
+        "Estimated steps on a GPU",
+        "gpu_estimate.py",
+        "Estimates for an H200 from counted operations, padded and packed; nothing here was measured on a GPU.",
+    ),
+    ("gpu-losses", "Losses on a GPU", "gpu.py --sections losses", "MW against the cross-entropy of stored scores."),
+    ("gpu-training", "Training on a GPU", "gpu.py --sections training", "Steps against sentence-transformers."),
+    ("gpu-retrieval", "Encoding and search on a GPU", "gpu.py --sections retrieval", "Against the bare arithmetic."),
+    ("gpu-repeat", "Repeated trainings on a GPU", "gpu.py --sections repeat", "Equal losses, also after a stop."),
     ("memory", "Memory plan", "memory.py", "Planned memory of `train --dry-run` against allocated bytes."),
     (
         "lora-memory",

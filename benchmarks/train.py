@@ -4,7 +4,7 @@ Run: `python benchmarks/train.py [--json PATH] [--turns N]`. It trains MiniLM on
 step, `CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process that trains a few steps
 and reports the time of all but the first. The two alternate, so other load on the machine affects both.
 
-`--device cuda` measures XLM-R-Large on a GPU instead (`train_large.py`), which needs only torch and transformers.
+`gpu.py` measures training steps on a GPU.
 """
 
 from __future__ import annotations
@@ -164,19 +164,9 @@ def main() -> None:
     own = parser(__doc__ or "")
     own.add_argument("--dataset", type=Path, default=SQUAD, metavar="PATH", help="with a train split")
     own.add_argument("--turns", type=int, default=2, metavar="N", help="of each")
-    own.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: XLM-R-Large, random weights")
     own.add_argument("--turn", choices=("ours", "theirs"), help=argparse.SUPPRESS)
     own.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=argparse.SUPPRESS)
     arguments = own.parse_args()
-    if arguments.device == "cuda":
-        import torch
-
-        from train_large import SIZES, measured
-
-        device = torch.device("cuda")
-        results = measured(device, SIZES["large"], "bf16")
-        report(f"training steps of XLM-R-Large, {torch.cuda.get_device_name(device)}", results, arguments.json)
-        return
     if arguments.turn:
         times = {"ours": ours, "theirs": theirs}[arguments.turn](arguments.precision, arguments.dataset)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

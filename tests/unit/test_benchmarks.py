@@ -1,20 +1,61 @@
-"""The benchmark for a GPU also runs on a CPU, with a small encoder."""
+"""The benchmark for a GPU runs on a CPU too, with small sizes; the estimate for a GPU needs none."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CPU = torch.device("cpu")
 
 
-def test_large_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def section(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    large = importlib.import_module("train_large")
-    found = large.measured(torch.device("cpu"), large.SIZES["tiny"], "bf16")
-    assert found["raytriever, examples a second"].value > 0
-    rate = found["raytriever, tokens a second"].value / found["raytriever, examples a second"].value
-    assert rate == pytest.approx(32 + 6 * 128)
+    return importlib.import_module(request.param)
+
+
+@pytest.mark.parametrize("section", ["on_gpu.losses", "on_gpu.retrieval", "on_gpu.repeat"], indirect=True)
+def test_small_sizes_run_on_a_cpu(section: ModuleType) -> None:
+    ends = section.measure(CPU, "tiny")
+    assert all(end.value > 0 for name, end in ends.items() if not name.endswith("(GB)"))
+    assert all(end.holds for end in ends.values() if end.target == "1")
+
+
+@pytest.mark.parametrize("section", ["on_gpu.training"], indirect=True)
+def test_both_libraries_train_on_the_same_tokens(section: ModuleType, tmp_path: Path) -> None:
+    case = section.CASES["tiny"][0]
+    directory = section.write_model(tmp_path, case.shape, CPU)
+    rates = section.ours(case, directory, CPU)
+    columns = list(section._their_batch(case, directory, 0))
+    assert len(columns) == 2 + section.NEGATIVES
+    expected = sum(int(column["attention_mask"].sum()) for column in columns)
+    texts = [len(column["attention_mask"]) for column in columns]
+    assert texts == [case.queries] * len(columns)
+    assert expected / case.queries == pytest.approx(rates["tokens_per_second"] / rates["queries_per_second"])
+    assert section.theirs(case, directory, CPU)[0] > 0
+
+
+@pytest.mark.parametrize("section", ["gpu_estimate"], indirect=True)
+def test_packing_saves_launches(section: ModuleType) -> None:
+    case = section.Case("tiny", 4, 2**20)
+    (padded, _, useful), (packed, _, equal) = (section.step(case, way) for way in ("padded", "packed"))
+    assert 0 < packed < padded
+    assert useful == equal > 0
+
+
+def test_a_missing_gpu_is_one_line() -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py")]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "benchmarks/gpu.py: torch finds no CUDA device: use a machine with one, or --device cpu --size tiny\n"
+    )

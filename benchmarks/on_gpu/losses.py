@@ -1,0 +1,177 @@
+"""Losses on embeddings of width 1,024 in batches of 8,192 with five hard negatives a query.
+
+The baselines are the cross-entropy of a stored matrix of scores, in bf16, and a streaming InfoNCE that stores no scores
+and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). Errors are those against float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ends import End
+from on_gpu.measuring import peak_gb, seconds_of, synchronize
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.registry import build_loss
+
+TAU, NEGATIVES = 0.01, 5
+NAMES = ("infonce", "lsepair", "triplet", "joint")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of the batches.
+
+    Args:
+        batch: queries of the comparison.
+        width: of the embeddings.
+        largest: queries of the largest batch.
+        exact: queries of the comparison with float64.
+    """
+
+    batch: int
+    width: int
+    largest: int
+    exact: int
+
+
+SIZES = {"full": Size(8_192, 1_024, 65_536, 512), "tiny": Size(64, 32, 96, 16)}
+
+
+def measure(device: torch.device, size: str) -> dict[str, End]:
+    """Return the figures of all losses."""
+    sizes = SIZES[size]
+    queries, passages = embeddings(sizes.batch, sizes.width, device)
+    baselines = {
+        "cross_entropy, bf16": stored(queries, passages),
+        "streaming InfoNCE, bf16": streaming(queries, passages),
+    }
+    baseline = {name: seconds_of(step, device) for name, step in baselines.items()}
+    ends = {f"{name} (ms)": End(1e3 * seconds, "reported", True) for name, seconds in baseline.items()}
+    for precision in ("fp32", "tf32", "bf16"):
+        step = ours("mw", precision, queries, passages)
+        seconds = seconds_of(step, device)
+        ends[f"mw, {precision} (ms)"] = End(1e3 * seconds, "reported", True)
+        ratio = seconds / baseline["cross_entropy, bf16"]
+        is_target = precision == "bf16"
+        ends[f"mw, {precision} / cross_entropy, bf16 (x)"] = End(
+            ratio, "at most 1" if is_target else "reported", ratio <= 1 or not is_target
+        )
+        ends[f"mw, {precision}: memory (GB)"] = End(peak_gb(step, device), "reported", True)
+        first, second = step(), step()
+        same = all(bool((one == other).all()) for one, other in zip(first, second, strict=True))
+        ends[f"mw, {precision}: two runs have the same bits"] = End(float(same), "1", same)
+        ends |= errors(precision, sizes, device)
+    for name in NAMES:
+        seconds = seconds_of(ours(name, "bf16", queries, passages), device)
+        ends[f"{name}, bf16 (ms)"] = End(1e3 * seconds, "reported", True)
+    del queries, passages
+    ends |= largest(sizes, device)
+    return ends
+
+
+def embeddings(batch: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return unit float32 queries and passages; passages 0 to B - 1 are near their queries."""
+    torch.manual_seed(0)
+    queries = functional.normalize(torch.randn(batch, width, device=device), dim=1)
+    passages = torch.randn(batch * (1 + NEGATIVES), width, device=device)
+    passages[:batch] = passages[:batch] / width**0.5 + 0.4 * queries
+    return queries.requires_grad_(), functional.normalize(passages, dim=1).requires_grad_()
+
+
+def ours(name: str, precision: str, queries: Tensor, passages: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Return a step of one of our losses: it returns the loss and the gradients of the embeddings."""
+    batch = len(queries)
+    rows = torch.arange(batch, device=queries.device)
+    ids = BatchIds(rows, rows[:, None], torch.arange(len(passages), device=queries.device))
+    loss = build_loss(LossConfig(loss=name, temperature=TAU, loss_precision=precision)).to(queries.device)
+
+    def step() -> tuple[Tensor, ...]:
+        value = loss(queries, passages, ids).value
+        return value.detach(), *torch.autograd.grad(value, [queries, passages])
+
+    return step
+
+
+def stored(queries: Tensor, passages: Tensor) -> Callable[[], Any]:
+    """Return a step of InfoNCE by `cross_entropy` of all scores, in bf16."""
+    labels = torch.arange(len(queries), device=queries.device)
+    left, right = (one.detach().to(torch.bfloat16).requires_grad_() for one in (queries, passages))
+
+    def step() -> Any:
+        value = functional.cross_entropy((left @ right.T) / TAU, labels)
+        return torch.autograd.grad(value, [left, right])
+
+    return step
+
+
+def streaming(queries: Tensor, passages: Tensor, block: int = 8_192) -> Callable[[], Any]:
+    """Return a step of InfoNCE that reads blocks of candidates twice and stores no scores, bf16 products."""
+    left, right = (one.detach().to(torch.bfloat16) for one in (queries, passages))
+    rows = torch.arange(len(left), device=left.device)
+
+    def step() -> Any:
+        sums = torch.full((len(left),), -torch.inf, device=left.device)
+        for begin in range(0, len(right), block):
+            scores = (left @ right[begin : begin + block].T).float() / TAU
+            sums = torch.logaddexp(sums, scores.logsumexp(1))
+        by_query, by_passage = torch.zeros_like(left), torch.empty_like(right)
+        for begin in range(0, len(right), block):
+            part = right[begin : begin + block]
+            share = ((left @ part.T).float() / TAU - sums[:, None]).exp_()
+            own = (rows >= begin) & (rows < begin + len(part))
+            share[own, rows[own] - begin] -= 1
+            share = (share / (TAU * len(left))).to(torch.bfloat16)
+            by_query += share @ part
+            by_passage[begin : begin + block] = share.T @ left
+        return by_query, by_passage
+
+    return step
+
+
+def errors(precision: str, sizes: Size, device: torch.device) -> dict[str, End]:
+    """Compare loss and gradients of MW with all pairs in float64."""
+    queries, passages = embeddings(sizes.exact, sizes.width, device)
+    value, *gradients = ours("mw", precision, queries, passages)()
+    left, right = (one.detach().double().requires_grad_() for one in (queries, passages))
+    scores = left @ right.T
+    is_positive = torch.eye(*scores.shape, dtype=torch.bool, device=device)
+    negatives = scores[~is_positive]
+    total = scores.new_zeros(())
+    expected = [torch.zeros_like(left), torch.zeros_like(right)]
+    # Some positives at a time: the pairs of a block take some gigabytes.
+    for block in scores[is_positive].split(max(1, (1 << 27) // len(negatives))):
+        share = functional.softplus((negatives - block[:, None]) / TAU).sum() / (len(queries) * len(negatives))
+        for whole, part in zip(expected, torch.autograd.grad(share, [left, right], retain_graph=True), strict=True):
+            whole += part
+        total += share.detach()
+    largest = max(float(one.abs().max()) for one in expected)
+    worst = max(float((one - other).abs().max()) for one, other in zip(gradients, expected, strict=True)) / largest
+    relative = abs(float(value) - float(total)) / float(total)
+    limit = {"fp32": 1e-5}.get(precision)
+    return {
+        f"mw, {precision}: relative error of the loss": End(
+            relative, f"at most {limit}" if limit else "reported", limit is None or relative <= limit
+        ),
+        f"mw, {precision}: error of the gradient by its largest value": End(worst, "reported", True),
+    }
+
+
+def largest(sizes: Size, device: torch.device) -> dict[str, End]:
+    """Run MW on the largest batch."""
+    queries, passages = embeddings(sizes.largest, sizes.width, device)
+    step = ours("mw", "bf16", queries, passages)
+    memory = peak_gb(step, device)
+    seconds = seconds_of(step, device, repeats=2)
+    synchronize(device)
+    name = f"mw, bf16, {sizes.largest:,} x {sizes.largest * (1 + NEGATIVES):,}"
+    return {
+        f"{name} (s)": End(seconds, "runs", True),
+        f"{name}: memory (GB)": End(memory, "reported", True),
+    }

@@ -1,0 +1,108 @@
+"""Trainings that repeat: twice the same, and interrupted and resumed, compared by the bits of their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import torch
+
+from ends import End
+from on_gpu.models import contents, write_model
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batches import Batch
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import TrainingSetup, train
+
+STEPS, STOP = 6, 4
+SHAPES = {"full": ("minilm", 64), "tiny": ("tiny", 4)}
+LOSSES = {"full": ("mw", "infonce", "lsepair"), "tiny": ("mw",)}
+
+
+class _Interrupted(Exception):
+    """The training was ended from outside."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Random batches, a function of the step."""
+
+    queries: int
+    positives_per_query: int = 1
+    negatives_per_query: int = 2
+
+    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+        """Return the batch of a step."""
+        group = self.positives_per_query + self.negatives_per_query
+        rows = torch.arange(self.queries)
+        passages = contents(self.queries * group, 64, step + 1_000)
+        ids = BatchIds(rows, rows[:, None] * group, torch.arange(len(passages)), seed=0, step=step)
+        queries = retriever.batch_of(contents(self.queries, 32, step), "query")
+        return Batch(queries, retriever.batch_of(passages, "passage"), ids)
+
+
+def measure(device: torch.device, size: str) -> dict[str, End]:
+    """Return for each loss whether its trainings repeat."""
+    shape, queries = SHAPES[size]
+    ends = {}
+    with TemporaryDirectory() as scratch:
+        directory = write_model(Path(scratch), shape, device)
+        for loss in LOSSES[size]:
+            first, second, resumed = (
+                _losses(Path(scratch) / f"{loss}-{name}", directory, loss, queries, device, stop)
+                for name, stop in (("first", None), ("second", None), ("resumed", STOP))
+            )
+            ends[f"{loss}: two trainings have the same losses"] = End(float(first == second), "1", first == second)
+            ends[f"{loss}: a resumed training has the same losses"] = End(
+                float(first == resumed), "1", first == resumed
+            )
+    return ends
+
+
+def _losses(
+    folder: Path, directory: Path, loss: str, queries: int, device: torch.device, stop: int | None
+) -> dict[int, float]:
+    """Return the loss of each step of a training, which is interrupted after `stop` steps and called again."""
+    folder.mkdir()
+    losses: dict[int, float] = {}
+
+    def keep(step: int, metrics: Mapping[str, float]) -> None:
+        if "loss" in metrics:
+            losses[step] = metrics["loss"]
+            if step == stop and step + 1 not in losses and not interrupted:
+                interrupted.append(step)
+                raise _Interrupted
+
+    interrupted: list[int] = []
+    for _ in range(2):
+        retriever = load_retriever(ModelConfig(str(directory), query_length=32, passage_length=64)).to(device)
+        source = cast(Any, _Source(queries))
+        setup = TrainingSetup(
+            retriever=retriever,
+            train=source,
+            dev=source,
+            loss=LossConfig(loss, temperature=0.05),
+            training=TrainingConfig(
+                batch_size=queries, max_steps=STEPS, eval_steps=3, dev_batches=1, warmup_steps=1, dropout=0.1
+            ),
+            total_steps=STEPS,
+            precision="bf16" if device.type == "cuda" else "fp32",
+            device=device,
+            workers=ALONE,
+            folder=folder,
+            on_metrics=keep,
+            log=lambda line: None,
+        )
+        try:
+            train(setup)
+        except _Interrupted:
+            continue
+        break
+    return losses

@@ -26,9 +26,10 @@ from raytriever.models.encoder import Encoder
 from raytriever.models.retriever import Retriever
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import build_strategy, current_workers
+from raytriever.training.parallel.process_group import current_workers
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of

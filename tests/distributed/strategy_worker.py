@@ -29,6 +29,7 @@ from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Chunk, cut
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.out_of_memory import Agreement
 from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.parallel.strategy import Strategy, TrainingError
 
@@ -93,7 +94,8 @@ def objective_of(encoder: str, case: Case) -> Objective:
             case.loss, temperature=0.1, learn_temperature=case.loss != "triplet", distribution_weight=0.2, margin=0.5
         )
     )
-    return Objective(retriever, loss, case.precision, case.chunk if case.cached else None)
+    chunk = case.chunk if case.cached else None
+    return Objective(retriever, loss, case.precision, chunk, Agreement(current_workers()))
 
 
 def on_the_wire(run: Callable[[], object]) -> dict[str, int]:

@@ -57,4 +57,7 @@ def test_a_worker_holds_what_was_planned(strategy: str, tmp_path: Path, monkeypa
     for worker in measured(strategy, tmp_path):
         assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
         if strategy in ("zero1", "zero2"):
-            assert worker["between"] == pytest.approx(parts.weights + parts.optimizer, rel=0.01)
+            # Stage 1 keeps its last message of gradients, which the plan counts within a step.
+            message = 4 * BUCKET if strategy == "zero1" else 0
+            between = parts.weights + parts.optimizer
+            assert 0.99 * between < worker["between"] < 1.01 * between + message

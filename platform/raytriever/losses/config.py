@@ -76,9 +76,9 @@ class LossConfig:
         "weight hard negatives by the teacher's scores (losses by row except the symmetric one)",
         needs=f"loss={'|'.join(SOFT_LABEL_LOSSES)}",
     )
-    loss_precision: str = option(
-        "fp32",
-        "operands of the loss's matrix products: fp32, tf32 (on a GPU) or bf16; sums and scores are fp32 with each",
+    loss_precision: str | None = option(
+        None,
+        "operands of the loss's matrix products: fp32 (the default), tf32 (on a GPU) or bf16; sums and scores are fp32",
         choices=("fp32", "tf32", "bf16"),
         needs=f"loss={'|'.join(SCORE_LOSSES)}",
     )
@@ -93,6 +93,11 @@ class LossConfig:
     def needs_teacher(self) -> bool:
         """True if the loss reads a teacher's scores."""
         return self.loss in DISTILLATION_LOSSES or self.soft_labels
+
+    @property
+    def operands(self) -> str:
+        """The precision of the operands of the loss's matrix products; None in the setting is `fp32`."""
+        return self.loss_precision or "fp32"
 
     @property
     def widths(self) -> tuple[int, ...]:

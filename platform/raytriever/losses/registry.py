@@ -48,11 +48,11 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
         columns = row_loss.positives(batch.positives, ids)
         if not config.soft_labels or batch.teacher is None:
             reduction = RowReduction(row_loss, columns, batch.rows)
-            return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
+            return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
         labels = SoftLabels.of(batch, config.teacher_temperature)
         group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
         reduction = RowReduction(row_loss, columns, batch.rows, labels)
-        share = sweep(reduction, batch, log_temperature, config.loss_precision)
+        share = sweep(reduction, batch, log_temperature, config.operands)
         return LossShare(share, group.statistics(ids, workers))
 
     return reduce
@@ -86,13 +86,13 @@ def triplet(
 ) -> LossShare:
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.positives, config.margin, batch.rows)
-    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
+    return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
 
 
 def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossShare:
     """Compare every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
-    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), reduction.statistics)
+    return LossShare(sweep(reduction, batch, log_temperature, config.operands), reduction.statistics)
 
 
 LOSSES: dict[str, ScoreLoss] = {

@@ -113,7 +113,8 @@ MODELS: dict[str, Build] = {
 def encodings(model: SentenceTransformer | Retriever) -> ndarray:
     if isinstance(model, Retriever):
         return np.concatenate([encode_texts(model, TEXTS, side) for side in ("query", "passage")])
-    return np.concatenate([model.encode_query(TEXTS), model.encode_document(TEXTS)])
+    # One text at a time: padding before a text of BERT would shift its positions in the library.
+    return np.concatenate([model.encode_query(TEXTS, batch_size=1), model.encode_document(TEXTS, batch_size=1)])
 
 
 def cosines(one: ndarray, other: ndarray) -> ndarray:

@@ -41,7 +41,7 @@ weight = torch.nn.Parameter(torch.ones(1 << 10))
 tried = []
 def encode(texts):
     tried.append(texts)
-    hidden = torch.ones(texts, 1 << 20)[:, : 1 << 20] * weight.sum()  # 4 MiB a text, kept
+    hidden = torch.ones(texts, 1 << 20)[:, : 1 << 20] * weight.sum()  # 8 MiB a text, kept: both factors
     return (hidden * hidden).sum(1, keepdim=True)
 torch.autograd.grad(encode(1).sum(), weight)
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -73,7 +73,7 @@ def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
     assert len(tried) > 3
     assert chunk == tried[-1]
     assert json.loads((tmp_path / FILE).read_text()) == {
-        "model limited, length 8, precision fp32, device cpu, strategy ddp, workers 1": [chunk, 256, 4 << 20]
+        "model limited, length 8, precision fp32, device cpu, strategy ddp, workers 1": [chunk, 256, 8 << 20]
     }
     assert under_a_limit(400 << 20, tmp_path) == [chunk, []]  # nothing is tried again
 

@@ -102,7 +102,7 @@ def test_an_unknown_strategy_is_refused(tiny_encoder: Path) -> None:
 
 def test_only_what_is_sharded_is_offloaded(tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, None)
-    with pytest.raises(ConfigError, match="--strategy: ddp does not shard the optimizer"):
+    with pytest.raises(ConfigError, match="--strategy: ddp cannot offload the optimizer; use zero1, zero2 or zero3"):
         build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0, offload=True)
 
 

@@ -29,6 +29,14 @@ def test_small_sizes_run_on_a_cpu(section: ModuleType) -> None:
     assert all(end.holds for end in ends.values() if end.target == "1")
 
 
+@pytest.mark.parametrize("section", ["on_gpu.losses"], indirect=True)
+def test_the_baselines_are_the_same_loss(section: ModuleType) -> None:
+    inputs = section.embeddings(24, 32, CPU)
+    stored, streaming = section.stored(*inputs)(), section.streaming(*inputs, block=40)()
+    for one, other in zip(stored, streaming, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), atol=0.03 * float(one.abs().max()), rtol=0)
+
+
 @pytest.mark.parametrize("section", ["on_gpu.training"], indirect=True)
 def test_both_libraries_train_on_the_same_tokens(section: ModuleType, tmp_path: Path) -> None:
     case = section.CASES["tiny"][0]

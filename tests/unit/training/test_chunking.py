@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,16 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.losses.engine.workers import ALONE
+from raytriever.models.packing import is_packed
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import chunk_of, search
 from raytriever.training.parallel.grad_cache import Chunk
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 
@@ -51,3 +56,21 @@ def test_what_is_searched_for_fits_into_what_is_free(
     other = search(TrainingConfig(batch_size=16, strategy="zero2"), 48, work.retriever, "bf16", CPU, ALONE)
     assert other is None or other >= 1
     assert len((tmp_path / find_chunk.FILE).read_text().splitlines()) > 2  # each is remembered for itself
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_search_encodes_texts_as_training_does(
+    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    layouts: list[bool] = []
+    with sham_device():
+        work, recorder = make_assignment(device=CUDA, precision=precision, total_steps=2)
+        work.retriever.query.register_forward_pre_hook(lambda _, inputs: layouts.append(is_packed(inputs[0])))
+        work.retriever.choose_packing(precision)
+        search(work.training, 48, work.retriever, precision, CUDA, ALONE)
+        searched = set(layouts)
+        layouts.clear()
+        train(work)  # the search is remembered
+    assert len(recorder.losses) == 2
+    assert searched == set(layouts) == {precision == "bf16"}

@@ -30,7 +30,7 @@ from raytriever.training.parallel.chunk_size import (
 from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 CPU = torch.device("cpu")
-HERE = Circumstances("tiny 1", 8, "fp32", "cpu", "ddp", 1)
+HERE = Circumstances("tiny 1", 8, "fp32", "padded", "cpu", "ddp", 1)
 UNDER_A_LIMIT = """
 import json, resource
 from pathlib import Path
@@ -47,7 +47,7 @@ torch.autograd.grad(encode(1).sum(), weight)
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
 tried.clear()
-circumstances = module.Circumstances("limited", 8, "fp32", "cpu", "ddp", 1)
+circumstances = module.Circumstances("limited", 8, "fp32", "padded", "cpu", "ddp", 1)
 try:
     print(json.dumps([module.find_chunk(encode, [weight], 256, torch.device("cpu"), circumstances), tried]))
 except Exception as error:
@@ -73,7 +73,11 @@ def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
     assert len(tried) > 3
     assert chunk == tried[-1]
     assert json.loads((tmp_path / FILE).read_text()) == {
-        "model limited, length 8, precision fp32, device cpu, strategy ddp, workers 1": [chunk, 256, 8 << 20]
+        "model limited, length 8, precision fp32, texts padded, device cpu, strategy ddp, workers 1": [
+            chunk,
+            256,
+            8 << 20,
+        ]
     }
     assert under_a_limit(400 << 20, tmp_path) == [chunk, []]  # nothing is tried again
 

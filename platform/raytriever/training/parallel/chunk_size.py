@@ -12,12 +12,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.engine.workers import Workers
-from raytriever.models.packing import TokenBatch, is_packed, lengths_of, texts_of, tokens_of
+from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
@@ -70,6 +71,7 @@ class Circumstances:
         model: its class and number of parameters.
         length: of the longest text, in tokens.
         precision: `fp32` or `bf16`.
+        texts: `packed` or `padded`.
         device: its name and its memory.
         strategy: of training, which may shard gradients and moments.
         workers: in the group.
@@ -78,6 +80,7 @@ class Circumstances:
     model: str
     length: int
     precision: str
+    texts: str
     device: str
     strategy: str
     workers: int
@@ -128,13 +131,14 @@ def agreed(chunk: int | None, texts: int, workers: Workers, device: torch.device
 
 
 def trial(retriever: Retriever, length: int, precision: str, device: torch.device) -> Callable[[int], Tensor]:
-    """Return `encode` of `find_chunk`: it encodes texts of the longest length with the tower of the passages."""
+    """Return `encode` of `find_chunk`: texts of the longest length, packed or padded as in training, as passages."""
 
     def encode(texts: int) -> Tensor:
         state = DropoutState.now(device)
-        ids = torch.zeros(texts, length, dtype=torch.long, device=device)
+        ids = [np.zeros(length, dtype=np.int64)] * texts
+        tokens = retriever.pack(ids, "passage") if retriever.packs else retriever.pad(ids)
         with autocast(precision, device):
-            embeddings = retriever.encode({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "passage")
+            embeddings = retriever.encode(move(tokens, lambda tensor: tensor.to(device)), "passage")
         state.restore()
         return embeddings.float()
 
@@ -307,6 +311,7 @@ def _circumstances(
         model=f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
         length=longest(retriever),
         precision=precision,
+        texts="packed" if retriever.packs else "padded",
         device=_name(device),
         strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
         workers=workers.size,

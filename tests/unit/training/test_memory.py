@@ -22,9 +22,6 @@ from transformers import (
 )
 
 from raytriever.errors import ModelError
-from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.registry import build_loss
 from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import Dense, Normalize
@@ -32,12 +29,12 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory import simulation
-from raytriever.training.memory.plan import MemoryPlan, Share, batch_bytes
+from raytriever.training.memory.plan import MemoryPlan, Share
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
 from raytriever.training.parallel.zero import BUCKET
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from allocations import allocated_peak, chunk_peak, encoder_of
+from allocations import chunk_peak, encoder_of
 from directories import WIDTH, dense, written
 
 QWEN3 = Qwen3Config(
@@ -255,30 +252,6 @@ def test_the_whole_batch_needs_no_sum_of_gradients() -> None:
     assert plan.parts(63).gradients == 4 * plan.trained
 
 
-@pytest.mark.parametrize("loss", ["infonce", "infonce-symmetric", "mw", "triplet", "lsepair"])
-@pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
-def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(loss: str, queries: int, group: int, width: int) -> None:
-    torch.manual_seed(0)
-    passages = queries * group
-    reduce = build_loss(LossConfig(loss=loss), unit_length=True)
-    chunks = [torch.nn.functional.normalize(torch.randn(queries + passages, width), dim=1) for _ in range(2)]
-    positives = torch.arange(passages).view(queries, group)[:, :1].contiguous()
-    ids = BatchIds(torch.arange(queries), positives, torch.arange(passages), known=positives)
-    order = [torch.arange(queries), torch.arange(passages)]
-
-    def step() -> Tensor:
-        embeddings = torch.cat([chunks[0][:queries], chunks[0][queries:]]).requires_grad_()
-        sides = embeddings.split([queries, passages])
-        output = reduce(sides[0][order[0]], sides[1][order[1]], ids)
-        gradient: Tensor = torch.autograd.grad(output.value, [embeddings])[0]
-        return gradient
-
-    outside = size(chunks[:1])  # the embeddings of each chunk, which exist before the loss
-    planned, measured = batch_bytes(Share(queries, passages, 1, 32, width)), allocated_peak(step) + outside
-    assert measured <= planned * 1.02
-    assert planned <= 2.5 * measured
-
-
 # Sizes from the published config.json of each model (repositories Qwen/Qwen3-Embedding-0.6B, -4B, -8B,
 # intfloat/e5-mistral-7b-instruct, FacebookAI/xlm-roberta-large, sentence-transformers/all-MiniLM-L6-v2 and
 # answerdotai/ModernBERT-base), in the configuration classes of transformers. The numbers of weights are those of the
@@ -367,11 +340,14 @@ def test_published_sizes(name: str) -> None:
 
 def test_the_encoder_of_a_t5_is_simulated_with_its_shared_embeddings_once() -> None:
     config = T5Config(vocab_size=500, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4)
-    encoder = SimulatedEncoder(encoder_of(config, PLAIN, "meta"), "cpu", "bf16")
     real = encoder_of(config, PLAIN)
     use_cpu_attention(real.backbone, longest=128)
-    assert sum(p.numel() for p in encoder.encoder.parameters()) == sum(p.numel() for p in real.parameters())
-    assert encoder.chunk_bytes(2, 32).peak == pytest.approx(chunk_peak(real, "bf16", 2, 32), rel=0.05)
+    # In bf16 with texts enough that the workspace of oneDNN, here 33 kB of a product, is below the tolerance.
+    for precision, texts, tokens in (("fp32", 2, 32), ("bf16", 16, 128)):
+        encoder = SimulatedEncoder(encoder_of(config, PLAIN, "meta"), "cpu", precision)
+        assert sum(p.numel() for p in encoder.encoder.parameters()) == sum(p.numel() for p in real.parameters())
+        peak = encoder.chunk_bytes(texts, tokens).peak
+        assert peak == pytest.approx(chunk_peak(real, precision, texts, tokens), rel=0.01)
 
 
 def test_a_model_that_cannot_run_without_values_is_refused() -> None:

@@ -116,6 +116,12 @@ class Products:
                 torch.set_float32_matmul_precision(before)
 
 
+def panel_height(rows: int, row_bytes: int, device: str) -> int:
+    """Return the number of rows of a panel on a type of device, from a number of rows and the bytes of their scores."""
+    most = GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES
+    return min(rows, max(1, most // row_bytes))
+
+
 class Panels:
     """Iterator over a worker's rows that computes the scores of each panel when it is reached.
 
@@ -136,8 +142,7 @@ class Panels:
         self._queries, self._embeddings, self._products = queries, embeddings, products
         self._buffer = candidates.queries.new_empty(0)
         row_bytes = len(embeddings) * self._buffer.element_size()
-        most = GPU_PANEL_BYTES if queries.device.type == "cuda" else PANEL_BYTES
-        self.height = min(len(queries), max(1, most // row_bytes))
+        self.height = panel_height(len(queries), row_bytes, queries.device.type)
         self._rows, self._columns = candidates.excluded_rows, candidates.excluded_columns
         self._bounds = [0, len(self._rows)]
         if self.height < len(queries):

@@ -21,14 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
-from raytriever.losses.engine.sweep import PANEL_BYTES
+from raytriever.losses.engine.sweep import panel_height
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
 from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 from raytriever.training.parallel.zero import BUCKET
 
 FLOAT = 4
-# Share of a card's memory for the CUDA context, the workspaces of its libraries, and fragmentation.
+# Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
+# to 1 MB on a CPU), and fragmentation.
 MARGIN = 0.1
 
 
@@ -163,7 +164,7 @@ class MemoryPlan:
             gradients,
             moments,
             chunk.cast,
-            batch_bytes(self.share),
+            batch_bytes(self.share, self.encoder.device),
             chunk.kept,
             chunk.peak - chunk.kept - chunk.cast,
         )
@@ -196,14 +197,14 @@ class MemoryPlan:
         return self._simulated[texts]
 
 
-def batch_bytes(share: Share) -> int:
-    """Return the bytes of the embeddings of the whole batch and of the scores, in float32.
+def batch_bytes(share: Share, device: str) -> int:
+    """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
 
     Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
     loss holds three tensors of the size of its queries and of the passages of all workers: scaled or gathered
-    embeddings, their gradient, and the scaled gradient. A panel of scores has at most 64 MiB, or one row, and one
-    temporary tensor of its size.
+    embeddings, their gradient, and the scaled gradient. A panel of scores is as large as the loss makes it on this type
+    of device, and has one temporary tensor of its size.
     """
     candidates = share.workers * share.passages
-    panel = min(share.queries * candidates, max(PANEL_BYTES // FLOAT, candidates))
+    panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
     return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)

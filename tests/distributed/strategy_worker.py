@@ -31,7 +31,7 @@ from raytriever.training.parallel.grad_cache import Chunk, cut
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement
 from raytriever.training.parallel.process_group import current_workers
-from raytriever.training.parallel.strategy import Strategy, TrainingError
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 24
@@ -109,7 +109,8 @@ def strategy_of(choice: str, objective: Objective, optimizer: torch.optim.Optimi
     """Build `ddp`, `zero2-offload` or, where FSDP2 gathers one block at a time, `fsdp2-blocks`."""
     name, _, variant = choice.partition("-")
     if variant == "blocks":
-        return FullyShard(objective, optimizer, current_workers(), CPU, max_grad_norm, by_block=True)
+        inputs = StrategyInputs(objective, optimizer, current_workers(), CPU, max_grad_norm)
+        return FullyShard(inputs, by_block=True)
     return build_strategy(name, objective, optimizer, current_workers(), CPU, max_grad_norm, variant == "offload")
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,6 +12,9 @@ import pytest
 import torch
 
 from raytriever.losses.config import LOSS_NAMES
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 RATE = 1000.0  # of strategy_worker
 SIZES = (1, 2)
@@ -38,32 +39,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Cal
 
     def run(strategy: str) -> Results:
         members = [(size, rank) for size in SIZES for rank in range(size)]
-        group = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    script,
-                    str(rank),
-                    str(size),
-                    folder / f"{strategy}.store",
-                    folder,
-                    tiny_encoder,
-                    strategy,
-                ],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for size, rank in members
-        ]
-        try:
-            for process in group:
-                _, err = process.communicate(timeout=280)
-                assert process.returncode == 0, err
-        finally:
-            for process in group:
-                process.kill()
+        store = folder / f"{strategy}.store"
+        run_workers((script, rank, size, store, folder, tiny_encoder, strategy) for size, rank in members)
         return {(s, r): torch.load(folder / f"{strategy}-{s}-{r}.pt", weights_only=True) for s, r in members}
 
     def of(strategy: str) -> Results:

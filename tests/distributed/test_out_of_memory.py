@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")
 
@@ -17,23 +18,7 @@ SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")
 def test_all_workers_do_the_step_again(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, strategy: str) -> None:
     outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
     settings = (tiny_encoder, tiny_dataset, strategy)
-    group = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), tmp_path / "store", outputs[rank], *settings],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in group:
-            _, err = process.communicate(timeout=280)
-            assert process.returncode == 0, err
-    finally:
-        for process in group:
-            process.kill()
+    run_workers((SCRIPT, rank, tmp_path / "store", output, *settings) for rank, output in enumerate(outputs))
     first, second = (torch.load(output, weights_only=True) for output in outputs)
     whole = first[0]
     assert whole["lines"] == []

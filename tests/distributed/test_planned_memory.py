@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from raytriever.training.memory.simulation import SimulatedEncoder
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from allocations import encoder_of
 from memory_worker import BUCKET, CHUNK, CONFIG, TEXTS, TOKENS
+from processes import run_workers
 
 WORKERS = 2
 TOLERANCE = 0.1
@@ -26,23 +25,7 @@ TOLERANCE = 0.1
 def measured(strategy: str, folder: Path) -> list[dict[str, int]]:
     """Return the bytes of each worker between steps and within a step."""
     script = Path(__file__).with_name("memory_worker.py")
-    group = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(WORKERS), folder / "store", folder, strategy],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORKERS)
-    ]
-    try:
-        for process in group:
-            _, err = process.communicate(timeout=280)
-            assert process.returncode == 0, err
-    finally:
-        for process in group:
-            process.kill()
+    run_workers((script, rank, WORKERS, folder / "store", folder, strategy) for rank in range(WORKERS))
     return [json.loads((folder / f"{strategy}-{rank}.json").read_text()) for rank in range(WORKERS)]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,9 @@ import pytest
 import torch
 
 from raytriever.training.refresh.ledger import read_ledger
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker
@@ -27,23 +28,7 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[[str
         folder.mkdir()
         outputs = [folder / f"{rank}.pt" for rank in range(2)]
         where = (tiny_encoder, tiny_dataset, strategy, folder)
-        started = [
-            subprocess.Popen(
-                [sys.executable, SCRIPT, str(rank), "2", folder / "store", output, *where],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, output in enumerate(outputs)
-        ]
-        try:
-            for process in started:
-                _, err = process.communicate(timeout=200)
-                assert process.returncode == 0, err
-        finally:
-            for process in started:
-                process.kill()
+        run_workers((SCRIPT, rank, 2, folder / "store", output, *where) for rank, output in enumerate(outputs))
         return [torch.load(output, weights_only=True) for output in outputs]
 
     return group

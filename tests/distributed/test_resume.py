@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +12,9 @@ import pytest
 import torch
 
 from raytriever.training.config import STRATEGIES
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
 RESUMED = "Resumed from checkpoint step-"
@@ -42,27 +43,12 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
         folder.mkdir()
         found = []
         for number, leg in enumerate(chain):
-            group = []
-            for rank in range(leg.size):
-                files = (folder / f"store-{number}", folder / f"{number}-{rank}.pt", tiny_encoder, tiny_dataset)
-                how = (leg.strategy, str(dropout), str(leg.stop), folder / "checkpoints", json.dumps(leg.model))
-                group.append(
-                    subprocess.Popen(
-                        [sys.executable, SCRIPT, str(rank), str(leg.size), *files, *how],
-                        env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE,
-                        text=True,
-                    )
-                )
-            try:
-                for process in group:
-                    _, err = process.communicate(timeout=200)
-                    assert process.returncode == 0, err
-            finally:
-                for process in group:
-                    process.kill()
-            logged = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(leg.size)]
+            files = (tiny_encoder, tiny_dataset)
+            how = (leg.strategy, dropout, leg.stop, folder / "checkpoints", json.dumps(leg.model))
+            outputs = [folder / f"{number}-{rank}.pt" for rank in range(leg.size)]
+            store = folder / f"store-{number}"
+            run_workers((SCRIPT, rank, leg.size, store, output, *files, *how) for rank, output in enumerate(outputs))
+            logged = [torch.load(output, weights_only=True) for output in outputs]
             for name, value in logged[0].items():
                 if name.startswith("parameter/"):
                     assert all(torch.equal(value, other[name]) for other in logged), name

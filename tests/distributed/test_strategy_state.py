@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,9 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.training.parallel.model_state import Slice, whole_tensors
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 STEPS = 2  # between one hand and the next
 FAST = [("ddp", 1), ("fsdp2", 2), ("ddp", 2)]
@@ -27,34 +28,8 @@ def train(chain: list[tuple[str, int]], steps: int, folder: Path, encoder: Path)
     folder.mkdir()
     for stage, (strategy, size) in enumerate(chain):
         store = folder / f"store-{stage}"
-        group = [
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    script,
-                    str(rank),
-                    str(size),
-                    store,
-                    folder,
-                    encoder,
-                    strategy,
-                    str(stage),
-                    str(steps),
-                ],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
-        try:
-            for process in group:
-                _, err = process.communicate(timeout=200)
-                assert process.returncode == 0, err
-        finally:
-            for process in group:
-                process.kill()
+        arguments = (size, store, folder, encoder, strategy, stage, steps)
+        run_workers((script, rank, *arguments) for rank in range(size))
     last = [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"state-{len(chain) - 1}-*.pt"))]
     return dict(whole_tensors(sorted((Slice(*one) for part in last for one in part), key=lambda one: one.name)))
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
 
 LOSSES = ("mw", "infonce")
 TOLERANCE = 1e-5
@@ -20,18 +21,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_d
     folder = tmp_path_factory.mktemp("curve")
     script = Path(__file__).parent / "curve_worker.py"
     members = [(size, rank) for size in (1, 2) for rank in range(size)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, str(rank), str(size), str(folder / "store"), folder, tiny_encoder, tiny_dataset],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},  # three processes at once
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for size, rank in members
-    ]
-    for process in processes:
-        _, err = process.communicate(timeout=180)
-        assert process.returncode == 0, err
+    files = (folder / "store", folder, tiny_encoder, tiny_dataset)
+    run_workers((script, rank, size, *files) for size, rank in members)
     return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s, r in members}
 
 

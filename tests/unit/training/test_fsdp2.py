@@ -27,7 +27,7 @@ from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import OutOfMemory
-from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TEXTS = 12
@@ -77,7 +77,7 @@ def strategy_of(name: str, model: Objective, device: str) -> Strategy:
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
     place = torch.device(device, 0) if device == "cuda" else torch.device(device)
     if name == "by block":
-        return FullyShard(model, optimizer, ALONE, place, 1.0, by_block=True)
+        return FullyShard(StrategyInputs(model, optimizer, ALONE, place, 1.0), by_block=True)
     return build_strategy(name, model, optimizer, ALONE, place, 1.0)
 
 

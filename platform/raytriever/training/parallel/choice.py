@@ -11,7 +11,7 @@ from raytriever.training.config import STRATEGIES
 from raytriever.training.parallel.ddp import Replicas
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs
 from raytriever.training.parallel.zero import Zero
 
 
@@ -42,8 +42,9 @@ def build_strategy(
         raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
     if offload and name not in ("zero1", "zero2", "zero3"):
         raise ConfigError(f"{name} cannot offload the optimizer", "--strategy", "use zero1, zero2 or zero3")
+    inputs = StrategyInputs(objective, optimizer, workers, device, max_grad_norm)
     if name == "ddp":
-        return Replicas(objective, optimizer, workers, device, max_grad_norm)
+        return Replicas(inputs)
     if name == "fsdp2":
-        return FullyShard(objective, optimizer, workers, device, max_grad_norm)
-    return Zero(int(name.removeprefix("zero")), objective, optimizer, workers, device, max_grad_norm, offload)
+        return FullyShard(inputs)
+    return Zero(int(name.removeprefix("zero")), inputs, offload)

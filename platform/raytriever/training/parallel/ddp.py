@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
-from raytriever.training.parallel.objective import Batch, Objective
-from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused, read_scalars
+from raytriever.training.parallel.objective import Batch
+from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused, read_scalars
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
@@ -24,23 +23,16 @@ _SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters el
 class Replicas:
     """The strategy `ddp`; on one worker, the module itself."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        workers: Workers,
-        device: torch.device,
-        max_grad_norm: float,
-    ) -> None:
-        self._objective, self._optimizer, self._workers = objective, optimizer, workers
-        self._max_grad_norm = max_grad_norm
-        self._module: nn.Module = objective
-        if workers.size > 1 and any(parameter.requires_grad for parameter in objective.parameters()):
-            devices = [device.index] if device.type == "cuda" else None
+    def __init__(self, inputs: StrategyInputs) -> None:
+        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
+        self._max_grad_norm = inputs.max_grad_norm
+        self._module: nn.Module = inputs.objective
+        if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
+            devices = [inputs.device.index] if inputs.device.type == "cuda" else None
             # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
             # copy of the size of the model.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
-            self._module = DistributedDataParallel(objective, device_ids=devices, **settings)
+            self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
 
     def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
         """See `Strategy.step`."""

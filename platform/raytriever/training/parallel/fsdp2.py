@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
 from raytriever.training.parallel.objective import Batch, Objective
 from raytriever.training.parallel.process_group import ensure_group
-from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused
+from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
 WHOLE_SHARE = 0.5
@@ -50,26 +49,15 @@ class FullyShard:
     """The strategy `fsdp2`.
 
     Args:
-        objective: on `device`, the same on every worker.
-        optimizer: over its trained parameters, without state.
-        workers: the data-parallel group.
-        device: of this worker.
-        max_grad_norm: gradients are scaled down to this norm.
+        inputs: as of every strategy.
         by_block: gather weights block by block; None to decide by the memory of the GPUs, never on a CPU.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        workers: Workers,
-        device: torch.device,
-        max_grad_norm: float,
-        by_block: bool | None = None,
-    ) -> None:
-        self._objective, self._optimizer, self._workers, self._device = objective, optimizer, workers, device
-        self._max_grad_norm = max_grad_norm
-        self._by_block = _needs_blocks(objective, device, workers) if by_block is None else by_block
+    def __init__(self, inputs: StrategyInputs, by_block: bool | None = None) -> None:
+        objective, optimizer = inputs.objective, inputs.optimizer
+        self._objective, self._optimizer, self._workers = objective, optimizer, inputs.workers
+        self._device, self._max_grad_norm = inputs.device, inputs.max_grad_norm
+        self._by_block = _needs_blocks(inputs) if by_block is None else by_block
         self._plain = {module: (type(module), _hooks(module)) for module in objective.modules()}
         attributes = {module: set(module.__dict__) for module in self._plain}
         old = {id(parameter): name for name, parameter in objective.named_parameters()}
@@ -246,16 +234,16 @@ def blocks(backbone: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _needs_blocks(objective: Objective, device: torch.device, workers: Workers) -> bool:
+def _needs_blocks(inputs: StrategyInputs) -> bool:
     """Return whether the weights and gradients are too large for the GPU of any worker; all workers call it."""
-    if device.type != "cuda":
+    if inputs.device.type != "cuda":
         return False
-    parameters = list(objective.parameters())
+    parameters = list(inputs.objective.parameters())
     weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    memory = torch.cuda.get_device_properties(device).total_memory
-    too_large = torch.tensor(not fits_whole(weights, trained, memory), dtype=torch.int32, device=device)
-    return bool(workers.maximum(too_large))
+    memory = torch.cuda.get_device_properties(inputs.device).total_memory
+    too_large = torch.tensor(not fits_whole(weights, trained, memory), dtype=torch.int32, device=inputs.device)
+    return bool(inputs.workers.maximum(too_large))
 
 
 def _unshare(query: nn.Module, passage: nn.Module) -> None:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import UserError
+from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
-from raytriever.training.parallel.objective import Batch
+from raytriever.training.parallel.objective import Batch, Objective
 
 
 class TrainingError(UserError):
@@ -36,6 +37,25 @@ class Update:
 
     output: LossOutput
     norm: float
+
+
+@dataclass(frozen=True)
+class StrategyInputs:
+    """Values from which every strategy is built.
+
+    Args:
+        objective: on `device`, the same on every worker.
+        optimizer: over its trained parameters, without state; the strategy owns it from now on.
+        workers: the data-parallel group.
+        device: of this worker.
+        max_grad_norm: gradients are scaled down to this norm.
+    """
+
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    workers: Workers
+    device: torch.device
+    max_grad_norm: float
 
 
 class Strategy(Protocol):

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import (
     STEP,
@@ -38,9 +37,9 @@ from raytriever.training.parallel.model_state import (
     restore_replicated,
     shape_of,
 )
-from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.objective import Batch
 from raytriever.training.parallel.process_group import ensure_group
-from raytriever.training.parallel.strategy import Update, discard_step, finite_or_refused
+from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 BUCKET = 50_000_000
@@ -51,42 +50,29 @@ class Zero:
 
     Args:
         stage: 0 to 3.
-        objective: on `device`, the same on every worker.
-        optimizer: over its trained parameters.
-        workers: the data-parallel group.
-        device: of this worker.
-        max_grad_norm: gradients are scaled down to this norm.
+        inputs: as of every strategy.
         offload: whether the optimizer's state is in CPU memory.
 
     Raises:
         ConfigError: DeepSpeed is not installed.
     """
 
-    def __init__(
-        self,
-        stage: int,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        workers: Workers,
-        device: torch.device,
-        max_grad_norm: float,
-        offload: bool = False,
-    ) -> None:
-        self._deepspeed = _deepspeed(device)
-        self._stage, self._objective, self._optimizer, self._workers = stage, objective, optimizer, workers
-        self._max_grad_norm = max_grad_norm
+    def __init__(self, stage: int, inputs: StrategyInputs, offload: bool = False) -> None:
+        self._deepspeed = _deepspeed(inputs.device)
+        self._stage, self._max_grad_norm = stage, inputs.max_grad_norm
+        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
         zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:
-            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": inputs.device.type == "cuda"}
         self._engine = self._deepspeed.initialize(
-            model=objective,
-            optimizer=optimizer,
+            model=self._objective,
+            optimizer=self._optimizer,
             config={
                 "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed; not used
                 "gradient_accumulation_steps": 1,
-                "gradient_clipping": max_grad_norm if stage else 0.0,
+                "gradient_clipping": self._max_grad_norm if stage else 0.0,
                 "zero_optimization": zero,
                 "zero_allow_untested_optimizer": True,
                 "zero_force_ds_cpu_optimizer": False,

@@ -35,7 +35,7 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.chunk_size import chunk_of
+from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
@@ -121,7 +121,7 @@ def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
     retriever.to(device).train()
     retriever.choose_packing("bf16")
     texts = case.queries * (2 + NEGATIVES)
-    chunk = chunk_of(TrainingConfig(batch_size=case.queries), texts, retriever, "bf16", device, ALONE)
+    chunk = ChunkChoice(TrainingConfig(batch_size=case.queries), retriever, "bf16", device, ALONE).first(texts)
     loss = build_loss(LossConfig("mw", temperature=TAU, loss_precision="bf16")).to(device)
     objective = Objective(retriever, loss, "bf16", chunk)
     strategy = build_strategy("ddp", objective, build_optimizer(objective, RATE, 0.01), ALONE, device, 1.0)

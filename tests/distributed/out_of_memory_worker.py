@@ -1,11 +1,16 @@
 """One worker of a real gloo group of two, of which the second runs out of memory.
 
-Run as `out_of_memory_worker.py RANK STORE OUTPUT ENCODER DATASET STRATEGY`. It trains three times: from step 2 on, the
-second worker has no memory for more than four texts in no pass of gradient caching, in the first, or in the second.
+Run as `out_of_memory_worker.py RANK STORE OUTPUT ENCODER DATASET STRATEGY PASS...`. It trains once for each PASS: from
+step 2 on, the second worker has no memory for more than four texts in no pass of gradient caching (`none`), in the
+first (`encoding`), or in the second (`differentiating`).
+
+With the strategy `fsdp2-blocks` FSDP2 gathers block by block, and a chunk is searched and remembered as on a GPU. The
+second worker then has no memory for more than twelve texts in either pass, which ends the group. The next call resumes.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -27,15 +32,27 @@ from raytriever.prompts import Side
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.parallel import chunk_size, fsdp2
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 from raytriever.training.parallel.process_group import current_workers
 
 UPDATE = torch.optim.AdamW.step
 
 
 def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failing: str) -> dict[str, Any]:
+    by_block = strategy == "fsdp2-blocks"
     settings = TrainingConfig(
-        batch_size=16, learning_rate=1e-3, eval_steps=8, dev_batches=1, strategy=strategy, grad_cache_chunk=9
+        batch_size=16,
+        learning_rate=1e-3,
+        eval_steps=8,
+        dev_batches=1,
+        strategy=strategy.removesuffix("-blocks"),
+        grad_cache_chunk=None if by_block else 9,
+        checkpoint_steps=1,
     )
+    if by_block:
+        chunk_size.SEARCHED, fsdp2._needs_blocks = ("cpu",), lambda inputs: True
+    checkpoints = Path(output).with_name(f"checkpoints-{failing}")
     retriever = load_retriever(ModelConfig(encoder))
     dataset = open_dataset(folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
@@ -43,12 +60,14 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
         examples = Examples.of(dataset, split, settings.seed)
         return BatchSource(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 1)
 
-    losses, lines, steps = list[float](), list[str](), [0]
+    losses, lines, error = list[float](), list[str](), ""
+    steps = [2 if checkpoints.exists() else 0]
     encode = retriever.encode
 
     def encode_or_fail(part: TokenBatch, side: Side) -> Tensor:
         here = "differentiating" if torch.is_grad_enabled() else "encoding"
-        if rank == 1 and steps[0] >= 2 and here == failing and texts_of(part) > 4:
+        fails = failing != "none" if by_block else here == failing
+        if rank == 1 and steps[0] >= 2 and fails and texts_of(part) > (12 if by_block else 4):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         return encode(part, side)
 
@@ -73,21 +92,24 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
         precision="fp32",
         device=torch.device("cpu"),
         workers=current_workers(),
-        folder=Path(output).with_name(f"checkpoints-{failing}"),
+        folder=checkpoints,
         on_metrics=on_metrics,
         log=lines.append,
     )
-    train(setup)
-    return {"losses": losses, "lines": lines, "parameters": [value.detach() for value in retriever.parameters()]}
+    try:
+        train(setup)
+    except (OutOfMemory, RuntimeError) as failure:  # the other worker raises when its connection is closed
+        error = f"{type(failure).__name__}: {failure}"
+    parameters = [] if error else [value.detach() for value in retriever.parameters()]
+    return {"losses": losses, "lines": lines, "parameters": parameters, "error": error}
 
 
-def main(rank: int, store: str, output: str, encoder: str, folder: str, strategy: str) -> None:
+def main(rank: int, store: str, output: str, encoder: str, folder: str, strategy: str, *passes: str) -> None:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=200)
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
-    passes = ("none", "encoding", "differentiating")
     torch.save([run(rank, output, encoder, folder, strategy, failing) for failing in passes], output)
-    distributed.destroy_process_group()
+    os._exit(0)  # the other worker may have failed, so the group cannot be destroyed
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Real process groups: one worker runs out of memory, and all of them do the step again with smaller chunks."""
+"""Real process groups: one worker runs out of memory, and all of them go on with smaller chunks."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,15 +16,30 @@ from processes import run_workers
 SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")
 
 
+@pytest.fixture
+def run(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[list[dict[str, Any]]]]:
+    """Return the results of two workers, each a list by pass."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+
+    def group(strategy: str, *passes: str) -> list[list[dict[str, Any]]]:
+        outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
+        store = tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
+        settings = (tiny_encoder, tiny_dataset, strategy, *passes)
+        run_workers((SCRIPT, rank, store, output, *settings) for rank, output in enumerate(outputs))
+        return [torch.load(output, weights_only=True) for output in outputs]
+
+    return group
+
+
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
-def test_all_workers_do_the_step_again(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, strategy: str) -> None:
-    outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
-    settings = (tiny_encoder, tiny_dataset, strategy)
-    run_workers((SCRIPT, rank, tmp_path / "store", output, *settings) for rank, output in enumerate(outputs))
-    first, second = (torch.load(output, weights_only=True) for output in outputs)
+def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, Any]]]], strategy: str) -> None:
+    first, second = run(strategy, "none", "encoding", "differentiating")
     whole = first[0]
     assert whole["lines"] == []
     for one, other in zip(first[1:], second[1:], strict=True):
+        assert one["error"] == other["error"] == ""
         assert one["losses"] == pytest.approx(whole["losses"], rel=1e-5)
         assert len(one["losses"]) == 4
         [line] = one["lines"]  # the chunk of nine texts is halved once
@@ -31,3 +48,23 @@ def test_all_workers_do_the_step_again(tiny_encoder: Path, tiny_dataset: Path, t
         for here, there, expected in zip(one["parameters"], other["parameters"], whole["parameters"], strict=True):
             assert torch.equal(here, there)
             torch.testing.assert_close(here, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., list[list[dict[str, Any]]]]) -> None:
+    (whole, one), (_, other) = run("fsdp2-blocks", "none", "encoding")
+    assert len(whole["losses"]) == 4
+    assert one["losses"] == whole["losses"][:2]
+    assert one["error"].startswith("RuntimeError: ")  # it lost the other worker, for which it waited
+    assert one["lines"] == []
+    failure = "Step 2 ran out of memory on worker 1 (CUDA out of memory. Tried to allocate 2.00 MiB.)"
+    assert other["error"] == f"OutOfMemory: {failure}"
+    [line] = other["lines"]
+    assert line.startswith(f"{failure}; restarting all workers, to encode at most ")
+    (again,), (other,) = run("fsdp2-blocks", "encoding")
+    assert again["error"] == other["error"] == ""
+    assert other["lines"] == []
+    assert again["lines"] == ["Resumed from checkpoint step-2."]
+    assert again["losses"] == pytest.approx(whole["losses"][2:], rel=1e-5)
+    for here, expected in zip(again["parameters"], whole["parameters"], strict=True):
+        torch.testing.assert_close(here, expected, rtol=1e-4, atol=1e-6)

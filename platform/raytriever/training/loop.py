@@ -33,7 +33,7 @@ from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.chunk_size import chunk_of, smaller_chunk
+from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory, is_out_of_memory
@@ -109,14 +109,8 @@ class _Trainer:
         setup.retriever.choose_packing(setup.precision)
         setup.retriever.train()
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
-        chunk = chunk_of(
-            settings,
-            settings.batch_size // self.workers.size * texts,
-            setup.retriever,
-            setup.precision,
-            setup.device,
-            self.workers,
-        )
+        self.chunk_choice = ChunkChoice(settings, setup.retriever, setup.precision, setup.device, self.workers)
+        chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
         self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.workers))
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
@@ -267,20 +261,17 @@ class _Trainer:
             try:
                 return self.strategy.step(batch, rate, step)
             except Exception as error:
-                # Alone, a worker may run out of memory anywhere; of several, where all of them know.
-                if not (isinstance(error, OutOfMemory) or (self.workers.size == 1 and is_out_of_memory(error))):
+                if not is_out_of_memory(error):
                     raise
-                reason = first_line(error)
+                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
             self.strategy.abandon()
-            chunk = smaller_chunk(
-                self.objective.chunk,
-                [*batch.queries.buckets, *batch.passages.buckets],
-                self.settings,
-                setup.retriever,
-                setup.precision,
-                setup.device,
-                self.workers,
-            )
+            parts = [*batch.queries.buckets, *batch.passages.buckets]
+            chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
+            if not is_agreed:
+                # The others wait for this worker. Its error ends them, and Ray Train restarts the group.
+                where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
+                setup.log(f"{where}; restarting all workers, to encode {chunk or 'the whole batch'} at a time.")
+                raise OutOfMemory(where)
             self.objective.chunk = chunk
             self._log(f"Step {step} ran out of memory ({reason}); encoding {chunk} at a time from now on.")
 

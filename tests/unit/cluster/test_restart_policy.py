@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
+from raytriever.cluster.train.controller import Failures
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 
 
 def starts(restarts: RestartPolicy, step: int) -> bool:
@@ -54,3 +58,16 @@ def test_repeated_reports_of_one_failure_count_once() -> None:
     for _ in range(5):
         restarts.record_failure("node taken away")
     assert restarts.may_start()
+
+
+@pytest.mark.parametrize(("error", "died"), [(OutOfMemory("Step 2"), True), (RuntimeError("a defect"), False)])
+def test_a_worker_without_memory_counts_as_one_that_died(error: Exception, died: bool) -> None:
+    """Its restarts end with advice about memory, and not as a defect of the program."""
+    records = []
+
+    class Queue:
+        def record_failure(self, reason: str, process_died: bool) -> None:
+            records.append((reason, process_died))
+
+    Failures(Queue()).after_exception(None, {1: error})
+    assert records == [(f"worker 1: {type(error).__name__}: {error}", died)]

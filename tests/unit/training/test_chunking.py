@@ -15,7 +15,7 @@ from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.choice import STRATEGIES as BUILT
-from raytriever.training.parallel.chunk_size import chunk_of, search
+from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Chunk
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -32,7 +32,7 @@ def test_every_strategy_is_a_choice() -> None:
 def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: Chunk | None) -> None:
     work, _ = make_assignment()
     settings = TrainingConfig(batch_size=16, grad_cache_chunk=asked)
-    assert chunk_of(settings, 48, work.retriever, "fp32", CPU, ALONE) == expected
+    assert ChunkChoice(settings, work.retriever, "fp32", CPU, ALONE).first(48) == expected
 
 
 def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_assignment, tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_what_is_searched_for_fits_into_what_is_free(
     monkeypatch.setattr(find_chunk, "free_memory", lambda device: free)
     work, _ = make_assignment()
     work.retriever.train()
-    found = search(TrainingConfig(batch_size=16), 48, work.retriever, "fp32", CPU, ALONE)
+    found = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, ALONE).search(48)
     assert (found is not None and 1 <= found < 48) if cached else found is None
-    other = search(TrainingConfig(batch_size=16, strategy="zero2"), 48, work.retriever, "bf16", CPU, ALONE)
+    other = ChunkChoice(TrainingConfig(batch_size=16, strategy="zero2"), work.retriever, "bf16", CPU, ALONE).search(48)
     assert other is None or other >= 1
     assert len((tmp_path / find_chunk.FILE).read_text().splitlines()) > 2  # each is remembered for itself
 
@@ -68,7 +68,7 @@ def test_the_search_encodes_texts_as_training_does(
         work, recorder = make_assignment(device=CUDA, precision=precision, total_steps=2)
         work.retriever.query.register_forward_pre_hook(lambda _, inputs: layouts.append(is_packed(inputs[0])))
         work.retriever.choose_packing(precision)
-        search(work.training, 48, work.retriever, precision, CUDA, ALONE)
+        ChunkChoice(work.training, work.retriever, precision, CUDA, ALONE).search(48)
         searched = set(layouts)
         layouts.clear()
         train(work)  # the search is remembered

@@ -88,5 +88,6 @@ class Failures(UserCallback):
                 died = True
                 reasons.insert(0, f"worker {rank} died{' with its node' if 'node' in str(cause) else ''}")
             else:
+                died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
         self._queue.record_failure("\n".join(reasons), died)

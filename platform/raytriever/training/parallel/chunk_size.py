@@ -61,6 +61,9 @@ FILE = "chunks.json"
 # Of the free memory; the rest is for temporary tensors of a layer and of the loss, and for fragmentation.
 SHARE = 0.7
 PROBE = 2
+# Types of devices for which a chunk is searched. The memory of a CPU is shared and paged, and a trial takes as long as
+# a step.
+SEARCHED = ("cuda",)
 
 
 @dataclass(frozen=True)
@@ -208,119 +211,126 @@ def _remember(circumstances: Circumstances, chunk: int, texts: int, text_bytes: 
 _GRADIENTS, _MOMENTS = 12, 8
 
 
-def chunk_of(
-    settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
-) -> Chunk | None:
-    """Return the chunk of gradient caching, None for none; all workers call it, before the optimizer has any state.
+class ChunkChoice:
+    """Choice of the chunk of one training worker, at its start and after steps that ran out of memory.
 
-    On a CPU no chunk is searched for: its memory is shared and paged, and a trial takes as long as a step.
+    It is created before the strategy, which may shard the parameters, and before the optimizer has any state.
 
     Args:
         settings: of training.
-        texts: of a worker's share of a batch, both sides.
         retriever: on `device`, prepared for training.
         precision: of the encoder.
         device: of this worker.
         workers: the group.
-
-    Raises:
-        ConfigError: the configured chunk is larger than the share, or not even one text fits.
     """
-    if settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None:
-        chunk = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens)
-        chunk.check(texts)
-        return chunk
-    if device.type == "cpu":
-        return None
-    sequences = search(settings, texts, retriever, precision, device, workers)
-    if sequences is None:
-        # Several workers agree on an error of memory only with gradient caching; one chunk costs no second encoding.
-        return None if workers.size == 1 else Chunk(sequences=texts)
-    # In tokens: of shorter texts more fit at a time.
-    return Chunk(tokens=sequences * longest(retriever))
 
+    def __init__(
+        self, settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+    ) -> None:
+        self._settings, self._retriever, self._precision = settings, retriever, precision
+        self._device, self._workers = device, workers
+        self._longest = max(retriever.description.query_length, retriever.description.passage_length)
+        self._circumstances = _circumstances(settings, retriever, self._longest, precision, device, workers)
+        given = settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None
+        self._given = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens) if given else None
+        self._is_searched = self._given is None and device.type in SEARCHED
 
-def smaller_chunk(
-    chunk: Chunk | None,
-    parts: Sequence[TokenBatch],
-    settings: TrainingConfig,
-    retriever: Retriever,
-    precision: str,
-    device: torch.device,
-    workers: Workers,
-) -> Chunk:
-    """Return half of a chunk with which a step ran out of memory, and store it for later runs; all workers call it.
+    def first(self, texts: int) -> Chunk | None:
+        """Return the chunk to begin with, None for a whole batch; all workers call it.
 
-    Args:
-        chunk: None for a whole batch.
-        parts: of this worker's batch, both sides.
-        settings, retriever, precision, device, workers: as in `chunk_of`.
+        Args:
+            texts: of a worker's share of a batch, both sides.
 
-    Raises:
-        ConfigError: the chunk is a single text.
-    """
-    texts, tokens = sum(map(texts_of, parts)), sum(map(tokens_of, parts))
-    # A text counts with the padding of its bucket, as in a chunk.
-    longest_text = max(
-        tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
-    )
-    sizes = torch.tensor([texts, tokens, longest_text], device=device)
-    texts, tokens, longest_text = workers.maximum(sizes).tolist()
-    largest = chunk or Chunk(tokens=tokens)
-    in_texts = largest.sequences is not None and settings.grad_cache_chunk is not None
-    size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
-    if size <= (1 if in_texts else longest_text):
-        raise ConfigError(
-            "a step ran out of memory with one text at a time",
-            "--passage-length",
-            "free memory of the device, or give shorter texts, a smaller --batch-size, or a strategy that shards more",
+        Raises:
+            ConfigError: the configured chunk is larger than the share, or not even one text fits.
+        """
+        if self._given is not None:
+            self._given.check(texts)
+        if not self._is_searched:
+            return self._given
+        sequences = self.search(texts)
+        if sequences is None:
+            # Several workers agree on an error of memory only with gradient caching; one chunk costs no second
+            # encoding.
+            return None if self._workers.size == 1 else Chunk(sequences=texts)
+        # In tokens: of shorter texts more fit at a time.
+        return Chunk(tokens=sequences * self._longest)
+
+    def search(self, texts: int) -> int | None:
+        """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
+        trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
+        largest = find_chunk(
+            trial(self._retriever, self._longest, self._precision, self._device),
+            trained,
+            texts,
+            self._device,
+            self._circumstances,
+            reserve=int(_bytes(self._settings, self._workers.size) * sum(parameter.numel() for parameter in trained)),
         )
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    if in_texts:
-        return Chunk(size // 2, largest.tokens)
-    if device.type == "cuda" and workers.rank == 0 and settings.grad_cache_tokens is None:
-        circumstances = _circumstances(settings, retriever, precision, device, workers)
-        text_bytes = _remembered().get(circumstances.key, (0, 0, 0))[2]
-        _remember(circumstances, max(1, size // 2 // longest(retriever)), texts, text_bytes)
-    return Chunk(tokens=size // 2)
+        return agreed(largest, texts, self._workers, self._device)
 
+    def smaller(self, chunk: Chunk | None, parts: Sequence[TokenBatch], is_agreed: bool) -> Chunk | None:
+        """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
-def search(
-    settings: TrainingConfig, texts: int, retriever: Retriever, precision: str, device: torch.device, workers: Workers
-) -> int | None:
-    """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
-    trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
-    largest = find_chunk(
-        trial(retriever, longest(retriever), precision, device),
-        trained,
-        texts,
-        device,
-        _circumstances(settings, retriever, precision, device, workers),
-        reserve=int(_bytes(settings, workers.size) * sum(parameter.numel() for parameter in trained)),
-    )
-    return agreed(largest, texts, workers, device)
+        A worker that ran out of memory alone stores it for the restart of the group, which uses the smallest chunk of
+        all workers. A chunk of the settings is never stored: after a restart it is the same.
+
+        Args:
+            chunk: None for a whole batch.
+            parts: of this worker's batch, both sides.
+            is_agreed: whether all workers call it.
+
+        Raises:
+            ConfigError: the chunk is a single text.
+        """
+        if not is_agreed and not self._is_searched:
+            return chunk
+        texts, tokens = sum(map(texts_of, parts)), sum(map(tokens_of, parts))
+        # A text counts with the padding of its bucket, as in a chunk.
+        longest_text = max(
+            tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
+        )
+        sizes = torch.tensor([texts, tokens, longest_text], device=self._device)
+        texts, tokens, longest_text = (self._workers.maximum(sizes) if is_agreed else sizes).tolist()
+        largest = chunk or Chunk(tokens=tokens)
+        in_texts = largest.sequences is not None and self._settings.grad_cache_chunk is not None
+        size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
+        if size <= (1 if in_texts else longest_text):
+            raise ConfigError(
+                "a step ran out of memory with one text at a time",
+                "--passage-length",
+                "free memory of the device, or give shorter texts, a smaller --batch-size, or a strategy that shards "
+                "more",
+            )
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if in_texts:
+            return Chunk(size // 2, largest.tokens)
+        if self._is_searched and (self._workers.rank == 0 or not is_agreed):
+            text_bytes = _remembered().get(self._circumstances.key, (0, 0, 0))[2]
+            _remember(self._circumstances, max(1, size // 2 // self._longest), texts, text_bytes)
+        return Chunk(tokens=size // 2)
 
 
 def _circumstances(
-    settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+    settings: TrainingConfig,
+    retriever: Retriever,
+    length: int,
+    precision: str,
+    device: torch.device,
+    workers: Workers,
 ) -> Circumstances:
     trained = sum(parameter.numel() for parameter in retriever.parameters() if parameter.requires_grad)
     weights = sum(parameter.numel() for parameter in retriever.parameters())
     return Circumstances(
         model=f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
-        length=longest(retriever),
+        length=length,
         precision=precision,
         texts="packed" if retriever.packs else "padded",
         device=_name(device),
         strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
         workers=workers.size,
     )
-
-
-def longest(retriever: Retriever) -> int:
-    """Return the tokens of the longest text of either side."""
-    return max(retriever.description.query_length, retriever.description.passage_length)
 
 
 def _bytes(settings: TrainingConfig, workers: int) -> float:

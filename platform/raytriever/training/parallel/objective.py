@@ -50,7 +50,7 @@ class Objective(nn.Module):
     Attributes:
         parts_communicate: parts gather weights and reduce gradients themselves (FSDP2 by block). Then all workers
             encode equal numbers of parts, and gradient caching leaves the gradients to the backward pass of each part.
-            A worker that runs out of memory ends the run: the others wait for it within a part.
+            A worker that runs out of memory ends the group: the others wait for it within a part.
     """
 
     def __init__(

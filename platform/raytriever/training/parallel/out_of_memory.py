@@ -3,7 +3,10 @@
 One worker may run out of memory alone, because its texts are longer or its GPU is shared. The others would then wait
 for it in a collective for ever. So with gradient caching the workers agree twice a step, where no collective has begun:
 after all parts are encoded, and before the gradients are synchronized. They agree over gloo, in the memory of the CPU,
-so no worker waits for its GPU."""
+so no worker waits for its GPU.
+
+Elsewhere, and with FSDP2 by block, a worker that runs out of memory raises. Ray Train then ends the others and restarts
+the group, with a smaller chunk."""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _MESSAGES = (
 
 
 class OutOfMemory(Exception):
-    """A step ran out of memory on at least one worker; every worker raises it."""
+    """A step ran out of memory on at least one worker."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 
 import pytest
 import torch
+from thread_workers import on_workers
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_mmd
@@ -16,31 +15,6 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
 
 QUERIES, PASSAGES = 12, 40
-
-
-class Threads:
-    """One of several workers that are threads and meet in every collective."""
-
-    def __init__(self, rank: int, size: int, table: list[torch.Tensor | None], meeting: Barrier) -> None:
-        self.rank, self.size, self._table, self._meeting = rank, size, table, meeting
-
-    def _all(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        self._table[self.rank] = rows.detach()
-        self._meeting.wait()
-        found = list(self._table)
-        self._meeting.wait()
-        return found
-
-    def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(rows))
-
-    gather_values = gather
-
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._all(value)).sum(0)
-
-    def maximum(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._all(value)).amax(0)
 
 
 def shares(size: int) -> list[tuple[torch.Tensor, torch.Tensor, BatchIds]]:
@@ -71,14 +45,8 @@ def literal_auc(step: int = 1) -> float:
 
 def statistic_of_workers(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) -> list[float]:
     """Return the statistic of each of `size` workers."""
-    table, meeting = [None] * size, Barrier(size, timeout=30)
-
-    def work(rank: int) -> float:
-        workers = Threads(rank, size, table, meeting)
-        return float(statistic(gather_candidates(*shares(size)[rank], workers), workers))
-
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(work, range(size)))
+    of = shares(size)
+    return on_workers(size, lambda workers: float(statistic(gather_candidates(*of[workers.rank], workers), workers)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

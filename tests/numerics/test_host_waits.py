@@ -12,15 +12,13 @@ from literal import example
 from sham_device import CUDA, sham_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raytriever.losses.config import SCORE_LOSSES, LossConfig
+from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.engine.batch import Candidates, gather_candidates
+from raytriever.losses.engine.batch import Candidates, gather_candidates, gather_relevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
 from raytriever.losses.registry import LOSSES, build_loss
 
-# The symmetric loss searches for the queries of each passage, whose number the host must know.
-WITHOUT_WAITS = [name for name in SCORE_LOSSES if name != "infonce-symmetric"]
 READ_BY_THE_HOST = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "is_nonzero", "equal"}
 
 
@@ -67,12 +65,11 @@ def on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def gathered() -> tuple[Candidates, object]:
     made = example(0, batch=40, hard=3, positives=3, width=8)
     inputs = [x.detach().float().requires_grad_() for x in (made.queries, made.passages)]
-    ids = replace(made.ids, teacher=None)
-    return replace(gather_candidates(*inputs, ids, ALONE), largest_score=200.0), ids
+    return replace(gather_candidates(*inputs, made.ids, ALONE, both_ways=True), largest_score=200.0), made.ids
 
 
 @pytest.mark.usefixtures("on_tensors")
-@pytest.mark.parametrize("name", WITHOUT_WAITS)
+@pytest.mark.parametrize("name", LOSS_NAMES)
 def test_a_loss_and_its_gradient_wait_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config, log_temperature = LossConfig(loss=name, temperature=0.1), torch.tensor(0.1).log()
     for _ in range(2):  # constants are computed at the first call
@@ -90,17 +87,17 @@ def test_the_statistics_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found == []
 
 
-@pytest.mark.parametrize("name", WITHOUT_WAITS)
-def test_a_loss_on_a_device_waits_once_after_the_batch_is_gathered(name: str) -> None:
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_a_loss_on_a_device_waits_once(name: str) -> None:
     made = example(2, batch=20, hard=3, positives=3, width=8)
     with sham_device() as counts:
-        ids = {key: value.to(CUDA) for key, value in vars(made.ids).items() if isinstance(value, torch.Tensor)}
+        relevance = gather_relevance(made.ids, ALONE, CUDA, both_ways=True)  # as the loader does
         loss = build_loss(LossConfig(loss=name, temperature=0.1 if name != "triplet" else 0.01)).to(CUDA)
         for _ in range(2):
             counts.syncs.clear()
             inputs = [x.detach().float().to(CUDA).requires_grad_() for x in (made.queries, made.passages)]
-            loss(*inputs, replace(made.ids, **ids, teacher=None)).value.backward()
-    lines = [line for line in counts.syncs.elements() if "losses/" in line and "engine/batch.py" not in line]
+            loss(*inputs, replace(made.ids, relevance=relevance)).value.backward()
+    lines = [line for line in counts.syncs.elements() if "losses/" in line]
     assert [line.split(":")[0] for line in lines] == ["to the host losses/loss.py"]
 
 
@@ -112,7 +109,7 @@ def test_the_bounds_of_all_widths_are_read_once(learns: bool, monkeypatch: pytes
     )
     batch, _ = gathered()
     with waits(monkeypatch) as found:
-        bound = loss._largest_score(batch, loss.log_temperature.reshape(()), ALONE)
+        bound = loss._largest_score(batch, batch.embeddings, loss.log_temperature.reshape(()), ALONE)
     assert found == ["tolist"]
     assert bound >= float((batch.queries @ batch.embeddings.T).detach().abs().max() / 0.1)
     with waits(monkeypatch) as nested:

@@ -95,6 +95,11 @@ class LossConfig:
         return self.loss in DISTILLATION_LOSSES or self.soft_labels
 
     @property
+    def both_ways(self) -> bool:
+        """True if passages search for queries too."""
+        return self.loss == "infonce-symmetric"
+
+    @property
     def operands(self) -> str:
         """The precision of the operands of the loss's matrix products; None in the setting is `fp32`."""
         return self.loss_precision or "fp32"

@@ -31,17 +31,17 @@ def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> 
     Returns:
         The share of pairs in the right order, 0 to 1, the same on every worker; NaN if no sampled query has a negative.
     """
-    count = len(candidates.queries)
+    relevance, count = candidates.relevance, len(candidates.queries)
     step = -(-count * workers.size // most)
     first = -workers.rank * count % step
-    queries, columns = candidates.queries[first::step], candidates.positives[first::step]
+    queries, columns = candidates.queries[first::step], relevance.positives[first::step]
     scores = queries @ candidates.embeddings.T
     own = scores.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, torch.nan)
     # Pairs of rows that are not sampled go to one more row.
-    offsets = candidates.excluded_rows - first
+    offsets = relevance.excluded_rows - first
     rows = torch.where((offsets >= 0) & (offsets % step == 0), offsets // step, len(queries))
     is_negative = torch.ones(len(queries) + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
-    is_negative.index_put_((rows, candidates.excluded_columns), torch.zeros_like(rows[:1], dtype=torch.bool))
+    is_negative.index_put_((rows, relevance.excluded_columns), torch.zeros_like(rows[:1], dtype=torch.bool))
 
     # Workers sample unequal numbers of rows. All send tensors of one length, filled with NaN, which is sorted last.
     sent = own.new_full((-(-count // step) * columns.shape[1],), torch.nan)
@@ -60,7 +60,8 @@ def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> 
 def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
     """Compute the mean Euclidean distance between a query and its positives, over all pairs of the global batch."""
     total = candidates.queries.new_zeros(2, dtype=torch.float64)
-    for columns, is_positive in zip(candidates.positives.T, candidates.is_positive.T, strict=True):
+    relevance = candidates.relevance
+    for columns, is_positive in zip(relevance.positives.T, relevance.is_positive.T, strict=True):
         difference = candidates.queries - candidates.embeddings[columns.clamp(min=0)]
         total[0] += (torch.linalg.vector_norm(difference, dim=1) * is_positive).sum()
         total[1] += is_positive.sum()
@@ -75,7 +76,8 @@ def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor
     sums = queries.new_zeros(2, queries.shape[1] + 1)
     sums[0, :-1] = queries.sum(0)
     sums[0, -1].fill_(len(queries))
-    for columns, is_positive in zip(candidates.positives.T, candidates.is_positive.T, strict=True):
+    relevance = candidates.relevance
+    for columns, is_positive in zip(relevance.positives.T, relevance.is_positive.T, strict=True):
         positives = candidates.embeddings[columns.clamp(min=0)].double()
         sums[1, :-1] += (positives * is_positive[:, None]).sum(0)
         sums[1, -1] += is_positive.sum()

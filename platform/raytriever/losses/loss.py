@@ -86,9 +86,10 @@ class Loss(nn.Module):
         """
         check_batch(queries, passages, ids)
         widths = narrower_widths(self.config, queries.shape[1])
-        batch = _to_working_precision(gather_candidates(queries, passages, ids, workers))
+        batch = gather_candidates(queries, passages, ids, workers, self.config.both_ways)
+        batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
-        batch = replace(batch, largest_score=self._largest_score(batch, log_temperature, workers))
+        batch = replace(batch, largest_score=self._largest_score(batch, passages, log_temperature, workers))
         whole = self._reduce(batch, ids, log_temperature, workers)
         value, statistics = whole.value, {**whole.statistics, "temperature": log_temperature.detach().exp()}
         if widths:
@@ -99,7 +100,7 @@ class Loss(nn.Module):
             statistics[f"loss_at_{width}"] = nested.value.detach()
             statistics |= {f"{name}_at_{width}": number for name, number in nested.statistics.items()}
         if self.config.distribution_weight:
-            distance = distribution_distance(batch.queries, batch.embeddings, batch.rows, workers)
+            distance = distribution_distance(batch.queries, batch.embeddings, batch.relevance.rows, workers)
             statistics["distribution_distance"] = distance.detach()
             value = value + self.config.distribution_weight * distance
         return LossOutput(value, statistics)
@@ -118,24 +119,33 @@ class Loss(nn.Module):
         return LossOutput(value, statistics)
 
     @torch.no_grad()
-    def _largest_score(self, batch: Candidates, log_temperature: Float[Tensor, ""], workers: Workers) -> float:
+    def _largest_score(
+        self, batch: Candidates, passages: Tensor, log_temperature: Float[Tensor, ""], workers: Workers
+    ) -> float:
         """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
 
         The one moment of a loss at which the processor waits for the GPU.
 
         Args:
             batch: the gathered batch, in working precision.
+            passages: embeddings of this worker's passages.
             log_temperature: log of tau.
             workers: the group.
 
         Raises:
-            LossInputError: a score or squared distance may overflow in any order of summation; on every worker.
+            LossInputError: an embedding is not finite, or a score or squared distance may overflow in any order of
+                summation; on every worker.
         """
         both = (batch.queries, batch.embeddings)
         numbers = [torch.linalg.vector_norm(x, torch.inf).double() for x in both]
         numbers += [torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max() for x in both]
         numbers.append(log_temperature.exp().double())
-        *largest, longest_query, longest_passage, temperature = workers.maximum(torch.stack(numbers)).tolist()
+        numbers += [(~torch.isfinite(x).all(1)).sum().double() for x in (batch.queries, passages)]
+        *largest, longest_query, longest_passage, temperature, spoilt_queries, spoilt_passages = workers.maximum(
+            torch.stack(numbers)
+        ).tolist()
+        if spoilt_queries or spoilt_passages:
+            raise _not_finite(batch.queries, passages)
         width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
         scores = largest[0] * largest[1] * width / min(temperature, 1.0)
         distances = (largest[0] + largest[1]) ** 2 * width
@@ -148,6 +158,19 @@ class Loss(nn.Module):
         longest = longest_query * longest_passage
         # Cut embeddings are normalised again.
         return (max(longest, 1.0) if self.unit_length else longest) / temperature
+
+
+def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
+    """Return the error of embeddings that are not finite, on this worker or another."""
+    where = "another worker has embeddings that hold NaN or infinity"
+    for name, embeddings in (("passage", passages), ("query", queries)):
+        finite = torch.isfinite(embeddings).all(1)
+        if not bool(finite.all()):
+            where = (
+                f"{int((~finite).sum())} of {len(finite)} {name} embeddings hold NaN or infinity, "
+                f"the first in row {int((~finite).nonzero()[0])}"
+            )
+    return LossInputError(where, remedy="check whether the encoder has diverged or half precision overflows")
 
 
 def _to_working_precision(batch: Candidates) -> Candidates:

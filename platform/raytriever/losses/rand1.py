@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from raytriever.losses.engine.batch import PAD, BatchIds
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.rows import RowLoss
 from raytriever.losses.infonce import infonce
 

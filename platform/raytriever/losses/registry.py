@@ -45,15 +45,15 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
         config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
     ) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
-        columns = row_loss.positives(batch.positives, ids)
-        if not config.soft_labels or batch.teacher is None:
-            reduction = RowReduction(row_loss, columns, batch.rows)
+        columns = row_loss.positives(batch.relevance.positives, ids)
+        if not config.soft_labels or batch.relevance.group is None:
+            reduction = RowReduction(row_loss, columns, batch.relevance.rows)
             return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
         labels = SoftLabels.of(batch, config.teacher_temperature)
-        group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
-        reduction = RowReduction(row_loss, columns, batch.rows, labels)
+        group = OwnGroup.of(batch, log_temperature, config.teacher_temperature)
+        reduction = RowReduction(row_loss, columns, batch.relevance.rows, labels)
         share = sweep(reduction, batch, log_temperature, config.operands)
-        return LossShare(share, group.statistics(ids, workers))
+        return LossShare(share, group.statistics(workers))
 
     return reduce
 
@@ -64,10 +64,10 @@ def by_teacher(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> Score
     def reduce(
         config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
     ) -> LossShare:
-        if batch.teacher is None:
+        if batch.relevance.group is None:
             return by_row(INFONCE)(config, batch, ids, log_temperature, workers)
-        group = OwnGroup.of(batch, ids, log_temperature, config.teacher_temperature)
-        return LossShare(share(group, workers).to(batch.queries.dtype), group.statistics(ids, workers))
+        group = OwnGroup.of(batch, log_temperature, config.teacher_temperature)
+        return LossShare(share(group, workers).to(batch.queries.dtype), group.statistics(workers))
 
     return reduce
 
@@ -85,7 +85,7 @@ def triplet(
     config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
 ) -> LossShare:
     """Compute the hinge over all pairs of a query."""
-    reduction = TripletReduction(batch.positives, config.margin, batch.rows)
+    reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
 
 

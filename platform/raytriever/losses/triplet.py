@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.losses.engine.batch import PAD
+from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.rows import write_positives
 from raytriever.losses.engine.sweep import Panel, Sparse
 

@@ -27,7 +27,9 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.engine.batch import PAD, BatchIds, TeacherScores
+from raytriever.losses.engine.batch import BatchIds, TeacherScores, teacher_arrays
+from raytriever.losses.engine.copies import copy_all
+from raytriever.losses.engine.relevance import PAD, GlobalIds, find_relevance
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
 from raytriever.models.packing import move
@@ -35,7 +37,6 @@ from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 
 T = TypeVar("T")
-_ALIGNMENT = 16  # bytes; of each tensor in the one that is copied
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 
@@ -45,7 +46,7 @@ class Batch:
 
     Args:
         queries, passages: tokens, in buckets of like length.
-        ids: of queries and passages.
+        ids: of queries and passages, with their relevance in the global batch.
         version: the round whose hard negatives it uses; 0 for the table that training began with.
     """
 
@@ -55,48 +56,20 @@ class Batch:
     version: int = 0
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; on a GPU in one copy from pinned memory, for which this call does not wait."""
-        if device.type != "cuda":
-            return self._map(lambda tensor: tensor.to(device))
-        tensors = list[Tensor]()
+        """Return the batch on a device; on a GPU in one copy from pinned memory, for which this call does not wait.
 
-        def collect(tensor: Tensor) -> Tensor:
-            tensors.append(tensor)
-            return tensor
+        Ids stay on the CPU, except what a loss reads on the device: their relevance.
+        """
+        return copy_all(self.map, device)
 
-        self._map(collect)
-        copies = iter(copy_together(tensors, device))
-        return self._map(lambda _: next(copies))
-
-    def _map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
         queries, passages = (
             Buckets([move(part, copy) for part in side.buckets], copy(side.indices))
             for side in (self.queries, self.passages)
         )
-        ids, teacher = self.ids, self.ids.teacher
-        copied = replace(
-            ids,
-            queries=copy(ids.queries),
-            positives=copy(ids.positives),
-            passages=copy(ids.passages),
-            known=None if ids.known is None else copy(ids.known),
-            teacher=teacher and TeacherScores(copy(teacher.documents), copy(teacher.scores)),
-        )
-        return replace(self, queries=queries, passages=passages, ids=copied)
-
-
-def copy_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Return copies of tensors of the CPU on a GPU, made by one copy of pinned memory that nobody waits for."""
-    sizes = [-(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
-    pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
-    for tensor, piece in zip(tensors, pinned.split(sizes), strict=True):
-        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).copy_(tensor.reshape(-1))
-    pieces = pinned.to(device, non_blocking=True).split(sizes)
-    return [
-        piece[: tensor.numel() * tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-        for tensor, piece in zip(tensors, pieces, strict=True)
-    ]
+        ids = replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
+        return replace(self, queries=queries, passages=passages, ids=ids)
 
 
 @dataclass(frozen=True)
@@ -125,21 +98,35 @@ class BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
-        """Return this worker's share of the global batch of `step`, counted from 0."""
-        chosen = worker_slice(self.order.batch(step), workers.rank, workers.size)
-        epochs = worker_slice(self.order.epochs(step), workers.rank, workers.size)
+    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
+        """Return this worker's share of the global batch of `step`, counted from 0.
+
+        The ids of the whole batch are computed on every worker: so the relevance needs no message.
+
+        Args:
+            step: of the batch.
+            retriever: encodes it.
+            workers: the group.
+            both_ways: whether the loss lets passages search for queries too.
+        """
+        chosen, epochs = self.order.batch(step), self.order.epochs(step)
+        share = len(worker_slice(chosen, workers.rank, workers.size))
+        own = slice(workers.rank * share, (workers.rank + 1) * share)
         queries = self.examples.queries(chosen)
         positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
+        everyones = GlobalIds(queries, positives, groups.reshape(-1), *self.examples.known(chosen))
+        queries, positives, groups = queries[own], positives[own], groups[own]
+        teacher = self._scored(queries, groups)
         passages = groups.reshape(-1)
         ids = BatchIds(
             queries=torch.from_numpy(queries),
             positives=torch.from_numpy(positives),
             passages=torch.from_numpy(passages),
-            known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen])),
+            known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen[own]])),
             seed=self.order.seed,
             step=step,
-            teacher=self._scored(queries, groups),
+            teacher=teacher,
+            relevance=find_relevance(everyones, workers.rank, workers.size, teacher_arrays(teacher), both_ways),
         )
         return Batch(
             retriever.batch_of(self.tokens.queries.take(queries), "query", self._prompts(queries, "query", retriever)),

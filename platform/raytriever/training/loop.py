@@ -220,7 +220,7 @@ class _Trainer:
 
     def _batch(self, step: int) -> Batch:
         """Return the batch of a step; called in the loader's thread."""
-        return self.sources.at(step).batch(step, self.setup.retriever, self.workers)
+        return self.sources.at(step).batch(step, self.setup.retriever, self.workers, self.setup.loss.both_ways)
 
     def _step(self, batch: Batch, wait_seconds: float) -> None:
         setup, settings, step = self.setup, self.settings, self.progression.step
@@ -297,8 +297,8 @@ class _Trainer:
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
-            batch = self.setup.dev.batch(number, self.setup.retriever, self.workers).to(self.setup.device)
-            output = self.strategy.measure(batch)
+            batch = self.setup.dev.batch(number, self.setup.retriever, self.workers, self.setup.loss.both_ways)
+            output = self.strategy.measure(batch.to(self.setup.device))
             losses.append(output.value.item())
             areas.append(float(output.statistics["batch_auc"]))
         dev_loss = sum(losses) / len(losses)

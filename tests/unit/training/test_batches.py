@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,16 @@ from raytriever.data.prepare.tokenisation import flat
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.engine.batch import PAD
+from raytriever.losses.engine.batch import gather_relevance
+from raytriever.losses.engine.relevance import PAD, Relevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from thread_workers import Threads, on_workers
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + place for place in range(query + 1)] for query in range(6)}
@@ -126,10 +131,28 @@ def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) 
     assert together == texts(retriever, whole.passages)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, size: int) -> None:
+    made = source(retriever, positives=2, negatives=1)
+    batches = [made.batch(4, retriever, Place(rank, size), both_ways=True) for rank in range(size)]
+
+    def gathered(workers: Threads) -> Relevance:
+        ids = replace(batches[workers.rank].ids, relevance=None)
+        return gather_relevance(ids, workers, torch.device("cpu"), both_ways=True)
+
+    for batch, expected in zip(batches, on_workers(size, gathered), strict=True):
+        for one, other in ((batch.ids.relevance, expected), (batch.ids.relevance.exchanged, expected.exchanged)):
+            for name in ("positives", "excluded_rows", "excluded_columns", "queries"):
+                assert torch.equal(getattr(one, name), getattr(other, name)), name
+            assert (one.rows, one.negatives) == (other.rows, other.negatives)
+            assert (one.distinct is None) == (other.distinct is None)
+            assert one.distinct is None or torch.equal(one.distinct, other.distinct)
+
+
 def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
     batch = source(retriever).batch(1, retriever, ALONE)
     moved = batch.to(torch.device("meta"))
-    assert moved.ids.known.device.type == moved.passages.indices.device.type == "meta"
-    assert moved.ids.known.shape == batch.ids.known.shape
+    assert moved.ids.relevance.positives.device.type == moved.passages.indices.device.type == "meta"
+    assert moved.ids.relevance.excluded_rows.shape == batch.ids.relevance.excluded_rows.shape
     assert (moved.ids.seed, moved.ids.step) == (0, 1)
     assert {tensor.device.type for part in moved.queries.buckets for tensor in part.values()} == {"meta"}

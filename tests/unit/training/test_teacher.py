@@ -48,8 +48,8 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> 
                 assert found == pytest.approx(float(score(np.array(query), np.array(document))), rel=1e-6)
     assert 0 < missing < 16
     assert work.dev.batch(0, work.retriever, ALONE).ids.teacher is None
-    moved = batch.to(torch.device("meta")).ids.teacher
-    assert moved.scores.device.type == moved.documents.device.type == "meta"
+    moved = batch.ids.relevance.map(lambda tensor: tensor.to("meta")).group
+    assert moved.scores.device.type == moved.columns.device.type == "meta"
 
 
 @every_way

@@ -148,6 +148,15 @@ class Examples:
         """Return the query positions of a batch of examples."""
         return self.positives.queries[examples]
 
+    def known(
+        self, examples: Int64[ndarray, " batch"]
+    ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
+        """Return all relevant documents of a batch of examples: the index of the example of each, and the document."""
+        starts = self.positives.offsets[examples]
+        counts = self.positives.offsets[examples + 1] - starts
+        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+        return np.repeat(np.arange(len(examples)), counts), self.positives.documents[np.repeat(starts, counts) + within]
+
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
     ) -> Int64[ndarray, "batch count"]:

@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.losses.engine.batch import PAD, BatchIds
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.soft_labels import SoftLabels
 from raytriever.losses.engine.sweep import Panel, Sparse
 

@@ -18,7 +18,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses.engine.batch import PAD, Candidates
+from raytriever.losses.engine.batch import Candidates
+from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.sweep import Panel
 
 
@@ -37,10 +38,10 @@ class SoftLabels:
     @classmethod
     def of(cls, batch: Candidates, teacher_temperature: float) -> SoftLabels:
         """Return the soft labels of a batch with teacher scores."""
-        assert batch.group is not None
-        assert batch.teacher is not None
-        log_weights = functional.logsigmoid(-batch.teacher.double() / teacher_temperature)
-        return cls(batch.group, log_weights.to(batch.queries.dtype))
+        group = batch.relevance.group
+        assert group is not None
+        log_weights = functional.logsigmoid(-group.scores.double() / teacher_temperature)
+        return cls(group.columns, log_weights.to(batch.queries.dtype))
 
     def weigh(self, panel: Panel) -> None:
         """Add the log-weights to the scores of a panel. Read the positives' scores before: they change too."""

@@ -143,21 +143,19 @@ class Panels:
         self._buffer = candidates.queries.new_empty(0)
         row_bytes = len(embeddings) * self._buffer.element_size()
         self.height = panel_height(len(queries), row_bytes, queries.device.type)
-        self._rows, self._columns = candidates.excluded_rows, candidates.excluded_columns
-        self._bounds = [0, len(self._rows)]
-        if self.height < len(queries):
-            starts = torch.arange(0, len(queries) + self.height, self.height, device=self._rows.device)
-            self._bounds = torch.searchsorted(self._rows, starts).tolist()
+        relevance = candidates.relevance
+        self._rows, self._columns = relevance.excluded_rows, relevance.excluded_columns
+        self._starts = relevance.excluded_starts
 
     def __iter__(self) -> Iterator[Panel]:
         buffer = self._buffer.new_empty(self.height, len(self._embeddings))
         operand_dtype = self._products.operand_dtype
         derivatives = buffer if operand_dtype == buffer.dtype else torch.empty_like(buffer, dtype=operand_dtype)
-        for number, start in enumerate(range(0, len(self._queries), self.height)):
+        for start in range(0, len(self._queries), self.height):
             rows = slice(start, min(start + self.height, len(self._queries)))
             queries = self._queries[rows]
             scores = self._products.write(queries, self._embeddings.T, buffer[: len(queries)])
-            excluded = slice(self._bounds[number], self._bounds[number + 1])
+            excluded = slice(int(self._starts[rows.start]), int(self._starts[rows.stop]))
             pairs = self._rows[excluded] - start, self._columns[excluded]
             yield Panel(rows, queries, scores, derivatives[: len(queries)], pairs)
 

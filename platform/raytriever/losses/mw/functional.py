@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
+from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.batch import PAD, find_pairs, mask_repeats
+from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.mw.pairwise import PairwiseSums
 from raytriever.losses.mw.reduction import PairReduction, pair_weight
 
@@ -71,13 +73,21 @@ def mann_whitney(
     _check_columns("positives", positives, scores)
     if ignored is not None:
         _check_columns("ignored", ignored, scores)
-    positives = mask_repeats(positives)
-    lacking = (positives == PAD).all(1)
-    if bool(lacking.any()):
-        raise LossInputError(f"row {int(lacking.nonzero()[0])} has no positive", "positives")
-    excluded = positives if ignored is None else mask_repeats(torch.cat([positives, ignored], 1))
-    loss: Tensor = _FromScores.apply(scores, positives, excluded, temperature, reduction)
+    columns = positives.cpu().numpy()
+    lacking = (columns == PAD).all(1)
+    if lacking.any():
+        raise LossInputError(f"row {lacking.argmax()} has no positive", "positives")
+    pairs = _pairs(columns, scores)
+    excluded = pairs if ignored is None else _pairs(np.concatenate([columns, ignored.cpu().numpy()], 1), scores)
+    loss: Tensor = _FromScores.apply(scores, pairs, excluded, temperature, reduction)
     return loss
+
+
+def _pairs(columns: ndarray, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the (rows, columns) of a table of columns, each pair once, where the scores are."""
+    rows, slots = np.nonzero(columns != PAD)
+    found, at = np.divmod(np.unique(rows * scores.shape[1] + columns[rows, slots]), scores.shape[1])
+    return torch.from_numpy(found).to(scores.device), torch.from_numpy(at).to(scores.device)
 
 
 def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
@@ -147,8 +157,8 @@ class _FromScores(torch.autograd.Function):
     def forward(
         ctx: Any,
         scores: Tensor,
-        positive: Tensor,
-        excluded: Tensor,
+        pairs: tuple[Tensor, Tensor],
+        excluded: tuple[Tensor, Tensor],
         temperature: float,
         reduction: PairReduction,
     ) -> Tensor:
@@ -156,17 +166,15 @@ class _FromScores(torch.autograd.Function):
         lowest, highest = (float(end) for end in torch.aminmax(precise))
         if not abs(lowest) + abs(highest) < torch.inf:
             raise LossInputError(f"scores from {lowest} to {highest}", remedy="scores must be finite")
-        rows, columns = find_pairs(excluded)
-        negatives = precise.numel() - len(rows)
+        negatives = precise.numel() - len(excluded[0])
         if negatives == 0:
             raise LossInputError(f"no negatives among {precise.numel()} scores")
-        pairs = find_pairs(positive)
         positives = precise[pairs].double() / temperature
         weight = pair_weight(reduction, len(positives), negatives, len(precise))
         sums = PairwiseSums(positives, lowest / temperature, highest / temperature, weight, precise.dtype)
         walk = sums.walk(1 / temperature)
         derivatives = torch.empty_like(precise)
-        walk.add(precise, derivatives, rows, columns)
+        walk.add(precise, derivatives, *excluded)
         result = sums.result(walk.sums(), walk.sums())
         derivatives[pairs] = (result.by_positive / temperature).to(derivatives.dtype)
         ctx.save_for_backward(derivatives.to(scores.dtype))

@@ -47,7 +47,8 @@ class MWReduction:
         # Operands in bf16 are longer than their embeddings by a factor of 1 + 2^-9 at most.
         bound = self._candidates.largest_score * (1 + 2**-7)
         count = (~positives.isnan()).sum(dtype=torch.float64)
-        weight = pair_weight(self._reduction, count, self._candidates.negatives, self._candidates.rows)
+        relevance = self._candidates.relevance
+        weight = pair_weight(self._reduction, count, relevance.negatives, relevance.rows)
         self._sums = PairwiseSums(positives, -bound, bound, weight, own.dtype)
         self._walk = self._sums.walk()
 
@@ -59,7 +60,7 @@ class MWReduction:
         """Return this worker's share of the mean over all pairs."""
         own = self._walk.sums()
         result = self._sums.result(own, self._workers.sum(own))
-        columns = self._candidates.positives
+        columns = self._candidates.relevance.positives
         first = self._workers.rank * columns.numel()
         by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
@@ -73,6 +74,6 @@ def positive_scores(
     queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
 ) -> Float[Tensor, "rows positives"]:
     """Return the scores of this worker's positives, NaN in empty slots."""
-    columns, precise = candidates.positives.clamp(min=0), queries.to(candidates.queries.dtype)
+    columns, precise = candidates.relevance.positives.clamp(min=0), queries.to(candidates.queries.dtype)
     scores = torch.stack([(precise * embeddings[column]).sum(1) for column in columns.T], 1)
-    return scores.masked_fill(~candidates.is_positive, torch.nan)
+    return scores.masked_fill(~candidates.relevance.is_positive, torch.nan)

@@ -76,7 +76,7 @@ class Objective(nn.Module):
         parts = [(part, side) for texts, side in passes for part in texts.buckets]
 
         def precision() -> AbstractContextManager[Any]:
-            return autocast(self.precision, batch.ids.queries.device)
+            return autocast(self.precision, parts[0][0]["input_ids"].device)
 
         def encode(part: TokenBatch, side: Side) -> Tensor:
             with precision():

@@ -1,0 +1,159 @@
+"""Relevance from ids, against a double loop over ids, with any number of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sham_device import CUDA, sham_device, values
+from thread_workers import Threads, on_workers
+
+from raytriever.errors import LossInputError
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.batch import BatchIds, TeacherScores, gather_relevance
+from raytriever.losses.engine.relevance import PAD, Relevance
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+
+CPU = torch.device("cpu")
+QUERIES, PASSAGES = 8, 24
+
+
+def shares(size: int, seed: int) -> list[BatchIds]:
+    """Few documents, so that much is repeated; rows of unequal length, of another width on every worker."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=generator)
+
+    passages, queries = draw(16, PASSAGES), draw(6, QUERIES)
+    positives = passages[draw(PASSAGES, QUERIES, 3)]
+    positives[draw(2, QUERIES).bool(), 1] = PAD
+    known = draw(20, QUERIES, 4)
+    known[draw(2, QUERIES, 4).bool()] = PAD
+    groups = torch.cat([positives, draw(20, QUERIES, 3)], 1)
+    scores = torch.randn(groups.shape, generator=generator)
+    scores[draw(3, *groups.shape) == 0] = torch.nan
+    b, n = QUERIES // size, PASSAGES // size
+    return [
+        BatchIds(
+            queries[rank * b :][:b],
+            positives[rank * b :][:b],
+            passages[rank * n :][:n],
+            known[rank * b :][:b, : 4 - rank],
+            teacher=TeacherScores(groups[rank * b :][:b], scores[rank * b :][:b]),
+        )
+        for rank in range(size)
+    ]
+
+
+def hold(found: Relevance, everyone: list[BatchIds], rank: int) -> None:
+    """Compare with loops over the ids."""
+    candidates = list(dict.fromkeys(int(one) for ids in everyone for one in ids.passages))
+    flat = [int(one) for ids in everyone for one in ids.passages]
+    assert found.keep(torch.tensor(flat)).tolist() == candidates
+    queries = list(dict.fromkeys(int(one) for ids in everyone for one in ids.queries))
+    assert found.exchanged.keep(torch.cat([ids.queries for ids in everyone])).tolist() == queries
+    pairs, backward = 0, 0
+    relevant: dict[int, set[int]] = {query: set() for query in queries}
+    for ids in everyone:
+        for query, row, known in zip(ids.queries, ids.positives, ids.known, strict=True):
+            relevant[int(query)] |= {int(one) for one in (*row, *known)} - {PAD}
+    for owner, ids in enumerate(everyone):
+        for row in range(len(ids.queries)):
+            positives = list(dict.fromkeys(int(one) for one in ids.positives[row] if one != PAD))
+            known = {int(one) for one in ids.known[row]} & set(candidates)
+            excluded = sorted(candidates.index(one) for one in known | set(positives))
+            pairs += len(excluded)
+            asked_by = sorted(at for at, query in enumerate(queries) if positives[0] in relevant[query])
+            backward += len(asked_by)
+            if owner != rank:
+                continue
+            columns = [int(one) for one in found.positives[row] if one != PAD]
+            assert columns == [candidates.index(one) for one in positives]
+            start, end = found.excluded_starts[row : row + 2]
+            assert found.excluded_rows[start:end].tolist() == [row] * len(excluded)
+            assert found.excluded_columns[start:end].tolist() == excluded
+            other = found.exchanged
+            assert other.positives[row].tolist() == [queries.index(int(ids.queries[row]))]
+            start, end = other.excluded_starts[row : row + 2]
+            assert other.excluded_columns[start:end].tolist() == asked_by
+            group = found.group
+            seen: set[int] = set()
+            for slot, (document, score) in enumerate(
+                zip(*(table[row] for table in vars(ids.teacher).values()), strict=True)
+            ):
+                column = int(group.columns[row, slot])
+                is_used = int(document) in candidates and not bool(score.isnan()) and int(document) not in seen
+                seen |= {int(document)} if is_used else set()
+                assert column == (candidates.index(int(document)) if is_used else PAD)
+                assert bool(group.is_positive[row, slot]) == (is_used and int(document) in positives)
+                assert bool(group.is_negative[row, slot]) == (is_used and column not in excluded)
+        if owner == rank:
+            documents = [{int(one) for one in row} - {PAD} for row in ids.teacher.documents]
+            assert found.group.passages == sum(map(len, documents))
+            assert found.queries.tolist() == ids.queries.tolist()
+    rows = sum(len(ids.queries) for ids in everyone)
+    assert (found.rows, found.negatives) == (rows, rows * len(candidates) - pairs)
+    assert found.exchanged.negatives == rows * len(queries) - backward
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_relevance_is_that_of_loops_over_the_ids(size: int, seed: int) -> None:
+    everyone = shares(size, seed)
+    results = on_workers(size, lambda workers: gather_relevance(everyone[workers.rank], workers, CPU, both_ways=True))
+    for rank, found in enumerate(results):
+        hold(found, everyone, rank)
+
+
+def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
+    (ids,) = shares(1, 0)
+    expected = gather_relevance(ids, ALONE, CPU)
+    with sham_device() as counts:
+        here = {key: value.to(CUDA) for key, value in vars(ids).items() if isinstance(value, torch.Tensor)}
+        counts.reset()
+        found = gather_relevance(replace(ids, **here, teacher=None), ALONE, CUDA)
+        assert counts.totals() == {**counts.totals(), "syncs": 1, "pinned": 1, "pageable": 1}
+        assert values(found.excluded_columns).tolist() == expected.excluded_columns.tolist()
+        assert found.positives.device == CUDA
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_a_loss_is_the_same_with_relevance_worked_out_before(name: str) -> None:
+    (ids,) = shares(1, 1)
+    generator = torch.Generator().manual_seed(0)
+    queries, passages = (torch.randn(count, 5, generator=generator) for count in (QUERIES, PASSAGES))
+    loss = build_loss(LossConfig(name, temperature=0.5 if name != "triplet" else 0.01))
+    plain = loss(queries, passages, ids)
+    ahead = loss(queries, passages, replace(ids, relevance=gather_relevance(ids, ALONE, CPU, both_ways=True)))
+    assert torch.equal(plain.value, ahead.value)
+    assert all(torch.equal(value, ahead.statistics[name]) for name, value in plain.statistics.items())
+
+
+def test_embeddings_that_are_not_finite_on_one_worker_are_refused_by_all() -> None:
+    everyone = shares(2, 2)
+
+    def work(workers: Threads) -> str:
+        queries, passages = torch.ones(QUERIES // 2, 3), torch.ones(PASSAGES // 2, 3)
+        passages[4, 1] = torch.nan if workers.rank else 1.0
+        with pytest.raises(LossInputError) as error:
+            build_loss(LossConfig("infonce"))(queries, passages, everyone[workers.rank], workers)
+        return str(error.value)
+
+    there, here = on_workers(2, work)
+    assert here.startswith("1 of 12 passage embeddings hold NaN or infinity, the first in row 4")
+    assert there.startswith("another worker has embeddings that hold NaN or infinity")
+
+
+def test_ids_that_are_wrong_on_one_worker_are_refused_by_all() -> None:
+    everyone = shares(2, 3)
+    everyone[1] = replace(everyone[1], positives=torch.full_like(everyone[1].positives, PAD))
+
+    def work(workers: Threads) -> str:
+        with pytest.raises(LossInputError) as error:
+            gather_relevance(everyone[workers.rank], workers, CPU)
+        return str(error.value)
+
+    assert len(set(on_workers(2, work))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -15,17 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from ray.train import ScalingConfig
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.search import SearchPool, search_in_actors
-from raytriever.cluster.train import refresh
+from raytriever.cluster.train import refresh, trainer
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
 from raytriever.cluster.train.refresh import EncoderPool
 from raytriever.cluster.train.trainer import train_on_cluster
-from raytriever.config import Config
+from raytriever.config import Config, Curriculum
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable
@@ -44,6 +46,9 @@ from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.studies.definition import Arm, MeasuredDataset
+from raytriever.studies.run.arm import ArmRunner, arm_folder
+from raytriever.tracking.tracker import DatasetRecord, NullTracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
@@ -146,8 +151,8 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
 def test_a_model_is_evaluated_by_a_process_with_a_gpu(seen: Seen, case: Case) -> None:
     here = evaluate_retriever(case.dataset, "test", case.model, case.retriever)
     there = evaluate_model(case.dataset, "test", case.model, "fp32")
-    assert seen("ray::_evaluate") <= {"0", "1"}
-    assert seen("ray::_evaluate")
+    assert seen("ray::_run_in_task") <= {"0", "1"}
+    assert seen("ray::_run_in_task")
     assert there.metrics == pytest.approx(here.metrics)
     assert np.array_equal(there.queries, here.queries)
 
@@ -230,3 +235,57 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
     monkeypatch.setattr("raytriever.cluster.encoding.count_gpus", lambda: 0)
     with pytest.raises(ConfigError, match="the cluster has no GPU"):
         choose_actor_pool(config)
+
+
+class Children(NullTracker):
+    """Tracker of a study whose runs keep nothing."""
+
+    run_id = None
+
+    def child(self, run_name: str, folder: Path) -> Children:
+        return self
+
+
+def runner(folder: Path) -> ArmRunner:
+    record = DatasetRecord("letters", "letters", "", {})
+    return ArmRunner(output=folder, run_name="study", tracker=Children(), record=record, log=lambda line: None)
+
+
+def test_an_arm_of_a_study_is_measured_by_a_process_with_a_gpu(
+    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    measured = MeasuredDataset("letters", str(tiny_dataset), "test", ("ndcg_at_10",))
+    arm = Arm("untrained", "untrained", (measured,), None, model=case.model.model)
+    wait_until(gpus_are_free)
+    runner(tmp_path).run(arm, 0)
+    assert seen("ray::_run_in_task")
+    assert seen("ray::_run_in_task") <= {"0", "1"}
+    results = json.loads((arm_folder(tmp_path, arm, 0) / "metrics.json").read_text())
+    expected = evaluate_retriever(case.dataset, "test", case.model, case.retriever).metrics["ndcg_at_10"]
+    assert results["measured"]["letters"] == {"ndcg_at_10": pytest.approx(expected, rel=0.01)}  # bf16, if the CPU has it
+
+
+def test_an_arm_of_a_study_trains_in_a_group_that_reserves_a_gpu(
+    records: Path, case: Case, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
+
+    class Trainer:
+        """Ray Train's trainer, which cannot train on a GPU that is only declared."""
+
+        def __init__(self, *_: object, scaling_config: ScalingConfig, **__: object) -> None:
+            groups.append(scaling_config)
+
+        def fit(self) -> None:
+            raise UserError("has no real GPU", "this test")
+
+    monkeypatch.setattr(trainer, "TorchTrainer", Trainer)
+    config = Config(
+        data=DataConfig(dataset=str(tiny_dataset)),
+        model=case.model,
+        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2),
+    )
+    measured = MeasuredDataset("letters", str(tiny_dataset), "test", ("ndcg_at_5",))
+    with pytest.raises(UserError, match="has no real GPU"):
+        runner(tmp_path).run(Arm("trained", "trained", (measured,), Curriculum(config)), 0)
+    assert [(group.num_workers, group.use_gpu) for group in groups] == [(1, True)]

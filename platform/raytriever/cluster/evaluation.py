@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,12 @@ import torch
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
-from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.search import SearchPool, search_in_actors
-from raytriever.cluster.session import DriverContext, ray_session
+from raytriever.cluster.session import run_with_gpu
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import UserError
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import EvaluationJob
@@ -72,9 +69,6 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model on one split, in a Ray task with a GPU if the cluster has GPUs, otherwise in this process.
 
-    This process may run on a node without a GPU. Where it has one, the task returns the memory of the GPU when it ends,
-    so that a worker can use all of it.
-
     Args:
         dataset: prepared; the cluster must see it and the model under the same paths.
         split: name of the split.
@@ -86,27 +80,15 @@ def evaluate_model(
         ModelError: an embedding is not finite.
         DataError: as `evaluate.evaluate`.
     """
-    if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
-        with ray_session(num_workers=1):
-            if count_gpus():
-                # Not in the placement group of the caller, if it has one.
-                task = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy="DEFAULT")(_evaluate)
-                result = ray.get(task.remote(str(dataset.location), split, model, precision, DriverContext()))
-                if isinstance(result, UserError):
-                    raise result
-                return result
-    return _evaluate_here(dataset, split, model, precision, retriever)
+    location = str(dataset.location)
+    return run_with_gpu(
+        remote=partial(_evaluate, location, split, model, precision),
+        here=partial(_evaluate_here, dataset, split, model, precision, retriever),
+    )
 
 
-def _evaluate(
-    dataset: str, split: str, model: ModelConfig, precision: str | None, driver: DriverContext
-) -> Evaluation | UserError:
-    """Evaluate in the process of a task; return a user error, because Ray would wrap an error that is raised."""
-    driver.enter()
-    try:
-        return _evaluate_here(open_dataset(dataset, [split]), split, model, precision)
-    except UserError as error:
-        return error
+def _evaluate(dataset: str, split: str, model: ModelConfig, precision: str | None) -> Evaluation:
+    return _evaluate_here(open_dataset(dataset, [split]), split, model, precision)
 
 
 def _evaluate_here(

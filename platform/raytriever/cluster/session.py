@@ -12,22 +12,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import AuthenticationError
 
 from raytriever.activity import activity
 from raytriever.cluster.access import restrict_token_file
-from raytriever.cluster.placement import hide_unreserved_gpus
+from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import hangups_blocked
 from raytriever.locking import Claim, claims, join
 from raytriever.reading.structured import parse_json
 from raytriever.terminal import warn
 
+T = TypeVar("T")
 CONNECT_SECONDS = 5.0  # in which a cluster must accept a connection
 # Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
@@ -82,6 +83,42 @@ def ray_session(num_workers: int) -> Iterator[None]:
     finally:
         with activity("stopping Ray"):
             ray.shutdown()
+
+
+def run_with_gpu(remote: Callable[[], T], here: Callable[[], T]) -> T:
+    """Return the result of a Ray task with a GPU if the cluster has GPUs, otherwise that of this process.
+
+    This process may run on a node without a GPU. Where it has one, the task returns the memory of the GPU when it ends,
+    so that a worker can use all of it.
+
+    Args:
+        remote: called in the task; it and its result can be pickled.
+        here: called in this process.
+
+    Raises:
+        UserError: as raised by the function.
+    """
+    import torch
+
+    if ray.is_initialized() or torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
+        with ray_session(num_workers=1):
+            if count_gpus():
+                # Not in the placement group of the caller, if it has one.
+                task = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy="DEFAULT")(_run_in_task)
+                result: T | UserError = ray.get(task.remote(remote, DriverContext()))
+                if isinstance(result, UserError):
+                    raise result
+                return result
+    return here()
+
+
+def _run_in_task(function: Callable[[], T], driver: DriverContext) -> T | UserError:
+    """Call a function in the process of a task; return a user error, because Ray would wrap an error that is raised."""
+    driver.enter()
+    try:
+        return function()
+    except UserError as error:
+        return error
 
 
 def check_cluster() -> None:

@@ -19,7 +19,7 @@ from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.draws import words
 from raytriever.errors import ConfigError, ModelError
-from raytriever.index.exact.search import tie_order, top_k, top_k_of_blocks
+from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig
 from raytriever.mining.filters import ExcludedDocuments, entries, normalise
@@ -80,10 +80,12 @@ class DenseFinder:
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
         """Find candidates; see `CandidateFinder`."""
         k = depth + int(self.excluded.counts[rows].max(initial=0))
-        scores, documents = top_k_of_blocks(
-            self.embeddings.queries[rows], self.embeddings.documents.blocks(), k, self.ties
-        )
+        scores, documents = self._corpus.top_k(self.embeddings.queries[rows], k)
         return documents, scores
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus(self.embeddings.documents.blocks, self.ties)
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,16 @@ class CrossQueryFinder:
         wanted = depth + int(self.excluded.counts[rows].max(initial=0))
         k = 2 * wanted
         while True:
-            scores, similar = top_k(self.queries[rows], self.queries, k, self.ties)
+            scores, similar = self._corpus.top_k(self.queries[rows], k)
             documents, scores = self._documents_of(similar, scores)
             # Documents repeat if they are positives of many queries, so search on until every query has enough.
             if k >= len(self.queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
                 return documents, scores
             k *= 2
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return Corpus(lambda: [(0, self.queries)], self.ties)
 
     def _documents_of(self, similar: ndarray, scores: ndarray) -> Candidates:
         counts = np.diff(self.positives.offsets)[similar]

@@ -19,7 +19,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import tie_order, top_k, top_k_of_blocks
+from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
@@ -146,8 +146,8 @@ class ExactIndex:
         return cls(dataset, retriever, embed_corpus(config, retriever, dataset).array())
 
     @cached_property
-    def _ties(self) -> Int64[ndarray, " documents"]:
-        return tie_order(self.dataset.documents.ids)
+    def _corpus(self) -> Corpus:
+        return Corpus(lambda: [(0, self.passages)], tie_order(self.dataset.documents.ids))
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
@@ -157,7 +157,7 @@ class ExactIndex:
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        scores, ranking = top_k(embeddings, self.passages, top, self._ties)
+        scores, ranking = self._corpus.top_k(embeddings, top)
         return hits_of(self.dataset, scores, ranking, threshold)
 
 

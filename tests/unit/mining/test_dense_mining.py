@@ -6,10 +6,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.index.exact import search
+from raytriever.index.exact.search import Corpus
+from raytriever.mining import miner
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
 from raytriever.mining.miner import mine
@@ -17,6 +21,7 @@ from raytriever.mining.scorers import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from gardens import made, rows_of, whole_numbers
+from sham_device import CUDA, sham_device
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
 
@@ -102,3 +107,23 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
     scores = {(q, d): of_queries[asked.tolist().index(q)] @ of_documents[d] for q in wanted for d in range(size)}
     for query, document, score in zip(mined.table.queries, mined.table.documents, mined.table.scores, strict=True):
         assert score == scores[int(query), int(document)]
+
+
+@pytest.mark.parametrize("method", ["dense", "cross-query"])
+def test_mining_copies_the_embeddings_to_a_gpu_once(
+    gardens: tuple[RetrievalDataset, Embeddings], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, embeddings = gardens
+    config = MiningConfig(method=method, num_negatives=2, range_max=5)
+    expected = mine(dataset, "train", config, embeddings=embeddings).table
+    monkeypatch.setattr(miner, "BLOCK", 20)
+    blocks = []
+    run = Corpus.top_k
+    monkeypatch.setattr(Corpus, "top_k", lambda *arguments: blocks.append(1) or run(*arguments))
+    monkeypatch.setattr(search, "_default_device", lambda: CUDA)
+    with sham_device() as counts:
+        table = mine(dataset, "train", config, embeddings=embeddings).table
+    assert len(blocks) > 2
+    assert np.array_equal(table.documents, expected.documents)
+    copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
+    assert copies == [1], counts.table()

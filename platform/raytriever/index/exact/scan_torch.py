@@ -40,6 +40,7 @@ class TorchScan:
         queries, k, order, exclude: see `scan.Scan`.
         device: device of the search.
         documents: largest number of documents that are added.
+        corpus: all documents, if they are on the device already; then none are added, and they stay.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class TorchScan:
         exclude: Int64[ndarray, " queries"] | None,
         device: torch.device,
         documents: int,
+        corpus: ResidentDocuments | None = None,
     ) -> None:
         refuse_forked()
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
@@ -59,7 +61,8 @@ class TorchScan:
         self._is_first = True
         free = free_bytes(device)
         self._tile_bytes = max(1, min(TILE_BYTES, int(TILE_SHARE * free)))
-        self._part = _allocate(documents, queries.shape[1], device, int(DOCUMENT_SHARE * free))
+        self._stays = corpus is not None
+        self._part = corpus or allocate(documents, queries.shape[1], device, int(DOCUMENT_SHARE * free))
         self._device = device
 
     def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
@@ -81,11 +84,13 @@ class TorchScan:
         """Search all queries in the documents on the device, and remove these."""
         part = self._part
         if part.count:
-            part.check()
+            if not self._stays:
+                part.check()
             k = self._best.shape[1]
             self._search(np.arange(len(self._queries)), k + max(64, k // 2))
             self._is_first = False
-            part.clear()
+            if not self._stays:
+                part.clear()
 
     def _search(self, rows: Int64[ndarray, " some"], wanted: int) -> None:
         """Search some queries; `wanted` documents of the highest upper bounds are kept for each."""
@@ -173,7 +178,7 @@ def free_bytes(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
-def _allocate(documents: int, width: int, device: torch.device, budget: int) -> ResidentDocuments:
+def allocate(documents: int, width: int, device: torch.device, budget: int) -> ResidentDocuments:
     """Return room for all documents, or for as many as the budget and the device allow.
 
     Raises:

@@ -10,7 +10,7 @@ thousand queries. On a GPU: most of its free memory for documents, some for tile
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
+from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.exact.scan import Scan
-from raytriever.index.exact.scan_torch import TorchScan
+from raytriever.index.exact.scan_torch import DOCUMENT_SHARE, TorchScan, allocate, free_bytes
 from raytriever.index.ranking import TieOrder
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
@@ -116,6 +117,51 @@ def top_k_of_blocks(
     return order.read(best_keys(queries, blocks, k, order, exclude, device))
 
 
+class Corpus:
+    """Corpus for several searches. A GPU gets a copy of its documents once for all of them, if they fit.
+
+    Args:
+        blocks: returns the blocks; see `top_k_of_blocks`.
+        ties: result of `tie_order` for the whole corpus.
+        device: see `top_k_of_blocks`.
+    """
+
+    def __init__(
+        self, blocks: Callable[[], Blocks], ties: Int64[ndarray, " documents"], device: torch.device | None = None
+    ) -> None:
+        self._blocks, self._order, self._device = blocks, TieOrder.of(ties), device or _default_device()
+        self._part: ResidentDocuments | None = None
+        self._fits: bool | None = None  # None before the first search
+
+    def top_k(
+        self, queries: Float32[ndarray, "queries width"], k: int
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """Return the k best documents of each query; see `top_k_of_blocks`."""
+        order = self._order
+        part = None if self._device.type == "cpu" else self._resident(queries.shape[1])
+        if part is None:
+            return order.read(best_keys(queries, self._blocks(), k, order, device=self._device))
+        scan = TorchScan(queries, min(k, len(order.ranks)), order, None, self._device, len(order.ranks), corpus=part)
+        return order.read(scan.keys())
+
+    def _resident(self, width: int) -> ResidentDocuments | None:
+        """Return all documents on the device, or None if they do not fit."""
+        if self._fits is None:
+            self._part = self._copy(width)
+            self._fits = self._part is not None
+        return self._part
+
+    def _copy(self, width: int) -> ResidentDocuments | None:
+        documents = len(self._order.ranks)
+        part = allocate(documents, width, self._device, int(DOCUMENT_SHARE * free_bytes(self._device)))
+        if part.free < documents:
+            return None
+        for positions, vectors in even_blocks(self._blocks(), width, documents):
+            part.add(positions, self._order.ranks[positions].astype(np.int64), vectors)
+        part.check()
+        return part
+
+
 def best_keys(
     queries: Float32[ndarray, "queries width"],
     blocks: Blocks,
@@ -131,7 +177,7 @@ def best_keys(
     """
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or _default_device()
     size = min(k, len(order.ranks))
     scan: Scan | TorchScan
     if device.type == "cpu":
@@ -142,3 +188,7 @@ def best_keys(
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()
+
+
+def _default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

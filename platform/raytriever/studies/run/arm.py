@@ -2,8 +2,10 @@
 
 `metrics.json` is written last, after the tracker knows that the run is finished, so an arm that has it is not trained
 again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once for all
-arms with the same data. An arm of one worker trains in this process, because a Ray Train group takes longer to start
-than a small arm takes."""
+arms with the same data.
+
+Where the cluster has GPUs, an arm is trained and measured by Ray processes that reserve them. Elsewhere an arm of one
+worker trains in this process, because a Ray Train group takes longer to start than a small arm takes."""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.session import run_with_gpu
 from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, UserError
@@ -118,8 +121,7 @@ class ArmRunner:
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.base.data.dataset, dataset.digest, dataset.counts())
             tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
-            here = torch.cuda.is_available() or not count_gpus()
-            stages = Stages(run, opened, lambda line: None, here)
+            stages = Stages(run, opened, lambda line: None, here=not count_gpus())
             if not (run.path / MODEL).is_dir():
                 stages.find_negatives(self._indexes.of, self._negatives)
                 stages.train(tracker, f"{self._run_name}/{name}")
@@ -133,7 +135,10 @@ class ArmRunner:
         self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: PersistentTracker
     ) -> Metrics:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
-        metrics = {dataset.name: measure(dataset, arm, model, precision, facts, run.path) for dataset in arm.datasets}
+        metrics: Metrics = {}
+        for dataset in arm.datasets:
+            call = partial(measure, dataset, arm, model, precision, facts, run.path)
+            metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call)
         now = time.time_ns() // 1_000_000
         tracker.log(
             [

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -29,7 +28,7 @@ from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.filters import normalise
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
 
 _FUSION = 60
@@ -105,7 +104,7 @@ def _by_encoder(
     embeddings: Path | None,
     report: Callable[[str], None],
 ) -> Ranking:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     dtype = choose_precision(precision, device)
     retriever = load_for_encoding(model, dtype, device)
     store = open_matching_store(embeddings, model, retriever, dataset) if embeddings else None

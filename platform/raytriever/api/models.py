@@ -80,12 +80,11 @@ class Model:
     @cached_property
     def retriever(self) -> Retriever:
         """The loaded towers and tokenizer; its weights are those of encoding and cannot be trained."""
-        import torch
 
         from raytriever.encoding.loading import load_for_encoding
-        from raytriever.models.precision import choose_precision
+        from raytriever.models.precision import choose_precision, default_device
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = default_device()
         return load_for_encoding(self.config, choose_precision(self.precision, device), device)
 
     def _encode(self, texts: Sequence[str], side: Any) -> Float32[ndarray, "texts width"]:

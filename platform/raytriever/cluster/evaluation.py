@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import ray
-import torch
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
@@ -23,7 +22,7 @@ from raytriever.evaluation.request import EvaluationJob
 from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import Workers, evaluate_retriever
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.report.evaluation import write_evaluation_report
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
@@ -94,7 +93,7 @@ def _evaluate(dataset: str, split: str, model: ModelConfig, precision: str | Non
 def _evaluate_here(
     dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
 ) -> Evaluation:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     if retriever is None or device.type == "cuda":
         retriever = load_for_encoding(model, choose_precision(precision, device), device)
     return evaluate_retriever(dataset, split, model, retriever)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import type_of
+from raytriever.models.precision import default_device, move_to, type_of
 from raytriever.models.retriever import Retriever, load_retriever
 
 ATTENTION = "raytriever_cpu"
@@ -43,9 +43,9 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
         precision: `fp32` or `bf16`.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
     """
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or default_device()
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
-    retriever = load_retriever(config, type_of(precision)).to(device)
+    retriever = move_to(load_retriever(config, type_of(precision)), device)
     retriever.choose_packing(precision)
     return speed_up(retriever) if device.type == "cpu" else retriever
 

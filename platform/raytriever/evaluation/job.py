@@ -43,7 +43,7 @@ from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evalua
 from raytriever.evaluation.tables import metrics_table
 from raytriever.mining.analyser import Analysis, analyser_line
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.prompts import Prompts
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
@@ -77,7 +77,7 @@ def run_evaluation(
     Raises:
         UserError: the request, the data, a model or the disk has an error that a user can correct; see `errors`.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     precision = choose_precision(job.precision, device)
     job = replace(job, datasets=rename_duplicates(job.datasets))
     check_file_names([model.name for model in job.models], job.datasets)

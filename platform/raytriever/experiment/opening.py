@@ -34,7 +34,7 @@ from raytriever.losses.nested import narrower_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import commit_of, resolve_model
 from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
@@ -147,7 +147,7 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
     settings = to_dict(config)
     settings["model"] = used_settings(config.model, description)
     if torch.cuda.is_available() or not os.environ.get("RAY_ADDRESS"):
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = default_device()
         precision = choose_precision(config.training.precision, device)
         settings["training"] |= {"precision": precision, "device": device.type}
     return {

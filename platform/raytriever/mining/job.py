@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from raytriever.data.negatives import write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
@@ -22,7 +20,7 @@ from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.storage import check_writable
 from raytriever.terminal import text_table
 
@@ -74,7 +72,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     if output.exists():
         raise StorageError("already exists", str(output), "give another --output, or remove it")
     check_writable(output)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
     dataset = open_all_splits(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)

@@ -1,13 +1,98 @@
-"""Arithmetic of the encoder: bf16 on hardware that multiplies it faster, else fp32.
+"""Device and arithmetic of the encoder: a GPU if there is one, and bf16 on hardware that multiplies it faster.
 
 Trained weights are float32, and `bf16` is autocast. The frozen weights under LoRA adapters are never updated, so they
 are held once, in the precision of the arithmetic."""
 
 from __future__ import annotations
 
+import os
+import re
+import warnings
+from contextlib import suppress
+from typing import TypeVar
+
 import torch
+from torch import nn
 
 from raytriever.errors import ConfigError
+from raytriever.terminal import one_line, warn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+# Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.
+_MESSAGES = (
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    "Cuda failure 'out of memory'",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+_reported: set[str] = set()
+
+
+def default_device() -> torch.device:
+    """Return the GPU if this process can use one, otherwise the CPU.
+
+    If a GPU was asked for by `CUDA_VISIBLE_DEVICES`, or its driver does not work, a line says once why it is not used.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+    reasons = [one_line(str(one.message)) for one in caught if "CUDA" in str(one.message)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if reasons:
+        _report(_driver_problem(reasons[0]))
+    elif visible not in ("", "-1"):
+        reason = "CUDA finds no such GPU" if torch.version.cuda else "this PyTorch is built without CUDA"
+        _report(f"CUDA_VISIBLE_DEVICES={visible} has no effect, because {reason}; the CPU is used.")
+    return torch.device("cpu")
+
+
+def _driver_problem(reason: str) -> str:
+    """Return a line about a warning of torch."""
+    if match := re.search(r"driver on your system is too old \(found version (\d+)\)", reason):
+        version = f"{int(match[1]) // 1000}.{int(match[1]) % 1000 // 10}"
+        return (
+            f"No GPU is used: the NVIDIA driver is too old (it supports CUDA {version}, this PyTorch needs "
+            f"{torch.version.cuda}). Update the driver, or install a PyTorch for CUDA {version}."
+        )
+    return f"No GPU is used: {reason.removeprefix('CUDA initialization: ')[:200]}"
+
+
+def _report(line: str) -> None:
+    if line not in _reported:
+        _reported.add(line)
+        warn(line)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
+    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def move_to(module: ModuleT, device: torch.device) -> ModuleT:
+    """Move a model to a device, in place, and return it.
+
+    Raises:
+        ConfigError: the free memory of the device does not hold it.
+    """
+    try:
+        return module.to(device)
+    except Exception as error:
+        if not is_out_of_memory(error) or device.type != "cuda":
+            raise
+    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    memory = "which has no memory left even for CUDA"
+    with suppress(RuntimeError):
+        free, total = torch.cuda.mem_get_info(device)
+        memory = f"of whose {total / 1e9:.1f} GB only {free / 1e9:.1f} GB are free"
+    raise ConfigError(
+        f"the model has {size / 1e9:.1f} GB and does not fit into the memory of this GPU, {memory}",
+        str(device),
+        "end the processes that use the GPU (nvidia-smi lists them), or choose another one by CUDA_VISIBLE_DEVICES",
+    )
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:

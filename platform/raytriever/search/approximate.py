@@ -31,7 +31,7 @@ from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import read_index, read_meta, write_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.exact import Hit, hits_of, search_store
 from raytriever.storage import check_writable
@@ -114,7 +114,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     check_writable(output)
     existing = output.exists() and read_meta(output)
     splits = [split for split in dict.fromkeys((training_split, job.split)) if split]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
     retriever = load_for_encoding(job.model, choose_precision(job.precision, device), device)
     report_prompts(retriever, dataset.name, report)

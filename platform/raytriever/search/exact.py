@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
@@ -21,7 +20,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
 from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.storage import disk_errors
 
@@ -166,6 +165,6 @@ def search_dataset(
 ) -> list[Hit]:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     retriever = load_for_encoding(config, choose_precision(None, device), device)
     return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

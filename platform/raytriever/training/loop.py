@@ -24,6 +24,7 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
+from raytriever.models.precision import is_out_of_memory
 from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
@@ -36,7 +37,7 @@ from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory, is_out_of_memory
+from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
 from raytriever.training.parallel.strategy import Update, read_scalars
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -153,3 +154,12 @@ def test_a_corpus_refuses_embeddings_that_are_not_finite(cuda: torch.device) -> 
     documents[123, 3] = np.nan
     with pytest.raises(ModelError, match="document 123 is not finite"):
         Corpus(lambda: [(0, documents)], np.arange(300), cuda).top_k(embeddings(3), 5)
+
+
+def test_the_oldest_torch_has_products_of_bf16_with_float32_results() -> None:
+    """`torch.mm(..., out_dtype=)` came with torch 2.8 (pull request 150812 of PyTorch)."""
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    oldest = re.search(r'"torch>=(\d+)\.(\d+)"', text)
+    assert oldest is not None
+    assert (int(oldest[1]), int(oldest[2])) >= (2, 8)
+    assert "dtype" in torch.ops.aten.mm.overloads()

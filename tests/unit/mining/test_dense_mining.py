@@ -120,7 +120,7 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     blocks = []
     run = Corpus.top_k
     monkeypatch.setattr(Corpus, "top_k", lambda *arguments: blocks.append(1) or run(*arguments))
-    monkeypatch.setattr(search, "_default_device", lambda: CUDA)
+    monkeypatch.setattr(search, "default_device", lambda: CUDA)
     with sham_device() as counts:
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2

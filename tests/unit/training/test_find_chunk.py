@@ -16,6 +16,7 @@ from raytriever.errors import ConfigError
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.precision import is_out_of_memory
 from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel import chunk_size as module
 from raytriever.training.parallel.chunk_size import (
@@ -27,7 +28,6 @@ from raytriever.training.parallel.chunk_size import (
     free_memory,
     trial,
 )
-from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 CPU = torch.device("cpu")
 HERE = Circumstances("tiny 1", 8, "fp32", "padded", "cpu", "ddp", 1)

@@ -12,9 +12,9 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
+from raytriever.models.precision import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
-from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, Counts, sham_device, values

@@ -16,7 +16,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from raytriever.config import Config
 from raytriever.data.combine import combine
@@ -32,7 +31,7 @@ from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, type_of
+from raytriever.models.precision import choose_precision, default_device, move_to, type_of
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
@@ -60,8 +59,8 @@ class SnapshotLoader:
 
     def __call__(self, snapshot: Snapshot) -> Retriever:
         """Load the encoder on the GPU of this process, if it has one."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        retriever = load_retriever(self.model, type_of(choose_precision(self.precision, device))).to(device)
+        device = default_device()
+        retriever = move_to(load_retriever(self.model, type_of(choose_precision(self.precision, device))), device)
         prepare_for_training(retriever, self.model, self.seed)
         load_snapshot(retriever, snapshot)
         retriever.eval()

@@ -36,7 +36,7 @@ from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.protocol import read_best_metric
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import base_type, choose_precision
+from raytriever.models.precision import base_type, choose_precision, default_device
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
@@ -112,7 +112,7 @@ class Validations:
         """Return the encoder of a checkpoint as it would be loaded from `model/`, with bitwise equal embeddings."""
         config = self._config
         read_manifest(checkpoint)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = default_device()
         precision = choose_precision(config.training.precision, device)
         trained = load_retriever(config.model, base_type(config.model.lora_rank, precision))
         prepare_for_training(trained, config.model, config.training.seed)

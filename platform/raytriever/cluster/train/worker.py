@@ -35,7 +35,7 @@ from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
 from raytriever.losses.engine.workers import Workers
-from raytriever.models.precision import base_type, choose_precision
+from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
@@ -136,7 +136,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
 
     report_status("loading the encoder in the workers")
     precision = choose_precision(settings.precision, device)
-    retriever = load_retriever(config.model, base_type(config.model.lora_rank, precision)).to(device)
+    retriever = move_to(load_retriever(config.model, base_type(config.model.lora_rank, precision)), device)
     prepare_for_training(retriever, config.model, settings.seed)
     report_status("opening the data in the workers")
     for path in job.datasets:

@@ -22,6 +22,7 @@ from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.exact.scan import Scan
 from raytriever.index.exact.scan_torch import DOCUMENT_SHARE, TorchScan, allocate, free_bytes
 from raytriever.index.ranking import TieOrder
+from raytriever.models.precision import default_device
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
@@ -129,7 +130,7 @@ class Corpus:
     def __init__(
         self, blocks: Callable[[], Blocks], ties: Int64[ndarray, " documents"], device: torch.device | None = None
     ) -> None:
-        self._blocks, self._order, self._device = blocks, TieOrder.of(ties), device or _default_device()
+        self._blocks, self._order, self._device = blocks, TieOrder.of(ties), device or default_device()
         self._part: ResidentDocuments | None = None
         self._fits: bool | None = None  # None before the first search
 
@@ -177,7 +178,7 @@ def best_keys(
     """
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
-    device = device or _default_device()
+    device = device or default_device()
     size = min(k, len(order.ranks))
     scan: Scan | TorchScan
     if device.type == "cpu":
@@ -188,7 +189,3 @@ def best_keys(
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()
-
-
-def _default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
@@ -28,7 +27,7 @@ from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.mining.config import ScoreConfig
 from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.source import commit_of, resolve_model
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
@@ -235,7 +234,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
     if not job.config.model:
         raise ConfigError("is missing", "--model", "name a cross-encoder: a directory, or a hub name")
     check_writable(output)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     precision = choose_precision(job.precision, device)
     commit = commit_of(job.config.model, job.config.revision or _recorded_revision(output, job.config.model))
     directory = resolve_model(job.config.model, commit or job.config.revision)

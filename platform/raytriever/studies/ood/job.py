@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
-import torch
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
@@ -27,7 +26,7 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.synthetic import control
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.reading.structured import read_json
 from raytriever.storage import check_writable, committed_directory, disk_errors, read_manifest
 from raytriever.studies.ood.figures import save_across, save_curves, save_plane, save_scores
@@ -186,7 +185,7 @@ def _embed(job: OodJob, model: str, log: Log) -> tuple[GapEmbeddings, str, float
         sample = control(job.control_documents, job.query_count, job.seed)
         data = GapEmbeddings(sample.documents, sample.unshifted, sample.shifted, sample.training)
         return data, _digest([*settings, CONTROL, job.control_documents]), None
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     dataset = open_dataset(
         job.dataset, ["train", job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=log
     )

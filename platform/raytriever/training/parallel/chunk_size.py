@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
-from raytriever.models.precision import autocast
+from raytriever.models.precision import autocast, is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.grad_cache import Chunk, DropoutState
-from raytriever.training.parallel.out_of_memory import is_out_of_memory
 
 _CGROUP = Path("/sys/fs/cgroup")
 

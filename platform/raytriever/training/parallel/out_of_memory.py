@@ -18,27 +18,13 @@ from torch import distributed
 
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.files import first_line
+from raytriever.models.precision import is_out_of_memory
 
 T = TypeVar("T")
-# Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.
-_MESSAGES = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "Cuda failure 2 'out of memory'",
-    "Cuda failure 'out of memory'",
-    "DefaultCPUAllocator: can't allocate memory",
-)
 
 
-class OutOfMemory(Exception):
+class OutOfMemory(MemoryError):
     """A step ran out of memory on at least one worker."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError | OutOfMemory):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
 class Agreement:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray import tune
 
 from raytriever.cluster.event_queue import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
@@ -29,7 +28,7 @@ from raytriever.errors import UserError
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.systems import DenseSystem
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision
+from raytriever.models.precision import choose_precision, default_device
 from raytriever.tracking.steps import read_curve
 
 # Keys of the results that a trial reports to Tune: the last one, and in each validation the step.
@@ -168,7 +167,7 @@ def evaluate_on_dev(job: TrialJob, driver: DriverContext | None = None) -> dict[
     """Search the whole corpus of a trial's first data set, and return the metrics on its dev split."""
     if driver is not None:
         driver.enter()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     dataset = open_dataset(job.prepared[0], [job.config.data.dev_split])
     model = ModelConfig(model=str(Path(job.folder) / "model"))
     retriever = load_for_encoding(model, choose_precision(job.config.training.precision, device), device)

@@ -1,17 +1,11 @@
-"""One worker of a real gloo group that trains a tiny encoder; writes its losses and its final parameters.
-
-Run as `curve_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET`.
-"""
+"""One worker of a real gloo group that trains a tiny encoder; the result is its losses and its final parameters."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import distributed
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
@@ -30,9 +24,9 @@ LOSSES = ("mw", "infonce")
 SETTINGS = TrainingConfig(batch_size=16, learning_rate=1e-3, warmup_steps=1, eval_steps=3, dev_batches=2, seed=3)
 
 
-def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[str, torch.Tensor]:
-    retriever = load_retriever(ModelConfig(encoder))
-    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+def trained(name: str, encoder: Path, dataset_folder: Path, folder: Path) -> dict[str, torch.Tensor]:
+    retriever = load_retriever(ModelConfig(str(encoder)))
+    dataset = open_dataset(str(dataset_folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
     logged: dict[str, list[float]] = {}
     modules: list[torch.nn.Module] = []
 
@@ -65,25 +59,10 @@ def trained(name: str, encoder: str, dataset_folder: str, folder: Path) -> dict[
         )
     )
     loop.build_optimizer = build
-    found = {f"parameter/{key}": value.detach().clone() for key, value in modules[0].named_parameters()}
-    return found | {f"curve/{key}": torch.tensor(values, dtype=torch.float64) for key, values in logged.items()}
+    parameters = {f"parameter/{key}": value.detach().clone() for key, value in modules[0].named_parameters()}
+    return parameters | {f"curve/{key}": torch.tensor(values, dtype=torch.float64) for key, values in logged.items()}
 
 
-def main(rank: int, size: int, store: str, output: Path, encoder: str, dataset: str) -> None:
-    torch.set_num_threads(1)
-    if size > 1:
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-        )
-    found = {
-        f"{name}/{key}": value
-        for name in LOSSES
-        for key, value in trained(name, encoder, dataset, output / f"checkpoints-{size}").items()
-    }
-    torch.save(found, output / f"{size}-{rank}.pt")
-    if size > 1:
-        distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6])
+def main(output: Path, encoder: Path, dataset: Path) -> dict[str, torch.Tensor]:
+    folder = output / f"checkpoints-{current_workers().size}"
+    return {f"{name}/{key}": value for name in LOSSES for key, value in trained(name, encoder, dataset, folder).items()}

@@ -1,24 +1,19 @@
 """One worker of a real gloo group: every loss on its share of one global batch, through a two-tower encoder.
 
-Run as `loss_worker.py RANK SIZE STORE OUTPUT`; writes each loss's value, statistics and averaged parameter
-gradients.
+The result is each loss's value, statistics and averaged parameter gradients.
 """
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 
 import torch
-from torch import distributed
 
 from raytriever.errors import LossInputError
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
-from raytriever.training.parallel.process_group import GroupWorkers
+from raytriever.training.parallel.process_group import current_workers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 NESTED, SOFT = " nested", " soft"  # behind the name of a loss
@@ -47,12 +42,9 @@ def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
     return queries, passages, BatchIds(query_ids, positives, documents, known, seed=4, step=9, teacher=teacher)
 
 
-def main(rank: int, size: int, store: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
-    workers = GroupWorkers()
+def main() -> dict[str, torch.Tensor]:
+    workers = current_workers()
+    rank, size = workers.rank, workers.size
     queries, passages, ids = global_batch()
     b, n = QUERIES // size, PASSAGES // size
     mine, texts = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
@@ -81,10 +73,9 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
         for key, number in result.statistics.items():
             out[f"{name}/{key}"] = number
         parameters = [p for module in (*encoders, loss) for p in module.parameters()]
-        for place, parameter in enumerate(parameters):
+        for number, parameter in enumerate(parameters):
             # What data-parallel averaging does.
-            distributed.all_reduce(parameter.grad)
-            out[f"{name}/gradient {place}"] = parameter.grad / size
+            out[f"{name}/gradient {number}"] = workers.sum(parameter.grad) / size
     if size > 1:
         try:
             build_loss(LossConfig())(
@@ -92,13 +83,8 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
             )
         except LossInputError as error:
             out["refused"] = torch.tensor(list(str(error).encode()))
-    torch.save(out, output / f"{size}-{rank}.pt")
-    distributed.destroy_process_group()
+    return out
 
 
 def own_of(ids: BatchIds, b: int, n: int) -> BatchIds:
     return BatchIds(ids.queries[:b], ids.positives[:b], ids.passages[:n])
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

@@ -1,20 +1,16 @@
 """One worker of a real gloo group: bytes that torch's allocator holds at most in a step, and between steps.
 
-Run as `memory_worker.py RANK SIZE STORE OUTPUT STRATEGY`; writes `STRATEGY-RANK.json`. The second step is measured,
-because the first one creates the states of the optimizer.
+The second step is measured, because the first one creates the states of the optimizer.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import distributed
 from transformers import BertConfig
 
 from raytriever.losses.config import LossConfig
@@ -64,11 +60,8 @@ def batch_of(rank: int) -> Any:
     return SimpleNamespace(queries=side(), passages=side(), ids=BatchIds(numbers, numbers[:, None], numbers))
 
 
-def main(rank: int, size: int, store: str, output: Path, name: str) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-    )
+def main(name: str) -> dict[str, int]:
+    workers = current_workers()
     zero.BUCKET = BUCKET
     work: dict[str, Any] = {}
 
@@ -77,16 +70,10 @@ def main(rank: int, size: int, store: str, output: Path, name: str) -> None:
             Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", Chunk(sequences=CHUNK)
         )
         optimizer = build_optimizer(objective, 1e-4, 0.01)
-        workers, cpu = current_workers(), torch.device("cpu")
-        work["strategy"] = build_strategy(name, objective, optimizer, workers, cpu, 1.0)
-        work["strategy"].step(batch_of(rank), 1e-4, 0)
+        work["strategy"] = build_strategy(name, objective, optimizer, workers, torch.device("cpu"), 1.0)
+        work["strategy"].step(batch_of(workers.rank), 1e-4, 0)
 
     between = allocated(start)[1]
-    batch = batch_of(rank)
+    batch = batch_of(workers.rank)
     within = allocated(lambda: work["strategy"].step(batch, 1e-4, 1))[0]
-    (output / f"{name}-{rank}.json").write_text(json.dumps({"between": between, "within": between + within}))
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5])
+    return {"between": between, "within": between + within}

@@ -1,8 +1,8 @@
 """One worker of a real gloo group of two, of which the second runs out of memory.
 
-Run as `out_of_memory_worker.py RANK STORE OUTPUT ENCODER DATASET STRATEGY PASS...`. It trains once for each PASS: from
-step 2 on, the second worker has no memory for more than four texts in no pass of gradient caching (`none`), in the
-first (`encoding`), or in the second (`differentiating`).
+It trains once for each of `passes`: from step 2 on, the second worker has no memory for more than four texts in no pass
+of gradient caching (`none`), in the first (`encoding`), or in the second (`differentiating`). The result is what was
+logged and the weights at the end, of each time.
 
 With the strategy `fsdp2-blocks` FSDP2 gathers block by block, and a chunk is searched and remembered as on a GPU. The
 second worker then has no memory for more than twelve texts in either pass, which ends the group. The next call resumes.
@@ -10,15 +10,12 @@ second worker then has no memory for more than twelve texts in either pass, whic
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
@@ -39,7 +36,8 @@ from raytriever.training.parallel.process_group import current_workers
 UPDATE = torch.optim.AdamW.step
 
 
-def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failing: str) -> dict[str, Any]:
+def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) -> dict[str, Any]:
+    workers = current_workers()
     by_block = strategy == "fsdp2-blocks"
     settings = TrainingConfig(
         batch_size=16,
@@ -52,9 +50,9 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
     )
     if by_block:
         chunk_size.SEARCHED, fsdp2._needs_blocks = ("cpu",), lambda inputs: True
-    checkpoints = Path(output).with_name(f"checkpoints-{failing}")
-    retriever = load_retriever(ModelConfig(encoder))
-    dataset = open_dataset(folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+    checkpoints = output / f"checkpoints-{failing}"
+    retriever = load_retriever(ModelConfig(str(encoder)))
+    dataset = open_dataset(str(folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
     def source(split: str) -> BatchSource:
         examples = Examples.of(dataset, split, settings.seed)
@@ -67,7 +65,7 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
     def encode_or_fail(part: TokenBatch, side: Side) -> Tensor:
         here = "differentiating" if torch.is_grad_enabled() else "encoding"
         fails = failing != "none" if by_block else here == failing
-        if rank == 1 and steps[0] >= 2 and fails and texts_of(part) > (12 if by_block else 4):
+        if workers.rank == 1 and steps[0] >= 2 and fails and texts_of(part) > (12 if by_block else 4):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         return encode(part, side)
 
@@ -91,7 +89,7 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
         total_steps=4,
         precision="fp32",
         device=torch.device("cpu"),
-        workers=current_workers(),
+        workers=workers,
         folder=checkpoints,
         on_metrics=on_metrics,
         log=lines.append,
@@ -104,13 +102,5 @@ def run(rank: int, output: str, encoder: str, folder: str, strategy: str, failin
     return {"losses": losses, "lines": lines, "parameters": parameters, "error": error}
 
 
-def main(rank: int, store: str, output: str, encoder: str, folder: str, strategy: str, *passes: str) -> None:
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=200)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
-    torch.save([run(rank, output, encoder, folder, strategy, failing) for failing in passes], output)
-    os._exit(0)  # the other worker may have failed, so the group cannot be destroyed
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:])
+def main(output: Path, encoder: Path, folder: Path, strategy: str, *passes: str) -> list[dict[str, Any]]:
+    return [run(output, encoder, folder, strategy, failing) for failing in passes]

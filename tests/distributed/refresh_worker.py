@@ -1,20 +1,18 @@
 """One worker of a real gloo group that trains a tiny encoder while its hard negatives are refreshed.
 
-Run as `refresh_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY FOLDER`. The last worker has not read a new
-table before its loader has drawn batch `LATE`; which table each batch was drawn from goes to OUTPUT.
+The last worker has not read a new table before its loader has drawn batch `LATE`. The result is the table that each
+batch was drawn from, and the weights that the pool received.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
 import numpy as np
 import torch
-from torch import distributed
 
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.prepare.open import open_dataset
@@ -71,31 +69,26 @@ class Keeping(ScriptedPool):
         super().submit(number, snapshot)
 
 
-def main(arguments: list[str]) -> None:
-    rank, size, store, output, encoder, dataset_folder, strategy, folder = arguments
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size), timeout=timedelta(seconds=120)
-    )
+def main(encoder: Path, dataset_folder: Path, strategy: str, folder: Path) -> dict[str, torch.Tensor]:
+    workers = current_workers()
     settings = TrainingConfig(batch_size=16, learning_rate=1e-3, eval_steps=STEPS, dev_batches=1, strategy=strategy)
-    retriever = load_retriever(ModelConfig(encoder))
-    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+    retriever = load_retriever(ModelConfig(str(encoder)))
+    dataset = open_dataset(str(dataset_folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
     def source(split: str) -> Watched:
         examples = Examples.of(dataset, split, settings.seed)
         return Watched(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 2)
 
     watched = source("train")
-    pool = Keeping(dataset, Path(folder) / "negatives", retriever=retriever)
+    pool = Keeping(dataset, folder / "negatives", retriever=retriever)
 
     def read(path: Path) -> NegativesTable:
-        if rank != "0":
+        if workers.rank:
             assert watched.late.wait(100)
         table = read_negatives(path, dataset)
         watched.taken.set()
         return table
 
-    workers = current_workers()
     train(
         TrainingSetup(
             retriever=retriever,
@@ -107,19 +100,13 @@ def main(arguments: list[str]) -> None:
             precision="fp32",
             device=torch.device("cpu"),
             workers=workers,
-            folder=Path(folder) / "checkpoints",
+            folder=folder / "checkpoints",
             on_metrics=lambda step, measured: None,
             log=lambda line: None,
             refresh=RefreshPlan(
-                every=EVERY, waits=False, folder=pool.folder, read=read, miner=pool if rank == "0" else None
+                every=EVERY, waits=False, folder=pool.folder, read=read, miner=None if workers.rank else pool
             ),
         )
     )
     logged = {"versions": torch.tensor([watched.drawn[step] for step in range(STEPS)])}
-    logged |= {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}
-    torch.save(logged, output)
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return logged | {f"weights/{name}": torch.tensor(values) for name, values in pool.snapshots.get(1, {}).items()}

@@ -1,21 +1,17 @@
 """One worker of a real gloo group that trains a tiny encoder until it is stopped, from where others left it.
 
-Run as `resume_worker.py RANK SIZE STORE OUTPUT ENCODER DATASET STRATEGY DROPOUT STOP FOLDER MODEL`: the run's
-checkpoints lie in FOLDER, batch STOP cannot be made (-1: all can), MODEL is settings of the encoder and the precision
-in JSON, and the weights that are left in the end go to OUTPUT.
+The checkpoints are in `folder`, batch `stop` cannot be made (-1: all can), and `chosen` are settings of the encoder and
+the precision. The result is what was logged, and the weights at the end.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import distributed
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import Examples
@@ -51,17 +47,9 @@ class Stopping(BatchSource):
         return super().batch(step, retriever, workers)
 
 
-def main(arguments: list[str]) -> None:
-    rank, size, store, output, encoder, dataset_folder, strategy, dropout, stop, folder, model = arguments
-    torch.set_num_threads(1)
-    if int(size) > 1:
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=int(rank),
-            world_size=int(size),
-            timeout=timedelta(seconds=120),
-        )
+def main(
+    encoder: Path, dataset_folder: Path, strategy: str, dropout: float, stop: int, folder: Path, chosen: dict[str, Any]
+) -> dict[str, torch.Tensor]:
     settings = TrainingConfig(
         batch_size=16,
         learning_rate=1e-3,
@@ -69,21 +57,20 @@ def main(arguments: list[str]) -> None:
         eval_steps=3,
         dev_batches=2,
         seed=3,
-        dropout=float(dropout),
+        dropout=dropout,
         strategy=strategy,
         checkpoint_steps=1,
     )
-    chosen = json.loads(model)
     precision = chosen.pop("precision", "fp32")
-    config = ModelConfig(encoder, **chosen)
+    config = ModelConfig(str(encoder), **chosen)
     retriever = load_retriever(config, base_type(config.lora_rank, precision))
     prepare_for_training(retriever, config, settings.seed)
-    dataset = open_dataset(dataset_folder, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+    dataset = open_dataset(str(dataset_folder), ["train", "dev"], tokenisation=tokenisation_of(retriever))
 
     def source(split: str) -> Stopping:
         examples = Examples.of(dataset, split, settings.seed)
         order = Order(len(examples), settings.batch_size, settings.seed)
-        return Stopping(dataset.tokens, examples, order, 1, 2, stop=int(stop) if split == "train" else -1)
+        return Stopping(dataset.tokens, examples, order, 1, 2, stop=stop if split == "train" else -1)
 
     logged: dict[str, torch.Tensor] = {}
 
@@ -102,7 +89,7 @@ def main(arguments: list[str]) -> None:
         precision=precision,
         device=torch.device("cpu"),
         workers=current_workers(),
-        folder=Path(folder),
+        folder=folder,
         on_metrics=on_event,
         log=lambda line: logged.update({line: torch.zeros(())}),
         data_digest="letters",
@@ -110,18 +97,12 @@ def main(arguments: list[str]) -> None:
     try:
         progression = train(work)
     except Stopped:
-        assert int(stop) >= 0
+        assert stop >= 0
     else:
-        assert int(stop) < 0
+        assert stop < 0
         logged["best step"] = torch.tensor(progression.best_step)
         logged |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
         with torch.no_grad():
             batch = work.dev.batch(0, retriever, ALONE)
             logged["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
-    torch.save(logged, output)
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    return logged

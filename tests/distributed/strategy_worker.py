@@ -1,21 +1,17 @@
 """One worker of a real gloo group: steps of one strategy, with and without gradient caching.
 
-Run as `strategy_worker.py RANK SIZE STORE OUTPUT ENCODER STRATEGY[-offload|-blocks]`. SGD with a large learning rate
-makes what a step changed the gradient itself; the worker writes its slices of the parameters after each step, the loss,
-the norm, and what went over the wire.
+SGD with a large learning rate makes the change of a step the gradient itself. The result of a case is the slices
+of the parameters after the step, the loss, its norm, and the collectives that were called.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import distributed
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.batch import BatchIds
@@ -177,18 +173,6 @@ def cases_of(strategy_name: str) -> list[Case]:
     return cases
 
 
-def main(rank: int, size: int, store: str, output: Path, encoder: str, strategy: str) -> None:
-    torch.set_num_threads(1)
-    if size > 1:
-        distributed.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=120)
-        )
-    found: dict[str, object] = {case.name: run_case(case, strategy, encoder) for case in cases_of(strategy)}
-    found["refused"] = refusal(strategy, encoder)
-    torch.save(found, output / f"{strategy}-{size}-{rank}.pt")
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]), sys.argv[5], sys.argv[6])
+def main(encoder: Path, strategy: str) -> dict[str, object]:
+    results: dict[str, object] = {case.name: run_case(case, strategy, str(encoder)) for case in cases_of(strategy)}
+    return {**results, "refused": refusal(strategy, str(encoder))}

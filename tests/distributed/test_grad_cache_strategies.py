@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from raytriever.losses.config import LOSS_NAMES
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_groups
 
 RATE = 1000.0  # of strategy_worker
 SIZES = (1, 2)
@@ -31,22 +32,13 @@ Results = dict[tuple[int, int], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path) -> Callable[[str], Results]:
-    """What the workers of groups of 1 and 2 found, by (size, rank); run once a strategy."""
-    folder = tmp_path_factory.mktemp("strategies")
-    script = Path(__file__).parent / "strategy_worker.py"
-    known: dict[str, Results] = {}
+def results(tiny_encoder: Path) -> Callable[[str], Results]:
+    """Return the results of the workers of groups of 1 and 2, by (size, rank); run once a strategy."""
 
-    def run(strategy: str) -> Results:
-        members = [(size, rank) for size in SIZES for rank in range(size)]
-        store = folder / f"{strategy}.store"
-        run_workers((script, rank, size, store, folder, tiny_encoder, strategy) for size, rank in members)
-        return {(s, r): torch.load(folder / f"{strategy}-{s}-{r}.pt", weights_only=True) for s, r in members}
-
+    @cache
     def of(strategy: str) -> Results:
-        if strategy not in known:
-            known[strategy] = run(strategy)
-        return known[strategy]
+        groups = run_groups(Path(__file__).with_name("strategy_worker.py"), SIZES, tiny_encoder, strategy)
+        return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
 
     return of
 

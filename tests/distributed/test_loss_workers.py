@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,22 +10,17 @@ import torch
 
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from process_group import run_groups
+
 SIZES = (1, 2, 4)
 Results = dict[tuple[int, int], dict[str, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("group")
-    script = Path(__file__).parent / "loss_worker.py"
-    for size in SIZES:
-        store = folder / f"store-{size}"
-        group = [
-            subprocess.Popen([sys.executable, script, str(rank), str(size), str(store), str(folder)])
-            for rank in range(size)
-        ]
-        assert [worker.wait(timeout=180) for worker in group] == [0] * size
-    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s in SIZES for r in range(s)}
+def results() -> Results:
+    groups = run_groups(Path(__file__).with_name("loss_worker.py"), SIZES)
+    return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
 
 
 @pytest.mark.parametrize("size", SIZES[1:])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")
 
@@ -24,11 +24,7 @@ def run(
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
     def group(strategy: str, *passes: str) -> list[list[dict[str, Any]]]:
-        outputs = [tmp_path / f"{rank}.pt" for rank in range(2)]
-        store = tmp_path / f"store-{len(list(tmp_path.iterdir()))}"
-        settings = (tiny_encoder, tiny_dataset, strategy, *passes)
-        run_workers((SCRIPT, rank, store, output, *settings) for rank, output in enumerate(outputs))
-        return [torch.load(output, weights_only=True) for output in outputs]
+        return run_group(SCRIPT, 2, tmp_path, tiny_encoder, tiny_dataset, strategy, *passes)
 
     return group
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,28 +15,21 @@ from raytriever.training.memory.simulation import SimulatedEncoder
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from allocations import encoder_of
 from memory_worker import BUCKET, CHUNK, CONFIG, TEXTS, TOKENS
-from processes import run_workers
+from process_group import run_group
 
 WORKERS = 2
 TOLERANCE = 0.1
 
 
-def measured(strategy: str, folder: Path) -> list[dict[str, int]]:
-    """Return the bytes of each worker between steps and within a step."""
-    script = Path(__file__).with_name("memory_worker.py")
-    run_workers((script, rank, WORKERS, folder / "store", folder, strategy) for rank in range(WORKERS))
-    return [json.loads((folder / f"{strategy}-{rank}.json").read_text()) for rank in range(WORKERS)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_worker_holds_what_was_planned(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
     share = plan.Share(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
     parts = plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
-    for worker in measured(strategy, tmp_path):
+    for worker in run_group(Path(__file__).with_name("memory_worker.py"), WORKERS, strategy):
         assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts
         if strategy in ("zero1", "zero2"):
             # Stage 1 keeps its last message of gradients, which the plan counts within a step.

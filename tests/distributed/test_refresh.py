@@ -12,7 +12,7 @@ import torch
 from raytriever.training.refresh.ledger import read_ledger
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker
@@ -26,10 +26,7 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[[str
     def group(strategy: str) -> list[Values]:
         folder = tmp_path / strategy
         folder.mkdir()
-        outputs = [folder / f"{rank}.pt" for rank in range(2)]
-        where = (tiny_encoder, tiny_dataset, strategy, folder)
-        run_workers((SCRIPT, rank, 2, folder / "store", output, *where) for rank, output in enumerate(outputs))
-        return [torch.load(output, weights_only=True) for output in outputs]
+        return run_group(SCRIPT, 2, tiny_encoder, tiny_dataset, strategy, folder)
 
     return group
 

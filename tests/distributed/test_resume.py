@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ import torch
 from raytriever.training.config import STRATEGIES
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
 RESUMED = "Resumed from checkpoint step-"
@@ -42,13 +41,9 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
         folder = tmp_path / name
         folder.mkdir()
         found = []
-        for number, leg in enumerate(chain):
-            files = (tiny_encoder, tiny_dataset)
-            how = (leg.strategy, dropout, leg.stop, folder / "checkpoints", json.dumps(leg.model))
-            outputs = [folder / f"{number}-{rank}.pt" for rank in range(leg.size)]
-            store = folder / f"store-{number}"
-            run_workers((SCRIPT, rank, leg.size, store, output, *files, *how) for rank, output in enumerate(outputs))
-            logged = [torch.load(output, weights_only=True) for output in outputs]
+        for leg in chain:
+            settings = (leg.strategy, dropout, leg.stop, folder / "checkpoints", leg.model)
+            logged = run_group(SCRIPT, leg.size, tiny_encoder, tiny_dataset, *settings)
             for name, value in logged[0].items():
                 if name.startswith("parameter/"):
                     assert all(torch.equal(value, other[name]) for other in logged), name

@@ -14,30 +14,28 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_group
 
-STEPS = 2  # between one hand and the next
+STEPS = 2  # of each strategy
 FAST = [("ddp", 1), ("fsdp2", 2), ("ddp", 2)]
 FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2-blocks", 2), ("ddp", 1), ("fsdp2", 1), ("fsdp2-blocks", 4), ("zero1", 2)]
 SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
 CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero0", 2), ("ddp", 2)]
 
 
-def train(chain: list[tuple[str, int]], steps: int, folder: Path, encoder: Path) -> dict[str, torch.Tensor]:
-    script = Path(__file__).parent / "state_worker.py"
-    folder.mkdir()
-    for stage, (strategy, size) in enumerate(chain):
-        store = folder / f"store-{stage}"
-        arguments = (size, store, folder, encoder, strategy, stage, steps)
-        run_workers((script, rank, *arguments) for rank in range(size))
-    last = [torch.load(path, weights_only=True) for path in sorted(folder.glob(f"state-{len(chain) - 1}-*.pt"))]
-    return dict(whole_tensors(sorted((Slice(*one) for part in last for one in part), key=lambda one: one.name)))
+def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, torch.Tensor]:
+    """Return the state after `steps` steps of each strategy and size of group in turn."""
+    state: list[Slice] = []
+    for strategy, size in chain:
+        parts = run_group(Path(__file__).with_name("state_worker.py"), size, encoder, strategy, steps, state)
+        state = [one for part in parts for one in part]
+    return dict(whole_tensors(sorted(state, key=lambda one: one.name)))
 
 
 @pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=SLOW), pytest.param(FSDP2, marks=SLOW)])
-def test_a_state_goes_from_hand_to_hand(chain: list[tuple[str, int]], tiny_encoder: Path, tmp_path: Path) -> None:
-    expected = train([("ddp", 1)], STEPS * len(chain), tmp_path / "alone", tiny_encoder)
-    found = train(chain, STEPS, tmp_path / "chain", tiny_encoder)
+def test_a_state_goes_from_strategy_to_strategy(chain: list[tuple[str, int]], tiny_encoder: Path) -> None:
+    expected = train([("ddp", 1)], STEPS * len(chain), tiny_encoder)
+    found = train(chain, STEPS, tiny_encoder)
     assert found.keys() == expected.keys()
     assert {float(value) for name, value in found.items() if name.endswith(":step")} == {STEPS * len(chain)}
     assert sum(name.endswith(":exp_avg") for name in found) > 30
@@ -65,8 +63,8 @@ def test_dense_modules_are_trained_as_by_one_worker(
     torch.manual_seed(5)
     modules = [Transformer(str(tiny_encoder)), Pooling(32, "mean"), Dense(32, 24), Dense(24, 16, bias=False)]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
-    expected = train([("ddp", 1)], STEPS, tmp_path / "alone", folder)
-    found = train(chain, STEPS, tmp_path / "group", folder)
+    expected = train([("ddp", 1)], STEPS, folder)
+    found = train(chain, STEPS, folder)
     assert found.keys() == expected.keys()
     heads = [name for name in found if ".head." in name and ":" not in name]
     assert len(heads) == len(modules[2].state_dict()) + len(modules[3].state_dict()), heads

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_groups
 
 LOSSES = ("mw", "infonce")
 TOLERANCE = 1e-5
@@ -19,11 +19,8 @@ Results = dict[tuple[int, int], dict[str, torch.Tensor]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_dataset: Path) -> Results:
     folder = tmp_path_factory.mktemp("curve")
-    script = Path(__file__).parent / "curve_worker.py"
-    members = [(size, rank) for size in (1, 2) for rank in range(size)]
-    files = (folder / "store", folder, tiny_encoder, tiny_dataset)
-    run_workers((script, rank, size, *files) for size, rank in members)
-    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s, r in members}
+    groups = run_groups(Path(__file__).with_name("curve_worker.py"), (1, 2), folder, tiny_encoder, tiny_dataset)
+    return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -1,12 +1,10 @@
-"""Starts the workers of a process group, and finds processes of this machine, to wait for them and to end them."""
+"""Finds processes of this machine, to wait for them and to end them."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +40,3 @@ def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
     return found
-
-
-def run_workers(commands: Iterable[Sequence[object]], seconds: float = 280) -> None:
-    """Run a Python process for each list of arguments until all have ended; fails with the errors of one that fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    group = [
-        subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in commands
-    ]
-    try:
-        for process in group:
-            _, errors = process.communicate(timeout=seconds)
-            assert process.returncode == 0, errors
-    finally:
-        for process in group:
-            process.kill()

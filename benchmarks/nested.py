@@ -80,7 +80,7 @@ def trained(loss: LossConfig, steps: int, folder: Path) -> Path:
 def measured_on(others: int) -> RetrievalDataset:
     """Return the test split and a part of the corpus."""
     dataset = open_dataset("pydocs", ["test"])
-    return sample_corpus(dataset, "test", others, 0, lambda whole: Bm25Index(whole.passages()))
+    return sample_corpus(dataset, "test", others, 0, lambda whole: Bm25Index.of(whole.documents))
 
 
 def cut(embeddings: ndarray, width: int) -> ndarray:

@@ -90,7 +90,9 @@ def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
 
 
 def _by_bm25(dataset: RetrievalDataset, queries: Sequence[int], depth: int) -> Ranking:
-    scores, documents = Bm25Index(dataset.passages()).search([dataset.queries.texts[query] for query in queries], depth)
+    scores, documents = Bm25Index.of(dataset.documents).search(
+        [dataset.queries.texts[query] for query in queries], depth
+    )
     documents[scores <= 0] = -1  # no term in common with the query
     return documents
 

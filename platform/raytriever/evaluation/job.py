@@ -202,7 +202,7 @@ class _System:
         if config is not None:
             encoder = self.encoders[self.model.name]
             return DenseSystem(dataset, config, encoder, self.workers, self.prompts).evaluate
-        index = Bm25Index(dataset.passages())
+        index = Bm25Index.of(dataset.documents)
         return lambda split, protocol, judged: evaluate_bm25(dataset, split, index, protocol, judged)
 
 

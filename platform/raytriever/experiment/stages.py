@@ -42,7 +42,7 @@ class LexicalIndexes:
         """Return the index of a data set's passages."""
         digest = dataset.documents.digest
         if digest not in self._indexes:
-            self._indexes[digest] = Bm25Index(dataset.passages())
+            self._indexes[digest] = Bm25Index.of(dataset.documents)
         return self._indexes[digest]
 
 

@@ -9,12 +9,17 @@ Such a BM25 result is no baseline, so the user is warned.
 from __future__ import annotations
 
 import re
+from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 
 ANALYSER = {
     "terms": "two or more letters, digits or underscores, in lower case",
@@ -22,6 +27,7 @@ ANALYSER = {
     "stemmer": "Snowball, English",
 }
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
+_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
 # Han, Hiragana, Katakana, Thai, Lao, Tibetan, Burmese and Khmer, with their marks. Korean is written with spaces.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
@@ -33,13 +39,42 @@ _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
 _MOST_CHARACTERS = 30.0
 
 
-def analyse(texts: Sequence[str], ids: bool) -> Any:
-    """Return the terms of texts: bm25s's `Tokenized` with a vocabulary, or lists of words where `ids` is false."""
+def analyse(texts: Sequence[str]) -> list[list[str]]:
+    """Return the terms of each text, in their order."""
     import bm25s
     import Stemmer
 
     stemmer = Stemmer.Stemmer("english")
-    return bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, return_ids=ids, show_progress=False)
+    words: list[list[str]] = bm25s.tokenize(
+        texts, stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False
+    )
+    return words
+
+
+def number_terms(texts: Sequence[str]) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
+    """Analyse many texts, in half the time of `analyse` and less memory.
+
+    Returns:
+        The distinct terms, sorted; the number of each term of text after text; and the number of terms of each text.
+    """
+    import Stemmer
+    from bm25s.stopwords import STOPWORDS_EN
+
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    ids, ends = array("q"), array("q", [0])
+    for text in texts:
+        ids.extend(map(numbers.__getitem__, _TERM.findall(text.lower())))
+        ends.append(len(ids))
+    stop_words = set(STOPWORDS_EN)
+    stems = Stemmer.Stemmer("english").stemWords(list(numbers))
+    is_term = [word not in stop_words for word in numbers]
+    terms = sorted(set(compress(stems, is_term)))
+    number = {term: row for row, term in enumerate(terms)}
+    term_of = np.array([number[stem] if kept else -1 for stem, kept in zip(stems, is_term, strict=True)], np.int64)
+    tokens = term_of[np.frombuffer(ids, np.int64)]
+    kept = np.concatenate([[0], np.cumsum(tokens >= 0)])
+    return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
 
 
 @dataclass(frozen=True)
@@ -65,7 +100,7 @@ class Analysis:
         sample = [texts[row] for row in rows.tolist()]
         characters = sum(len("".join(text.split())) for text in sample)
         runs = [len(run) for text in sample for run in _UNSPACED.findall(text)]
-        tokens = sum(map(len, analyse(sample, ids=False)))
+        tokens = sum(map(len, analyse(sample)))
         return cls(
             tokens / len(sample),
             characters / len(sample),

@@ -204,7 +204,7 @@ def mine(
         config=config,
         excluded=excluded or ExcludedDocuments.of_split(dataset, split),
         embeddings=embeddings,
-        make_bm25=bm25 or (lambda: Bm25Index(dataset.passages())),
+        make_bm25=bm25 or (lambda: Bm25Index.of(dataset.documents)),
         judge=judge,
         seed=seed,
         round=round,

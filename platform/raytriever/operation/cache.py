@@ -18,7 +18,7 @@ from raytriever.operation.disk_usage import last_use_time, remove, size_of
 from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, one_writer
 
-COLLECTIONS = ("datasets", "embeddings", "sources", "negatives")
+COLLECTIONS = ("datasets", "embeddings", "sources", "negatives", "bm25")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
@@ -123,6 +123,8 @@ def _describe(path: Path, collection: str) -> str:
     if collection == "embeddings":
         dataset, model = meta.get("dataset") or "a data set", meta.get("model") or "an encoder"
         return f"{meta.get('side') or 'text'} embeddings of {dataset} by {model}" + ("" if meta else ", unfinished")
+    if collection == "bm25":
+        return f"BM25 index of {meta['documents']:,} documents" if "documents" in meta else "BM25 index, unfinished"
     if collection == "sources":
         return f"data set that Python code made in memory, {', '.join(one.name for one in _children(path))}"
     if collection == "negatives":

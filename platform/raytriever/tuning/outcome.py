@@ -84,7 +84,7 @@ def evaluate_best(
     with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
         shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
-    evaluations = {"bm25": evaluate_bm25(dataset, split, Bm25Index(dataset.passages()))}
+    evaluations = {"bm25": evaluate_bm25(dataset, split, Bm25Index.of(dataset.documents))}
     precision = config.training.precision
     evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))

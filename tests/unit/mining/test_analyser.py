@@ -21,7 +21,7 @@ SEGMENTED = "今天 天气 很好 ， 我们 一起 去 公园 散步 吧 。"
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI])
 def test_a_script_without_spaces_gets_a_warning_with_its_numbers(text: str) -> None:
     found = Analysis.of([text] * 3)
-    tokens = sum(map(len, analyse([text], ids=False)))
+    tokens = sum(map(len, analyse([text])))
     characters = len("".join(text.split()))
     assert found.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
     assert "% of them of scripts without spaces between words" in found.warning
@@ -41,7 +41,7 @@ def test_a_corpus_of_hardly_any_terms_gets_a_warning(text: str) -> None:
 
 
 def test_the_analyser_is_described() -> None:
-    assert analyse(["The Foxes are jumping"], ids=False) == [["fox", "jump"]]
+    assert analyse(["The Foxes are jumping"]) == [["fox", "jump"]]
     assert analyser_line().endswith("stop words: English; stemmer: Snowball, English")
     content = Analysis.of([ENGLISH, "", CHINESE]).content()
     assert content.items() >= ANALYSER.items()

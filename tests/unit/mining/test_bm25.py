@@ -54,6 +54,21 @@ def test_a_ranking_does_not_depend_on_the_other_queries() -> None:
         assert (index.search([queries[place]], 40)[1][0] == positions[place]).all()
 
 
+def test_a_ranking_over_several_blocks_of_documents() -> None:
+    rng = np.random.default_rng(4)
+    words = np.array([f"word{n}" for n in range(3000)])
+    # word0 is in most documents: blocks of its queries are scanned, those of rare words are not. Scores often tie.
+    drawn = words[(3000 ** rng.random((140_000, 3))).astype(int) - 1]
+    index = Bm25Index([" ".join(row) for row in drawn])
+    queries = ["word0", "word0 word1 word0", "word2500", "word2000 word2990 word40", "word0 word2999", "zebra"]
+    for k in (5, 300, 60_000):
+        scores, positions = index.search(queries, k)
+        for row, query in enumerate(queries):
+            every = index.scores(query)
+            assert positions[row].tolist() == np.argsort(-every, kind="stable")[:k].tolist()
+            assert (scores[row] == every[positions[row]]).all()
+
+
 def test_scores_of_pairs_are_those_of_the_ranking() -> None:
     found = Bm25Index(TEXTS).scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
     assert np.isnan(found).tolist() == [[False, True, False], [False, False, True]]

@@ -97,7 +97,7 @@ class Validations:
         for one in self._dev_sets:
             dataset = open_dataset(one.path, [one.split])
             if most is not None:
-                dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index(all.passages()))
+                dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index.of(all.documents))
             datasets[one.name] = (dataset, one.split)
         return datasets
 

@@ -12,18 +12,13 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from raytriever.activity import activity
@@ -39,7 +34,7 @@ from raytriever.data.pydocs.builder import PYDOCS, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError
-from raytriever.interruption import end_with_parent
+from raytriever.processes import submit, worker_pool
 from raytriever.storage import cache_folder, committed_directory, one_writer
 from raytriever.terminal import warn
 
@@ -307,13 +302,12 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     losses: Counter[tuple[int, int]] = Counter()
     lost: list[Chunk] = []
     while True:
-        with _pool(writer, workers) as pool:
+        with worker_pool(workers, "raytriever.data.prepare.shards", _begin, writer) as pool:
             waiting: dict[Future[ShardReport], Chunk] = {}
             try:
                 while True:
                     while len(waiting) < 2 * workers and (chunk := lost.pop() if lost else next(chunks, None)):
-                        with _without_main():
-                            waiting[pool.submit(_write, chunk)] = chunk
+                        waiting[submit(pool, _write, chunk)] = chunk
                     if not waiting:
                         return
                     for done in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -337,36 +331,10 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
                 )
 
 
-def _pool(writer: ShardWriter, workers: int) -> ProcessPoolExecutor:
-    # Forked from an empty server: this process may have threads, and spawning is slow.
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["raytriever.data.prepare.shards"])
-    return ProcessPoolExecutor(workers, context, _begin, (writer,))
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module while a process starts.
-
-    A process of `multiprocessing` runs the main module again. A user's script without `if __name__ == "__main__"` would
-    prepare the data set again in each process, and wait for itself forever.
-    """
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
 _writers: list[ShardWriter] = []
 
 
 def _begin(writer: ShardWriter) -> None:
-    end_with_parent()
-    # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["RAYON_NUM_THREADS"] = "1"
     _writers.append(writer)
 
 

@@ -1,0 +1,1 @@
+"""Parts of the benchmark of size: generated corpus, encoder, stages, and sampled memory."""

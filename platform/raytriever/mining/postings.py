@@ -1,0 +1,276 @@
+"""Postings of BM25: for each term its documents, and the weight of the term in each.
+
+1. A block of documents becomes a `Block`: its terms, with the rows and the frequencies of each.
+2. `merge` numbers the terms of all blocks, computes their weights from the figures of the whole corpus, and copies the
+   postings of each term into a row, in the order of the documents.
+
+Weights are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's formula in
+float64, with the inverse document frequency and the weight rounded to float32.
+
+The postings of a large corpus lie in the cache, memory-mapped. Processes analyse the blocks. Each block is committed
+when it is complete, so that a command that was killed continues there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from jaxtyping import Float32, Int64, UInt32
+from numpy import ndarray
+
+from raytriever.data.dataset import Documents, Passages
+from raytriever.errors import DataError, StorageError
+from raytriever.mining.analyser import ANALYSER, number_terms
+from raytriever.processes import submit, worker_pool
+from raytriever.progress import Progress
+from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
+from raytriever.terminal import warn
+
+K1, B = 0.9, 0.4
+BLOCK = 1 << 15  # documents
+_FORMAT = 1  # changes with the files or the weights; the postings are made again
+_TERMS = "terms.txt"
+# Makes an array of the postings: (name, length, type).
+_Allocate = Callable[[str, int, Any], ndarray]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Terms of some documents.
+
+    Args:
+        terms: sorted.
+        counts: number of documents that contain each term.
+        rows: for term after term, the rows of these documents, ascending.
+        frequencies: how often the document contains the term; aligned with `rows`.
+        lengths: number of terms of each document, including repeated ones.
+    """
+
+    terms: Sequence[str]
+    counts: Int64[ndarray, " terms"]
+    rows: UInt32[ndarray, " postings"]
+    frequencies: UInt32[ndarray, " postings"]
+    lengths: Int64[ndarray, " documents"]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Block:
+        """Analyse texts."""
+        terms, ids, lengths = number_terms(texts)
+        pairs = ids * len(texts) + np.repeat(np.arange(len(texts)), lengths)
+        pairs, frequencies = np.unique(pairs, return_counts=True)
+        counts = np.bincount(pairs // max(1, len(texts)), minlength=len(terms))
+        rows = (pairs % max(1, len(texts))).astype(np.uint32)
+        return cls(terms, counts, rows, frequencies.astype(np.uint32), lengths)
+
+    def write(self, folder: Path) -> None:
+        """Write the block to files."""
+        _write_terms(folder, self.terms)
+        for name in _ARRAYS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+
+    @classmethod
+    def read(cls, folder: Path) -> Block:
+        """Open the files of a block; arrays are memory-mapped."""
+        return cls(_read_terms(folder), *(_mapped(folder, name) for name in _ARRAYS))
+
+
+_ARRAYS = ("counts", "rows", "frequencies", "lengths")
+
+
+@dataclass(frozen=True)
+class Postings:
+    """Postings of a corpus, in memory or memory-mapped.
+
+    Args:
+        size: number of documents.
+        vocabulary: number of each term.
+        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
+        documents: positions, ascending within a term.
+        weights: what the term adds to the score of the document; above 0.
+    """
+
+    size: int
+    vocabulary: dict[str, int]
+    starts: Int64[ndarray, " terms+1"]
+    documents: UInt32[ndarray, " postings"]
+    weights: Float32[ndarray, " postings"]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Postings:
+        """Index texts in memory."""
+        return merge([Block.of(texts[start : start + BLOCK]) for start in range(0, len(texts), BLOCK)], _in_memory)
+
+    @classmethod
+    def cached(cls, documents: Documents) -> Postings:
+        """Open the postings of a corpus in the cache; they are made first if necessary.
+
+        Raises:
+            DataError: processes that analyse texts die.
+            StorageError: the cache cannot be written.
+        """
+        versions = [version(package) for package in ("bm25s", "PyStemmer")]
+        key = hashlib.sha256(json.dumps([_FORMAT, documents.digest, ANALYSER, K1, B, versions]).encode()).hexdigest()
+        folder = cache_folder() / "bm25" / key[:16]
+        if not _is_complete(folder):
+            with one_writer(folder, wait=True, report=warn):
+                if not _is_complete(folder):  # another command has not made it meanwhile
+                    _make(folder, Passages(documents))
+        return cls._open(folder, len(documents))
+
+    @classmethod
+    def _open(cls, folder: Path, size: int) -> Postings:
+        terms = _read_terms(folder)
+        arrays = (_mapped(folder, name) for name in ("starts", "documents", "weights"))
+        return cls(size, dict(zip(terms, range(len(terms)), strict=True)), *arrays)
+
+
+def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
+    """Compute the postings of blocks in a row.
+
+    Args:
+        blocks: iterated twice.
+        allocate: makes the arrays of the result.
+    """
+    vocabulary: dict[str, int] = {}
+    numbers, counts, lengths = [], np.zeros(0, np.int64), []
+    for block in blocks:
+        number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
+        counts = np.concatenate([counts, np.zeros(len(vocabulary) - len(counts), np.int64)])
+        counts[number] += block.counts
+        numbers.append(number)
+        lengths.append(np.asarray(block.lengths))
+    size, length = sum(map(len, lengths)), sum(int(each.sum()) for each in lengths)
+    starts = allocate("starts", len(counts) + 1, np.int64)
+    starts[0], starts[1:] = 0, np.cumsum(counts)
+    documents = allocate("documents", int(starts[-1]), np.uint32)
+    weights = allocate("weights", int(starts[-1]), np.float32)
+    rarities = _inverse_document_frequencies(counts, size)
+    ends, first = starts[:-1].copy(), 0
+    for block, number, each in zip(blocks, numbers, lengths, strict=True):
+        norms = K1 * ((1 - B) + B * each / (length / size)) if length else np.zeros(len(each))
+        _place(block.counts, block.rows, block.frequencies, number, rarities, norms, first, ends, documents, weights)
+        first += len(each)
+    return Postings(size, vocabulary, starts, documents, weights)
+
+
+def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray, " terms"]:
+    """Return the inverse document frequency of each term, by the logarithm that bm25s uses."""
+    distinct, index = np.unique(counts, return_inverse=True)
+    logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
+    return np.array(logarithms, np.float32)[index]
+
+
+@numba.njit(cache=True, nogil=True)
+def _place(counts, rows, frequencies, number, rarities, norms, first, ends, documents, weights):  # type: ignore[no-untyped-def]
+    """Copy the postings of a block to the `ends` of its terms, and move these."""
+    posting = 0
+    for row in range(len(counts)):
+        term = number[row]
+        for end in range(ends[term], ends[term] + counts[row]):
+            frequency = np.float64(frequencies[posting])
+            documents[end] = first + rows[posting]
+            weights[end] = np.float64(rarities[term]) * (frequency / (norms[rows[posting]] + frequency))
+            posting += 1
+        ends[term] += counts[row]
+
+
+def _in_memory(name: str, length: int, dtype: Any) -> ndarray:
+    return np.empty(length, dtype)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Blocks in folders, read when they are iterated."""
+
+    folders: Sequence[Path]
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(Block.read, self.folders)
+
+
+def _make(folder: Path, passages: Passages) -> None:
+    """Analyse the blocks that do not exist yet, and commit the postings."""
+    unmerged = folder.with_name(f"{folder.name}-blocks")
+    starts = range(0, len(passages), BLOCK)
+    folders = [unmerged / f"{start // BLOCK:06}" for start in starts]
+    missing = [row for row, path in enumerate(folders) if not _is_complete(path)]
+    with Progress("index for BM25", len(starts), "block", done=len(starts) - len(missing)) as progress:
+        for _ in _in_processes((folders[row], passages[starts[row] : starts[row] + BLOCK]) for row in missing):
+            progress.advance(1)
+    with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
+
+        def on_disk(name: str, length: int, dtype: Any) -> ndarray:
+            shape = (length,)
+            if not length:  # an empty file cannot be mapped
+                np.save(aside / f"{name}.npy", np.empty(shape, dtype))
+                return np.empty(shape, dtype)
+            return np.lib.format.open_memmap(aside / f"{name}.npy", "w+", dtype, shape)
+
+        postings = merge(_Blocks(folders), on_disk)
+        _write_terms(aside, list(postings.vocabulary))
+        del postings
+    shutil.rmtree(unmerged)
+
+
+def _in_processes(blocks: Iterable[tuple[Path, list[str]]]) -> Iterator[None]:
+    """Write blocks in a pool of processes; yield after each."""
+    workers = len(os.sched_getaffinity(0))
+    pool = worker_pool(workers, "raytriever.mining.postings", _ignore)
+    pending: deque[Future[None]] = deque()
+    try:
+        for folder, texts in blocks:
+            pending.append(submit(pool, _write_block, folder, texts))
+            if len(pending) > workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process died while it analysed documents for BM25", remedy="free memory, and run the command again"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ignore() -> None: ...
+
+
+def _write_block(folder: Path, texts: list[str]) -> None:
+    with committed_directory(folder, replace=folder.exists()) as aside:
+        Block.of(texts).write(aside)
+
+
+def _is_complete(folder: Path) -> bool:
+    try:
+        read_manifest(folder, verify=False)
+    except StorageError:
+        return False
+    return True
+
+
+def _mapped(folder: Path, name: str) -> ndarray:
+    """Map an array. Nothing writes to it, but code that is compiled for arrays in memory takes no read-only array."""
+    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c"))
+
+
+def _write_terms(folder: Path, terms: Sequence[str]) -> None:
+    (folder / _TERMS).write_text("\n".join(terms), encoding="utf-8")
+
+
+def _read_terms(folder: Path) -> list[str]:
+    text = (folder / _TERMS).read_text(encoding="utf-8")
+    return text.split("\n") if text else []

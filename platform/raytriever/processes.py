@@ -1,0 +1,59 @@
+"""Pools of processes that end with their parent, and start without running a user's script again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from types import ModuleType
+from typing import Any
+
+from raytriever.interruption import end_with_parent
+
+
+def worker_pool(workers: int, preload: str, begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
+    """Return a pool of processes; use it with `submit`.
+
+    Args:
+        workers: number of processes.
+        preload: module that the processes share.
+        begin: called with `arguments` when a process starts.
+        arguments: of `begin`.
+    """
+    # Forked from an empty server: this process may have threads, and spawning is slow.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([preload])
+    return ProcessPoolExecutor(workers, context, _begin, (begin, arguments))
+
+
+def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Submit a call to a pool of `worker_pool`."""
+    with _without_main():
+        return pool.submit(function, *arguments)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module while a process starts.
+
+    A process of `multiprocessing` runs the main module again. A user's script without `if __name__ == "__main__"` would
+    do its work again in each process, and wait for itself forever.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _begin(begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    begin(*arguments)

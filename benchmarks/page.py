@@ -57,6 +57,7 @@ SECTIONS = (
     ("data-feed", "Batches", "data_feed.py", "Waiting for batches, and padding."),
     ("retrieval-encode", "Encoding", "retrieval_encode.py", "Encoding against `SentenceTransformer.encode`."),
     ("retrieval-search", "Exact search", "retrieval_search.py", "Exact search against FAISS's flat index."),
+    ("size", "Size", "size.py", "The whole route on generated passages like MS MARCO's, at growing numbers of them."),
     ("indexes", "Approximate indexes", "indexes.py", "RoarGraph and others on 100,000 documents of width 128."),
     ("retrieval-mine", "Mining", "retrieval_mine.py", "Hard negatives against `mine_hard_negatives`."),
     ("metrics", "Metrics", "metrics.py", "Metrics against pytrec_eval and scikit-learn."),

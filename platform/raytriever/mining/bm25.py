@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -69,7 +70,7 @@ class Bm25Index:
         k = min(k, len(self))
         scores = np.zeros((len(queries), k), dtype=np.float32)
         positions = np.zeros((len(queries), k), dtype=np.int64)
-        self._in_threads(rank, queries, scores, positions)
+        self._in_threads(partial(rank, *self._arrays, self._postings.largest), queries, scores, positions)
         return scores, positions
 
     def scores_of(
@@ -77,19 +78,23 @@ class Bm25Index:
     ) -> Float32[ndarray, "queries any"]:
         """Return the scores of the passed documents for each query, NaN for a position of -1."""
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        self._in_threads(gather, queries, np.ascontiguousarray(documents), scores)
+        self._in_threads(partial(gather, *self._arrays), queries, np.ascontiguousarray(documents), scores)
         return scores
 
     def scores(self, query: str) -> Float32[ndarray, " documents"]:
         """Return the score of every document for one query."""
         return self.scores_of([query], np.arange(len(self))[None, :])[0]
 
+    @property
+    def _arrays(self) -> tuple[ndarray, ndarray, ndarray]:
+        return self._postings.weights, self._postings.documents, self._postings.starts
+
     @activity("searching with BM25")
     def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
         """Run a compiled function over chunks of queries in threads; it releases the interpreter's lock."""
-        postings = self._postings
+        vocabulary = self._postings.vocabulary
         terms = [
-            [postings.vocabulary[term] for term in words if term in postings.vocabulary]
+            [vocabulary[term] for term in words if term in vocabulary]
             for words in (analyse(queries) if queries else [])
         ]
 
@@ -98,8 +103,7 @@ class Bm25Index:
             offsets = np.concatenate([[0], np.cumsum([len(each) for each in chunk])]).astype(np.int64)
             flat = np.array([term for each in chunk for term in each], dtype=np.int64)
             rows = slice(start, start + _CHUNK)
-            arrays = postings.weights, postings.documents, postings.starts
-            work(*arrays, flat, offsets, len(self), first[rows], second[rows])
+            work(flat, offsets, len(self), first[rows], second[rows])
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))

@@ -101,6 +101,7 @@ class Postings:
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
         documents: positions, ascending within a term.
         weights: what the term adds to the score of the document; above 0.
+        largest: largest weight of each term.
     """
 
     size: int
@@ -108,6 +109,7 @@ class Postings:
     starts: Int64[ndarray, " terms+1"]
     documents: UInt32[ndarray, " postings"]
     weights: Float32[ndarray, " postings"]
+    largest: Float32[ndarray, " terms"]
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> Postings:
@@ -134,7 +136,7 @@ class Postings:
     @classmethod
     def _open(cls, folder: Path, size: int) -> Postings:
         terms = _read_terms(folder)
-        arrays = (_mapped(folder, name) for name in ("starts", "documents", "weights"))
+        arrays = (_mapped(folder, name) for name in ("starts", "documents", "weights", "largest"))
         return cls(size, dict(zip(terms, range(len(terms)), strict=True)), *arrays)
 
 
@@ -158,13 +160,16 @@ def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
     starts[0], starts[1:] = 0, np.cumsum(counts)
     documents = allocate("documents", int(starts[-1]), np.uint32)
     weights = allocate("weights", int(starts[-1]), np.float32)
+    largest = allocate("largest", len(counts), np.float32)
+    largest[:] = 0
     rarities = _inverse_document_frequencies(counts, size)
     ends, first = starts[:-1].copy(), 0
     for block, number, each in zip(blocks, numbers, lengths, strict=True):
         norms = K1 * ((1 - B) + B * each / (length / size)) if length else np.zeros(len(each))
-        _place(block.counts, block.rows, block.frequencies, number, rarities, norms, first, ends, documents, weights)
+        arrays = block.counts, block.rows, block.frequencies, number, rarities, norms
+        _place(*arrays, first, ends, documents, weights, largest)
         first += len(each)
-    return Postings(size, vocabulary, starts, documents, weights)
+    return Postings(size, vocabulary, starts, documents, weights, largest)
 
 
 def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray, " terms"]:
@@ -175,8 +180,8 @@ def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray
 
 
 @numba.njit(cache=True, nogil=True)
-def _place(counts, rows, frequencies, number, rarities, norms, first, ends, documents, weights):  # type: ignore[no-untyped-def]
-    """Copy the postings of a block to the `ends` of its terms, and move these."""
+def _place(counts, rows, frequencies, number, rarities, norms, first, ends, documents, weights, largest):  # type: ignore[no-untyped-def]
+    """Copy the postings of a block to the `ends` of its terms, and move these; update the largest weights."""
     posting = 0
     for row in range(len(counts)):
         term = number[row]
@@ -184,6 +189,7 @@ def _place(counts, rows, frequencies, number, rarities, norms, first, ends, docu
             frequency = np.float64(frequencies[posting])
             documents[end] = first + rows[posting]
             weights[end] = np.float64(rarities[term]) * (frequency / (norms[rows[posting]] + frequency))
+            largest[term] = max(largest[term], weights[end])
             posting += 1
         ends[term] += counts[row]
 

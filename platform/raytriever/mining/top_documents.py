@@ -3,6 +3,10 @@
 A score is the sum of a document's weights in the order of the query's terms, in float32, whatever is skipped.
 Documents are scored in blocks, all queries of a call in one block before the next, so that the sums of a block and the
 postings that queries share stay in the processor's cache.
+
+As soon as k documents are found, the frequent terms of a query are skipped (MaxScore: Turtle & Flood 1995): those whose
+largest weights together are below the k-th best score. A document that has only these cannot be among the k best. One
+whose other terms bring it near enough is looked up in the postings of every term.
 """
 
 from __future__ import annotations
@@ -12,45 +16,52 @@ import numpy as np
 
 # Documents of a block: their sums take 256 kB.
 _BLOCK = 1 << 16
-# Sums that are compared with a bound at once.
-_STRIP = 256
-# A block is scanned rather than its postings once more if these are more than this share of its documents.
-_SCANNED = 1 / 8
+# A sum of n weights in float32 exceeds the exact sum by a share of less than n times this.
+_ROUNDING = 2.0**-23
 
 
 @numba.njit(cache=True, nogil=True)
-def rank(weights, documents, starts, terms, offsets, size, best, positions):  # type: ignore[no-untyped-def]
+def rank(weights, documents, starts, largest, terms, offsets, size, best, positions):  # type: ignore[no-untyped-def]
     """Fill `best` and `positions`, `[queries, k]`, with the k best of `size` documents, by score, then position.
 
     The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
-    t are at the indices `starts[t]` to `starts[t + 1]`. k is at most `size`.
+    t are at the indices `starts[t]` to `starts[t + 1]`, and its largest weight is `largest[t]`. k is at most `size`.
     """
-    queries = len(offsets) - 1
+    queries, k = best.shape
     counts = np.zeros(queries, np.int64)
     begins, ends = starts[terms], starts[terms]
+    # Terms of each query by their largest weight, and whether they are skipped from here on.
+    order, skipped = np.empty(len(terms), np.int64), np.zeros(len(terms), np.bool_)
+    for query in range(queries):
+        first, last = offsets[query], offsets[query + 1]
+        order[first:last] = first + np.argsort(largest[terms[first:last]])
     scores = np.zeros(min(size, _BLOCK), np.float32)
     for first in range(0, size, _BLOCK):
         after = min(first + _BLOCK, size)
-        for query in range(queries if best.shape[1] else 0):
-            postings = 0
-            for each in range(offsets[query], offsets[query + 1]):
-                begins[each], last = ends[each], starts[terms[each] + 1]
-                posting = begins[each]
+        for query in range(queries if k else 0):
+            own = range(offsets[query], offsets[query + 1])
+            rest = 0.0
+            if counts[query] == k:
+                rest = _skip(largest, terms, order[own.start : own.stop], best[query, 0], skipped)
+            for each in own:
+                begins[each] = ends[each]
+                if skipped[each]:
+                    continue
+                posting, last = begins[each], starts[terms[each] + 1]
                 while posting < last and documents[posting] < after:
                     scores[documents[posting] - first] += weights[posting]
                     posting += 1
                 ends[each] = posting
-                postings += posting - begins[each]
-            if postings > _SCANNED * (after - first):
-                counts[query] = _scan(scores[: after - first], first, best[query], positions[query], counts[query])
-                continue
-            for each in range(offsets[query], offsets[query + 1]):
+            for each in own:
                 for posting in range(begins[each], ends[each]):
                     position = np.int64(documents[posting])
                     score = scores[position - first]
-                    if score > 0:
-                        counts[query] = _offer(best[query], positions[query], counts[query], score, position)
-                        scores[position - first] = 0
+                    scores[position - first] = 0
+                    if score == 0 or (counts[query] == k and _bound(score, rest, len(own)) < best[query, 0]):
+                        continue
+                    if rest:
+                        score = _score(weights, documents, starts, terms[own.start : own.stop], position)
+                    counts[query] = _offer(best[query], positions[query], counts[query], score, position)
     for query in range(queries):
         _finish(best[query], positions[query], counts[query])
 
@@ -61,30 +72,38 @@ def gather(weights, documents, starts, terms, offsets, size, wanted, gathered): 
     for query in range(len(offsets) - 1):
         for column in range(wanted.shape[1]):
             if wanted[query, column] >= 0:
-                score = np.float32(0)
-                for term in terms[offsets[query] : offsets[query + 1]]:
-                    begin, end = starts[term], starts[term + 1]
-                    posting = begin + np.searchsorted(documents[begin:end], np.uint32(wanted[query, column]))
-                    if posting < end and documents[posting] == wanted[query, column]:
-                        score += weights[posting]
-                gathered[query, column] = score
+                own = terms[offsets[query] : offsets[query + 1]]
+                gathered[query, column] = _score(weights, documents, starts, own, wanted[query, column])
 
 
 @numba.njit(cache=True, nogil=True)
-def _scan(scores, first, best, positions, count):  # type: ignore[no-untyped-def]
-    """Offer the documents of a block that have a score, set all scores to 0, and return the number of entries."""
-    for start in range(0, len(scores), _STRIP):
-        strip = scores[start : start + _STRIP]
-        bound = best[0] if count == len(best) else np.float32(0)
-        above = 0
-        for score in strip:
-            above += score > bound
-        if above:
-            for row in range(len(strip)):
-                if strip[row] > 0:
-                    count = _offer(best, positions, count, strip[row], first + start + row)
-        strip[:] = 0
-    return count
+def _skip(largest, terms, order, worst, skipped):  # type: ignore[no-untyped-def]
+    """Skip the terms that cannot bring a document to the score `worst`, and return the sum of their largest weights."""
+    total = 0.0
+    for each in order:
+        if _bound(largest[terms[each]], total, len(order)) >= worst:
+            break
+        total += largest[terms[each]]
+        skipped[each] = True
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def _bound(score, rest, terms):  # type: ignore[no-untyped-def]
+    """Return a number that `score` and `rest`, added in float32 in any order, do not exceed."""
+    return (np.float64(score) + rest) * (1 + terms * _ROUNDING)
+
+
+@numba.njit(cache=True, nogil=True)
+def _score(weights, documents, starts, terms, position):  # type: ignore[no-untyped-def]
+    """Return the score of one document."""
+    score = np.float32(0)
+    for term in terms:
+        begin, end = starts[term], starts[term + 1]
+        posting = begin + np.searchsorted(documents[begin:end], np.uint32(position))
+        if posting < end and documents[posting] == position:
+            score += weights[posting]
+    return score
 
 
 @numba.njit(cache=True, nogil=True)

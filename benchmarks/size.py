@@ -1,0 +1,151 @@
+"""The whole route at growing sizes, on a generated data set like MS MARCO's.
+
+Run: `python benchmarks/size.py [--documents 100000 1000000 8800000] [--stages NAME ...] [--folder DIR] [--json PATH]`.
+The ordinary commands run one after another, each in a process of its own, with an encoder of two layers and width 64.
+For each stage and size: seconds, the largest memory of the driver and of its workers, and bytes on the disk; and the
+exponent e of the growth between two sizes, time ~ documents^e.
+
+A stage that has finished is not run again: its figures are kept in the folder. A stage that failed ends the run with
+the end of its log. 8.8 M documents need 60 GB of disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+from at_size.corpus import write
+from at_size.encoder import write_encoder
+from at_size.processes import measure
+from ends import End, parser, report
+
+REPOSITORY = Path(__file__).parent.parent
+# Words of each command, after which the folder of its output is named. Folders of earlier stages are in braces.
+STAGES = {
+    "generate": "",
+    "prepare": "prepare --dataset {generate} --model {generate}/encoder",
+    "bm25": "evaluate --datasets {prepare} --split dev --model bm25 --metrics ndcg@10,mrr@10,recall@1000,auc",
+    "mine": "mine --dataset {prepare} --method bm25 --num-negatives 10",
+    "train": "train --dataset {prepare} --model {generate}/encoder --negatives-table {mine} --negatives-per-query 2 "
+    "--max-steps 200 --refresh-every 100 --refresh-mode sync --test-split dev --allow-split-overlap",
+    "encode": "encode --dataset {prepare} --model {train}/model",
+    "evaluate": "evaluate --datasets {prepare} --split dev --model {train}/model "
+    "--metrics ndcg@10,mrr@10,recall@1000,auc",
+    "mine-dense": "mine --dataset {prepare} --method dense --num-negatives 10 --relative-margin 0.05 "
+    "--model {train}/model --embeddings {encode}",
+    "hnsw": "index --dataset {prepare} --model {train}/model --embeddings {encode} --index hnsw --split dev",
+    "ivfpq": "index --dataset {prepare} --model {train}/model --embeddings {encode} --index ivfpq --split dev",
+}
+LINEAR = ("prepare", "encode", "evaluate")
+DRIVER_GB, EXPONENT, MINING_MINUTES, PAPERS = 3.0, 1.05, 60, 8_000_000
+
+
+def run(stage: str, documents: int, folder: Path) -> dict[str, float]:
+    """Run one stage, or return the figures of the run that has finished."""
+    figures = folder / "figures" / f"{stage}.json"
+    if figures.exists():
+        return dict(json.loads(figures.read_text()))
+    output, log = folder / stage, folder / "logs" / f"{stage}.log"
+    for made in (figures, log):
+        made.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(output, ignore_errors=True)
+    before = size_of(folder)
+    code, usage = measure(command(stage, documents, folder), environment(folder), log)
+    if code:
+        lines = log.read_text(errors="replace").splitlines()[-12:]
+        sys.exit("\n".join([f"size.py: {stage} of {documents:,} documents failed (exit code {code}):", *lines]))
+    content = {**asdict(usage), "disk": size_of(folder) - before}
+    figures.write_text(json.dumps(content, indent=1))
+    return content
+
+
+def command(stage: str, documents: int, folder: Path) -> list[str]:
+    """Return the words of a stage's command."""
+    output = str(folder / stage)
+    if stage == "generate":
+        return [sys.executable, __file__, "--generate", output, "--documents", str(documents)]
+    words = STAGES[stage].format(**{name: folder / name for name in STAGES}).split()
+    return [sys.executable, str(REPOSITORY / "jobs" / f"{words[0]}.py"), *words[1:], "--output", output]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the environment of the commands: a cache and a tracking database of their own."""
+    return os.environ | {
+        "RAYTRIEVER_CACHE": str(folder / "cache"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+        "PYTHONPATH": str(REPOSITORY / "platform"),
+    }
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def generate(folder: Path, documents: int) -> None:
+    """Write the data set and the encoder."""
+    write(folder, documents)
+    write_encoder(folder / "encoder")
+
+
+def ends_of(stage: str, figures: dict[int, dict[str, float]]) -> dict[str, End]:
+    """Return the results of a stage at all sizes."""
+    ends = {}
+    for documents, values in figures.items():
+        name = f"{stage}, {documents:,}"
+        limited = stage == "mine" and documents >= PAPERS
+        minutes = values["seconds"] / 60
+        target = f"<= {60 * MINING_MINUTES}" if limited else "-"
+        ends[f"{name}: seconds"] = End(values["seconds"], target, not limited or minutes <= MINING_MINUTES)
+        driver = values["driver_anonymous"] / 1e9
+        ends[f"{name}: driver, anonymous (GB)"] = End(driver, f"<= {DRIVER_GB:g}", driver <= DRIVER_GB)
+        for key in ("driver_resident", "workers_anonymous", "workers_resident", "disk"):
+            ends[f"{name}: {key.replace('_', ', ')} (GB)"] = End(values[key] / 1e9, "-", True)
+    for small, large in pairwise(figures):
+        for key, unit in (("seconds", "time"), ("driver_anonymous", "driver's memory")):
+            exponent = math.log(figures[large][key] / figures[small][key]) / math.log(large / small)
+            limited = stage in LINEAR and key == "seconds"
+            target = f"<= {EXPONENT}" if limited else "-"
+            ends[f"{stage}, {small:,} to {large:,}: exponent of {unit}"] = End(
+                exponent, target, not limited or exponent <= EXPONENT
+            )
+    return ends
+
+
+def arguments() -> Namespace:
+    """Parse the command line."""
+    flags = parser(__doc__.partition("\n")[0])
+    flags.add_argument("--documents", type=int, nargs="+", default=[100_000, 1_000_000, 8_800_000], metavar="N")
+    flags.add_argument(
+        "--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="stages to run"
+    )
+    flags.add_argument("--folder", type=Path, default=Path("size"), help="folder of the outputs (default: size)")
+    flags.add_argument("--generate", type=Path, metavar="DIR", help="only write the data set and the encoder")
+    return flags.parse_args()
+
+
+def main() -> None:
+    """Run the stages and report them."""
+    options = arguments()
+    if options.generate:
+        generate(options.generate, options.documents[0])
+        return
+    folder = options.folder.absolute()
+    figures: dict[str, dict[int, dict[str, float]]] = {stage: {} for stage in options.stages}
+    for documents in sorted(options.documents):
+        for stage in options.stages:
+            figures[stage][documents] = run(stage, documents, folder / str(documents))
+            print(f"{documents:,} {stage}: {figures[stage][documents]['seconds']:,.0f} s", file=sys.stderr, flush=True)
+    ends = {name: end for stage, sizes in figures.items() for name, end in ends_of(stage, sizes).items()}
+    report("Size", ends, options.json)
+
+
+if __name__ == "__main__":
+    main()

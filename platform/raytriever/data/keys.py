@@ -31,7 +31,10 @@ def key_of(*texts: str) -> bytes:
 
 def keys_of(rows: Iterable[bytes]) -> Keys:
     """Return the keys as an array."""
-    return np.frombuffer(b"".join(rows), dtype="<u8").reshape(-1, 2)
+    joined = bytearray()  # not `join`, which keeps every key as an object first
+    for row in rows:
+        joined += row
+    return np.frombuffer(joined, dtype="<u8").reshape(-1, 2)
 
 
 def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:

@@ -38,6 +38,9 @@ def write_encoder(folder: Path) -> None:
         intermediate_size=4 * WIDTH,
         max_position_embeddings=POSITIONS,
     )
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    model = BertModel(config, add_pooling_layer=False)
+    with torch.no_grad():
+        model.embeddings.word_embeddings.weight.mul_(100)  # texts that share words are near each other
+    model.save_pretrained(folder)
     names = {f"{role}_token": token for role, token in _SPECIAL.items()}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names).save_pretrained(folder)

@@ -37,6 +37,7 @@ from raytriever.training.monitoring import Throughput
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective
+from raytriever.training.staging import Stager
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 MFU, RATIO = 0.45, 1.3
@@ -128,12 +129,13 @@ def ours(case: Case, directory: Path, device: torch.device) -> dict[str, float]:
     throughput = Throughput(retriever.query.backbone, retriever.passage.backbone, "bf16", device, ALONE)
     batches = [_batch(case, retriever, seed) for seed in range(2)]
     work = throughput.count(batches[0])
+    stager = Stager(objective, throughput.count, device)
 
     def step(number: int) -> None:
-        strategy.step(batches[number % 2].to(device), RATE, number)
+        strategy.step(stager.receive(stager.stage(batches[number % 2])), RATE, number)
 
     seconds = _seconds_a_step(step, case.steps, device)
-    return throughput.rates(work, case.queries, seconds)
+    return throughput.rates(*work, case.queries, seconds)
 
 
 def _batch(case: Case, retriever: Retriever, seed: int) -> Batch:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -96,6 +96,7 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
 
         def wait_event(self, event: Event) -> None:
             """Wait for an event; all streams are one."""
+            counts.stream_waits += 1
 
         def record_event(self, event: Event | None = None) -> Event:
             event = event or Event()
@@ -106,6 +107,15 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
             counts.syncs[f"stream {line_of_caller()}"] += 1
 
     default = Stream()
+
+    @contextmanager
+    def use_stream(stream: Stream) -> Iterator[None]:
+        before = getattr(counts.thread, "is_aside", False)
+        counts.thread.is_aside = stream is not default
+        try:
+            yield
+        finally:
+            counts.thread.is_aside = before
 
     def make(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -143,7 +153,7 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
         "max_memory_allocated": lambda *_: counts.peak, "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda *_: setattr(counts, "peak", counts.memory),
         "synchronize": synchronize, "Event": Event, "Stream": Stream, "current_stream": lambda *_: default,
-        "default_stream": lambda *_: default, "stream": lambda *_: nullcontext(),
+        "default_stream": lambda *_: default, "stream": use_stream,
         "get_rng_state": lambda *_: device.random_state.clone(), "set_rng_state": set_random_state,
         "manual_seed": device.seed, "manual_seed_all": device.seed,
     }  # fmt: skip

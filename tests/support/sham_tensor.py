@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -105,6 +106,8 @@ class Counts:
         syncs: moments at which the host waits for the device.
         pinned, pageable: copies between the device and pinned memory, or memory that is not pinned.
         events, streams: events recorded, and streams made.
+        side_copies: copies on a stream that is not the default one.
+        stream_waits: events that a stream was told to wait for.
         memory, peak: bytes that live tensors take, and the most that they took.
         failure: called with the name of every operator before it runs; returns an error to raise, or None.
     """
@@ -112,13 +115,14 @@ class Counts:
     def __init__(self, capacity: int) -> None:
         self.capacity, self.memory, self.peak = capacity, 0, 0
         self.failure: Callable[[str], BaseException | None] = lambda operator: None
+        self.thread = threading.local()  # is_aside: whether its stream is not the default one
         self.reset()
 
     def reset(self) -> None:
         """Set all counts to zero; the memory stays."""
         self.launches, self.operators, self.syncs = Counter[str](), Counter[str](), Counter[str]()
         self.pinned, self.pageable = Counter[str](), Counter[str]()
-        self.events = self.streams = 0
+        self.events = self.streams = self.side_copies = self.stream_waits = 0
         self.peak = self.memory
 
     def snapshot(self) -> Counts:
@@ -143,6 +147,7 @@ class Counts:
         """Count a copy."""
         line = f"{'to the device' if from_host else 'to the host'} {line_of_caller()}"
         (self.pinned if is_pinned else self.pageable)[line] += 1
+        self.side_copies += getattr(self.thread, "is_aside", False)
         if waits:
             self.syncs[line] += 1
 

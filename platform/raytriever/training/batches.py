@@ -20,7 +20,6 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
 
 from raytriever.data.dataset import Tokens
 from raytriever.data.negatives import NegativesTable
@@ -28,11 +27,9 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.losses.engine.batch import BatchIds, TeacherScores, teacher_arrays
-from raytriever.losses.engine.copies import copy_all
 from raytriever.losses.engine.relevance import PAD, GlobalIds, find_relevance
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.buckets import Buckets
-from raytriever.models.packing import move
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 
@@ -42,7 +39,7 @@ PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
 
 @dataclass(frozen=True)
 class Batch:
-    """One worker's share of a global batch.
+    """One worker's share of a global batch, on the CPU.
 
     Args:
         queries, passages: tokens, in buckets of like length.
@@ -54,22 +51,6 @@ class Batch:
     passages: Buckets
     ids: BatchIds
     version: int = 0
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device; on a GPU in one copy from pinned memory, for which this call does not wait.
-
-        Ids stay on the CPU, except what a loss reads on the device: their relevance.
-        """
-        return copy_all(self.map, device)
-
-    def map(self, copy: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
-        queries, passages = (
-            Buckets([move(part, copy) for part in side.buckets], copy(side.indices))
-            for side in (self.queries, self.passages)
-        )
-        ids = replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
-        return replace(self, queries=queries, passages=passages, ids=ids)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from raytriever.models.precision import is_out_of_memory
 from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
-from raytriever.training.batches import Batch, BatchSource, Prefetcher, SourceVersions
+from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.checkpoint import Progression, State
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -38,9 +38,11 @@ from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
-from raytriever.training.parallel.strategy import Update, read_scalars
+from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume
+from raytriever.training.staging import StagedBatch, Stager
+from raytriever.training.step_reports import StepReports
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
 
 
@@ -119,7 +121,10 @@ class _Trainer:
         frozen = frozen_digest(self.objective)
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
         self.straggler_watch = StragglerWatch(host_names(self.workers, setup.device), self._log)
-        self.own_seconds, self.straggler_metrics = 0.0, dict[str, float]()
+        self.straggler_metrics = dict[str, float]()
+        self.stager = Stager(self.objective, self.throughput.count, setup.device)
+        reads_late = setup.device.type == "cuda"
+        self.reports = StepReports(self.throughput, settings.batch_size, self._report, reads_late)
         self.strategy = build_strategy(
             settings.strategy,
             self.objective,
@@ -172,6 +177,7 @@ class _Trainer:
                         self._finish_step(writer)
                         if self.progression.stopped:
                             break
+            self.reports.finish()
             writer.wait()
             for callback in self.callbacks:
                 self.progression = callback.finish(self.progression)
@@ -219,39 +225,33 @@ class _Trainer:
             return range(0)
         return range(step, min([end, *(callback.prefetch_limit(step, end) for callback in self.callbacks)]))
 
-    def _batch(self, step: int) -> Batch:
+    def _batch(self, step: int) -> StagedBatch:
         """Return the batch of a step; called in the loader's thread."""
-        return self.sources.at(step).batch(step, self.setup.retriever, self.workers, self.setup.loss.both_ways)
+        setup = self.setup
+        return self.stager.stage(self.sources.at(step).batch(step, setup.retriever, self.workers, setup.loss.both_ways))
 
-    def _step(self, batch: Batch, wait_seconds: float) -> None:
+    def _step(self, staged: StagedBatch, wait_seconds: float) -> None:
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:
-            callback.before_batch(step, batch)
+            callback.before_batch(step, staged.batch)
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
         setup.retriever.train()
-        work = self.throughput.count(batch)
-        update = self._update(batch.to(setup.device), rate)
+        update = self._update(staged, rate)
         phases = self.stopwatch.stop()
-        seconds = wait_seconds + time.perf_counter() - began
-        self.own_seconds = wait_seconds + phases.get("encode_seconds", 0.0)
-        self.progression = replace(self.progression, step=step + 1)
-        metrics = {
-            **_statistics(update),
+        others = {
             "learning_rate": rate,
-            "step_seconds": seconds,
             "data_wait_seconds": wait_seconds,
-            **phases,
             "checkpoint_seconds": self.save_seconds,
-            **self.throughput.rates(work, settings.batch_size, seconds),
             **self.straggler_metrics,
         }
         for callback in self.callbacks:
-            metrics |= callback.metrics(step)
-        self._report(metrics)
+            others |= callback.metrics(step)
+        self.reports.add(step, update, staged.work, phases, began - wait_seconds, others)
         self.save_seconds = 0.0
+        self.progression = replace(self.progression, step=step + 1)
 
-    def _update(self, batch: Batch, rate: float) -> Update:
+    def _update(self, staged: StagedBatch, rate: float) -> Update:
         """Do the step, again with smaller chunks as long as memory runs out on any worker."""
         setup, step = self.setup, self.progression.step
         while True:
@@ -260,13 +260,13 @@ class _Trainer:
             torch.manual_seed(int(seed))
             self.stopwatch.start()
             try:
-                return self.strategy.step(batch, rate, step)
+                return self.strategy.step(self.stager.receive(staged), rate, step)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
             self.strategy.abandon()
-            parts = [*batch.queries.buckets, *batch.passages.buckets]
+            parts = [*staged.batch.queries.buckets, *staged.batch.passages.buckets]
             chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
             if not is_agreed:
                 # The others wait for this worker. Its error ends them, and Ray Train restarts the group.
@@ -281,7 +281,7 @@ class _Trainer:
         dev_metrics = self._validate_if_due()
         if dev_metrics is not None:
             # Before the checkpoint: a metric that is reported twice can be ignored, one that is missing cannot.
-            self._report(dev_metrics)
+            self._report(self.progression.step, dev_metrics)
         self._save_if_due(writer, has_validated=dev_metrics is not None)
         for callback in self.callbacks:
             if self.progression.stopped:
@@ -295,13 +295,15 @@ class _Trainer:
         step = self.progression.step
         if step % self.settings.eval_steps and step != self.setup.total_steps:
             return None
+        self.reports.finish()
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
             batch = self.setup.dev.batch(number, self.setup.retriever, self.workers, self.setup.loss.both_ways)
-            output = self.strategy.measure(batch.to(self.setup.device))
-            losses.append(output.value.item())
-            areas.append(float(output.statistics["batch_auc"]))
+            output = self.strategy.measure(self.stager.receive(self.stager.stage(batch)))
+            numbers = Readout({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
+            losses.append(numbers["loss"])
+            areas.append(numbers["auc"])
         dev_loss = sum(losses) / len(losses)
         if self.is_dev_loss_deciding:
             settings = self.settings
@@ -312,7 +314,7 @@ class _Trainer:
         """Save the state. The best and the last state are saved at once, after the checkpoint that is being written;
         any other is saved when no checkpoint is being written. The seconds are reported with the next step."""
         began, settings, progression = time.monotonic(), self.settings, self.progression
-        status = writer.status(began - self.saved_at > 60 * settings.checkpoint_minutes, self.own_seconds)
+        status = writer.status(began - self.saved_at > 60 * settings.checkpoint_minutes, self.reports.own_seconds)
         self.straggler_metrics = self.straggler_watch.update(status.seconds)
         if settings.checkpoint_steps is None:
             self.must_save |= has_validated
@@ -326,6 +328,7 @@ class _Trainer:
             or any(callback.needs_checkpoint(progression.step) for callback in self.callbacks)
         )
         if must_save_now or (self.must_save and not status.is_writing):
+            self.reports.finish()
             writer.save(self.strategy.state(), State(progression, self.origin, settings.best_metric))
             self.saved_step, self.saved_at, self.must_save = progression.step, time.monotonic(), False
             self.save_seconds = self.saved_at - began
@@ -334,17 +337,9 @@ class _Trainer:
         if self.workers.rank == 0:
             self.setup.log(line)
 
-    def _report(self, metrics: Mapping[str, float]) -> None:
+    def _report(self, step: int, metrics: Mapping[str, float]) -> None:
         if self.workers.rank == 0:
-            self.setup.on_metrics(self.progression.step, metrics)
-
-
-def _statistics(update: Update) -> dict[str, float]:
-    scalars = {"loss": update.output.value, **update.output.statistics}
-    return {
-        **dict(zip(scalars, read_scalars(list(scalars.values())), strict=True)),
-        "gradient_norm": update.norm,
-    }
+            self.setup.on_metrics(step, metrics)
 
 
 def build_optimizer(module: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:

@@ -2,7 +2,7 @@
 
 The encoder ends where the loss is called, the loss where it returns, the backward pass where the optimizer is called:
 two hooks on the loss and one on the optimizer measure a step of any strategy. On a GPU the marks are CUDA events, read
-after the step: the step waits for the device once, at its end. With gradient caching the second encoding pass counts
+with the results of the step, so that no step waits for them. With gradient caching the second encoding pass counts
 as backward; so do the synchronization and the clipping of gradients.
 
 All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -68,15 +69,17 @@ class Stopwatch:
         self._marks, self._running = [], True
         self._mark(0)
 
-    def stop(self) -> dict[str, float]:
-        """End the step, and return the seconds of each phase as `PHASE_seconds`; empty where a phase was missing."""
+    def stop(self) -> Callable[[], dict[str, float]]:
+        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
+
+        They are empty where a phase was missing. On a GPU the function is called after the device has done the step.
+        """
         self._mark(4)
         self._running = False
-        if len(self._marks) != len(PHASES) + 1:
-            return {}
-        if self._device.type == "cuda":
-            self._marks[-1].synchronize()  # no later work of the device is waited for
-        return {f"{phase}_seconds": self._between(number) for number, phase in enumerate(PHASES)}
+        marks = self._marks if len(self._marks) == len(PHASES) + 1 else []
+        return lambda: {
+            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=False)
+        }
 
     def _mark(self, number: int) -> None:
         # The optimizer may be called once per group of parameters, and validation calls the loss too.
@@ -89,11 +92,10 @@ class Stopwatch:
         else:
             self._marks.append(time.perf_counter())
 
-    def _between(self, number: int) -> float:
-        earlier, later = self._marks[number : number + 2]
-        if self._device.type == "cuda":
-            return float(earlier.elapsed_time(later)) / 1000
-        return float(later - earlier)
+
+def _between(earlier: Any, later: Any) -> float:
+    """Return the seconds between two marks."""
+    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
 
 
 @dataclass(frozen=True)
@@ -261,18 +263,23 @@ class Throughput:
         flops = sum(tower.flops(of) for tower, of in zip(self._towers, lengths, strict=True))
         return float(sum(int(of.sum()) for of in lengths)), flops
 
-    def rates(self, work: tuple[float, float], queries: int, seconds: float) -> dict[str, float]:
-        """Return the rates of the global batch and the memory of this worker; all workers call it.
+    def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits.
 
         Args:
             work: result of `count`.
-            queries: of the global batch.
+        """
+        own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
+        tokens, flops = self._workers.sum(torch.stack(own))
+        return tokens, flops
+
+    def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:
+        """Return the rates of the global batch and the memory of this worker.
+
+        Args:
+            tokens, flops, queries: of the global batch.
             seconds: of the step.
         """
-        tokens, flops = work
-        if self._workers.size > 1:
-            own = torch.tensor(work, dtype=torch.float64).to(self._device)
-            tokens, flops = self._workers.sum(own).tolist()
         rates = {
             "queries_per_second": queries / seconds,
             "tokens_per_second": tokens / seconds,

@@ -55,7 +55,7 @@ def made(
     prepare_for_training(retriever, config, 0)
     objective = Objective(retriever.train(), build_loss(LossConfig("infonce", temperature=0.1)), "fp32", chunk)
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-    optimizer = build_optimizer(objective, 1e-2, 0.01) if adam else torch.optim.SGD(trained)
+    optimizer = build_optimizer(objective, 1e-2, 0.01) if adam else torch.optim.SGD(trained, fused=True)
     strategy = build_strategy("ddp", objective, optimizer, ALONE, CPU, 1.0)
     words = ["".join(map(chr, row)) for row in torch.randint(97, 107, (QUERIES, 6), generator=torch.manual_seed(2))]
     rows = torch.arange(QUERIES)
@@ -100,7 +100,9 @@ def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
         )
         torch.manual_seed(11)
         update = strategy.step(batch(), 1.0, 0)
-        found.append((update.output.value.item(), update.norm, torch.rand(1).item(), list(retriever.parameters())))
+        found.append(
+            (update.output.value.item(), update.norm.item(), torch.rand(1).item(), list(retriever.parameters()))
+        )
     (value, norm, drawn, plain), (value_again, norm_again, drawn_again, recomputed) = found
     assert (value_again, drawn_again) == (value, drawn)
     assert norm_again == pytest.approx(norm, rel=1e-6)

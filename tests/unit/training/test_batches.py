@@ -19,13 +19,17 @@ from raytriever.data.prepare.tokenisation import flat
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
+from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import gather_relevance
 from raytriever.losses.engine.relevance import PAD, Relevance
 from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
 from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from thread_workers import Threads, on_workers
@@ -151,8 +155,12 @@ def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, 
 
 def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
     batch = source(retriever).batch(1, retriever, ALONE)
-    moved = batch.to(torch.device("meta"))
-    assert moved.ids.relevance.positives.device.type == moved.passages.indices.device.type == "meta"
+    cut = Objective(retriever, build_loss(LossConfig()), "fp32", Chunk(sequences=4)).cut(batch)
+    moved = cut.map(lambda tensor: tensor.to("meta"))
+    assert [len(texts.buckets) for texts, _ in moved.passes] == [len(texts.buckets) for texts, _ in cut.passes]
+    assert moved.ids.relevance.positives.device.type == moved.passes[1][0].indices.device.type == "meta"
     assert moved.ids.relevance.excluded_rows.shape == batch.ids.relevance.excluded_rows.shape
     assert (moved.ids.seed, moved.ids.step) == (0, 1)
-    assert {tensor.device.type for part in moved.queries.buckets for tensor in part.values()} == {"meta"}
+    assert {tensor.device.type for texts, _ in moved.passes for part in texts.buckets for tensor in part.values()} == {
+        "meta"
+    }

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.loss import LossOutput
+from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast
-from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.strategy import NotFiniteError
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, Counts, sham_device
+from sham_device import CUDA, Counts, sham_device, values
 
-STEP = 2  # counted from 1; in the first step torch allocates and compiles
+CPU = torch.device("cpu")
+STEPS, MEASURED = 4, 2  # a step, counted from 0; in the first one torch allocates and compiles
 CHUNK = 200  # tokens
 
 
-def outside_losses(counter: Counter[str]) -> Counter[str]:
-    return Counter({line: count for line, count in counter.items() if " losses/" not in f" {line}"})
-
-
-def plain_launches(work: object, counts: Counts, cached: bool) -> int:
+def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
     """Return the launches of the encoder alone, forward and backward, over the same parts."""
-    retriever = work.retriever  # type: ignore[attr-defined]
-    batch = work.train.batch(STEP - 1, retriever, ALONE).to(CUDA)  # type: ignore[attr-defined]
+    retriever = work.retriever
+    objective = Objective(retriever, build_loss(work.loss), "bf16", Chunk(tokens=CHUNK) if cached else None)
+    batch = objective.cut(work.train.batch(MEASURED, retriever, ALONE)).map(lambda tensor: tensor.to(CUDA))
     total = 0
-    for texts, side in retriever.passes(batch.queries, batch.passages):
-        parts = cut(texts, Chunk(tokens=CHUNK)).buckets if cached else texts.buckets
-        for part in parts:
+    for texts, side in batch.passes:
+        for part in texts.buckets:
             counts.reset()
             with autocast("bf16", CUDA):
                 output = retriever.encode(part, side)
@@ -53,20 +56,95 @@ def test_a_step_waits_and_copies_little(
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     settings = {"grad_cache_tokens": CHUNK} if cached else {}
     with sham_device() as counts:
-        work, _ = taught(
-            device=CUDA, precision="bf16", total_steps=3, eval_steps=3, loss=LossConfig(name, 0.1), **settings
+        work, recorder = taught(
+            device=CUDA, precision="bf16", total_steps=STEPS, eval_steps=STEPS, loss=LossConfig(name, 0.1), **settings
         )
-        found: dict[int, Counts] = {}
+        reported: dict[int, Counts] = {}
 
         def on_metrics(step: int, metrics: Mapping[str, float]) -> None:
+            recorder.step(step, metrics)
             if "loss" in metrics:
-                found[step] = counts.snapshot()
-            counts.reset()
+                reported[step - 1] = counts.snapshot()
 
         train(replace(work, on_metrics=on_metrics))
+        whole, side_copies, stream_waits = counts.snapshot(), counts.side_copies, counts.stream_waits
         plain = plain_launches(work, counts, cached)
-    step = found[STEP]
-    assert outside_losses(step.syncs).total() <= 3, step.table()
-    assert outside_losses(step.pageable).total() <= 2, step.table()
-    assert step.pinned.total() == 1, step.table()
-    assert outside_losses(step.launches).total() <= 1.3 * plain, f"{plain}\n{step.table()}"
+    assert sorted(reported) == list(range(STEPS))
+    assert len(recorder.losses) == STEPS
+    # A step is reported while the next one runs: this is what happens between two reports.
+    for kind in ("syncs", "launches", "pageable", "pinned"):
+        getattr(reported[MEASURED - 1], kind).subtract(getattr(reported[MEASURED - 2], kind))
+    step = reported[MEASURED - 1]
+    outside_losses = [count for line, count in step.launches.items() if not line.startswith("losses/")]
+    assert step.syncs.total() <= 3, step.table()
+    assert step.pageable.total() <= 1, step.table()
+    assert sum(outside_losses) <= 1.3 * plain, f"{plain}\n{step.table()}"
+    assert sum(count for line, count in step.pinned.items() if line.startswith("to the host")) == 1, step.table()
+    # The loader copies ahead of the steps: each batch once, on a stream of its own that the step's stream waits for.
+    batches = STEPS + work.training.dev_batches
+    assert sum(count for line, count in whole.pinned.items() if line.startswith("to the device")) == batches
+    assert side_copies == stream_waits == batches
+
+
+class Spoiled(nn.Module):
+    """Loss that is not finite in its third step, at which it calls `notice`."""
+
+    def __init__(self, loss: nn.Module, notice: Callable[[], None]) -> None:
+        super().__init__()
+        self.loss, self.notice, self.steps = loss, notice, 0
+
+    def forward(self, *inputs: object) -> LossOutput:
+        output: LossOutput = self.loss(*inputs)
+        self.steps += 1
+        if self.steps != 3:
+            return output
+        self.notice()
+        return replace(output, value=output.value * torch.nan)
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=["CPU", "GPU"])
+def test_no_weight_changes_from_the_step_on_that_is_not_finite(
+    make_assignment, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the next step has been done when the first is read: it is finite, and must change nothing either."""
+    losses, before = list[Spoiled](), list[torch.Tensor]()
+
+    def spoiled(config: LossConfig, unit_length: bool) -> Spoiled:
+        notice = lambda: before.extend(values(one).clone() for one in work.retriever.parameters())  # noqa: E731
+        losses.append(Spoiled(build_loss(config, unit_length), notice))
+        return losses[0]
+
+    monkeypatch.setattr("raytriever.training.loop.build_loss", spoiled)
+    with sham_device() if device == CUDA else nullcontext():
+        work, recorder = make_assignment(device=device, total_steps=9, eval_steps=9)
+        with pytest.raises(NotFiniteError, match="step 2: the loss is nan"):
+            train(work)
+        for one, other in zip(work.retriever.parameters(), before, strict=True):
+            assert torch.equal(values(one), other)
+    assert losses[0].steps == (4 if device == CUDA else 3)
+    assert sorted(recorder.steps) == [1, 2]
+    assert not list(work.folder.glob("step-*"))
+
+
+def test_what_is_saved_and_validated_comes_after_the_report_of_its_step(make_assignment) -> None:
+    with sham_device():
+        work, _ = make_assignment(device=CUDA, total_steps=5, eval_steps=2, dev_batches=1)
+        order: list[tuple[int, str]] = []
+        train(
+            replace(
+                work,
+                on_metrics=lambda step, metrics: order.append((step, "loss" if "loss" in metrics else "dev_loss")),
+                before_commit=lambda step: order.append((step, "saved")),
+            )
+        )
+    metrics = [one for one in order if one[1] != "saved"]
+    kinds = [
+        (1, ["loss"]),
+        (2, ["loss", "dev_loss"]),
+        (3, ["loss"]),
+        (4, ["loss", "dev_loss"]),
+        (5, ["loss", "dev_loss"]),
+    ]
+    assert metrics == [(step, kind) for step, names in kinds for kind in names]
+    for step in (2, 4, 5):
+        assert order.index((step, "loss")) < order.index((step, "saved"))

@@ -22,7 +22,7 @@ from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import TrainingError
+from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
 
 CPU = torch.device("cpu")
 TEXTS = 48
@@ -91,7 +91,7 @@ def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
 
 
 def build(name: str, model: nn.Module) -> object:
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
     return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]
 
 
@@ -118,9 +118,21 @@ def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
     model.loss.forward = lambda *inputs: SimpleNamespace(  # type: ignore[method-assign,assignment]
         value=inputs[0].sum() * torch.inf, statistics={}
     )
+    strategy = build("ddp", model)
+    update = strategy.step(batch(model), 0.1, 3)  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="step 3: the loss is "):
-        build("ddp", model).step(batch(model), 0.1, 3)  # type: ignore[attr-defined]
+        finite_or_refused(**Readout({"value": update.output.value, "norm": update.norm}).read(), number=3)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    del model.loss.forward
+    update = strategy.step(batch(model), 0.1, 4)  # type: ignore[attr-defined]
+    assert bool(torch.isfinite(update.norm))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_optimizer_that_cannot_skip_on_the_device_is_refused(tiny_encoder: Path) -> None:
+    model = objective(tiny_encoder, None)
+    with pytest.raises(ValueError, match="fused=True"):
+        build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0)
 
 
 def changed(slices: list[Slice], change: str) -> Iterator[Slice]:

@@ -51,7 +51,7 @@ def test_each_phase_has_its_own_time(timed) -> None:
     optimizer.step()
     optimizer.step()  # a second group of parameters
     time.sleep(0.2)
-    logged = stopwatch.stop()
+    logged = stopwatch.stop()()
     assert list(logged) == [f"{phase}_seconds" for phase in PHASES]
     # Sleeping takes at least what was asked; what it takes at most is the machine's affair.
     for seconds, least in zip(logged.values(), (0.1, 0.05, 0.15, 0.2), strict=True):
@@ -66,7 +66,7 @@ def test_the_phases_are_the_step(timed) -> None:
     loss(weight).backward()
     optimizer.step()
     ended = time.perf_counter()
-    logged = sum(stopwatch.stop().values())
+    logged = sum(stopwatch.stop()().values())
     assert ended - began <= logged <= time.perf_counter() - before
 
 
@@ -74,11 +74,11 @@ def test_a_look_is_no_step(timed) -> None:
     stopwatch, loss, weight, optimizer = timed
     loss(weight)
     stopwatch.start()
-    assert stopwatch.stop() == {}  # nothing was seen
+    assert stopwatch.stop()() == {}  # nothing was seen
     stopwatch.start()
     loss(weight).backward()
     optimizer.step()
-    first = stopwatch.stop()
+    first = stopwatch.stop()()
     loss(weight)
     assert len(first) == len(PHASES)
 

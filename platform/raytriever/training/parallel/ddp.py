@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
-from raytriever.training.parallel.objective import Batch
-from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused, read_scalars
+from raytriever.training.parallel.objective import Batch, CutBatch
+from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
@@ -26,6 +26,10 @@ class Replicas:
     def __init__(self, inputs: StrategyInputs) -> None:
         self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
         self._max_grad_norm = inputs.max_grad_norm
+        if not getattr(inputs.optimizer, "_step_supports_amp_scaling", False):
+            raise ValueError("ddp skips updates on the device, and needs an optimizer with fused=True")
+        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
+        self._has_failed = torch.zeros((), device=inputs.device)
         self._module: nn.Module = inputs.objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
             devices = [inputs.device.index] if inputs.device.type == "cuda" else None
@@ -34,15 +38,17 @@ class Replicas:
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
 
-    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """See `Strategy.step`."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         output: LossOutput = self._module(batch, self._workers)
         output.value.backward()
-        clipped = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
-        value, norm = read_scalars([output.value, clipped])
-        finite_or_refused(value, norm, number)
+        norm = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
+        is_finite = torch.isfinite(torch.stack([output.value.detach().double(), norm.double()])).all()
+        # AdamW's own switch for gradients that are not finite: the update of all parameters is skipped on the device.
+        self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
+        self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)
@@ -52,7 +58,7 @@ class Replicas:
         discard_step(self._optimizer)
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> LossOutput:
+    def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """See `Strategy.measure`."""
         output: LossOutput = self._objective(batch, self._workers)
         return output

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
-from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.objective import Batch, CutBatch, Objective
 from raytriever.training.parallel.process_group import ensure_group
-from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
+from raytriever.training.parallel.strategy import Readout, StrategyInputs, Update, discard_step, finite_or_refused
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
 WHOLE_SHARE = 0.5
@@ -99,7 +99,7 @@ class FullyShard:
         root.reshard()
         return [module for module in root.modules() if isinstance(module, FSDPModule)]
 
-    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """See `Strategy.step`."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -107,9 +107,10 @@ class FullyShard:
             output: LossOutput = self._objective(batch, self._workers)
             self._backward(output.value)
         total: Any = nn.utils.clip_grad_norm_(self._trained(), self._max_grad_norm)
-        norm = float(total.full_tensor())
+        norm: Tensor = total.full_tensor()
         try:
-            finite_or_refused(output.value.item(), norm, number)
+            # DTensors have no update that is skipped on the device: this waits for it.
+            finite_or_refused(**Readout({"value": output.value, "norm": norm}).read(), number=number)
             self._optimizer.step()
         finally:
             self._optimizer.zero_grad(set_to_none=True)
@@ -131,7 +132,7 @@ class FullyShard:
         discard_step(self._optimizer)
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> LossOutput:
+    def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """See `Strategy.measure`."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)

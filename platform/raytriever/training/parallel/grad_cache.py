@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.models.buckets import Buckets
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
@@ -80,15 +79,14 @@ def cut(texts: Buckets, chunk: Chunk) -> Buckets:
     return Buckets([piece for part in texts.buckets for piece in _pieces(part, chunk)], texts.indices)
 
 
-def level(texts: Buckets, workers: Workers) -> Buckets:
+def level(texts: Buckets, agreement: Agreement) -> Buckets:
     """Return as many parts as the worker with the most has; all workers call it.
 
     The first part, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
     have no effect on the loss.
     """
     parts = len(texts.buckets)
-    most = int(workers.maximum(torch.tensor(parts, device=texts.indices.device)))
-    return Buckets(texts.buckets + texts.buckets[:1] * (most - parts), texts.indices)
+    return Buckets(texts.buckets + texts.buckets[:1] * (agreement.maximum(parts) - parts), texts.indices)
 
 
 def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +14,7 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.buckets import Buckets
-from raytriever.models.packing import TokenBatch, texts_of
+from raytriever.models.packing import TokenBatch, move, texts_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
@@ -21,7 +23,7 @@ from raytriever.training.parallel.out_of_memory import Agreement
 
 
 class Batch(Protocol):
-    """One worker's share of a global batch, on its device."""
+    """One worker's share of a global batch."""
 
     @property
     def queries(self) -> Buckets:
@@ -34,6 +36,34 @@ class Batch(Protocol):
     @property
     def ids(self) -> BatchIds:
         """Ids of queries and passages."""
+
+
+@dataclass(frozen=True)
+class CutBatch:
+    """One worker's share of a global batch, in the parts that are encoded at once.
+
+    Args:
+        passes: texts by the tower that encodes them, queries first.
+        queries, passages: number of texts of each side.
+        ids: of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
+        chunk: that it was cut for.
+    """
+
+    passes: list[tuple[Buckets, Side]]
+    queries: int
+    passages: int
+    ids: BatchIds
+    chunk: Chunk | None
+
+    def map(self, copy: Callable[[Tensor], Tensor]) -> CutBatch:
+        """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
+        passes = [
+            (Buckets([move(part, copy) for part in texts.buckets], copy(texts.indices)), side)
+            for texts, side in self.passes
+        ]
+        return replace(
+            self, passes=passes, ids=replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
+        )
 
 
 class Objective(nn.Module):
@@ -66,13 +96,20 @@ class Objective(nn.Module):
         self._agreement = agreement or Agreement(ALONE)
         self.parts_communicate = False
 
-    def forward(self, batch: Batch, workers: Workers) -> LossOutput:
-        """Return the differentiable loss, equal with and without gradient caching."""
+    def cut(self, batch: Batch) -> CutBatch:
+        """Cut a batch into parts; on the CPU, because lengths are read."""
+        chunk = self.chunk
         passes = self.retriever.passes(batch.queries, batch.passages)
-        if self.chunk is not None:
-            passes = [(cut(texts, self.chunk), side) for texts, side in passes]
+        if chunk is not None:
+            passes = [(cut(texts, chunk), side) for texts, side in passes]
+        return CutBatch(passes, len(batch.queries.indices), len(batch.passages.indices), batch.ids, chunk)
+
+    def forward(self, batch: Batch | CutBatch, workers: Workers) -> LossOutput:
+        """Return the differentiable loss, equal with and without gradient caching."""
+        whole = batch if isinstance(batch, CutBatch) else self.cut(batch)
+        passes = whole.passes
         if self.parts_communicate:
-            passes = [(level(texts, workers), side) for texts, side in passes]
+            passes = [(level(texts, self._agreement), side) for texts, side in passes]
         parts = [(part, side) for texts, side in passes for part in texts.buckets]
 
         def precision() -> AbstractContextManager[Any]:
@@ -86,8 +123,8 @@ class Objective(nn.Module):
             """Return the loss of the embeddings of all parts."""
             by_pass = embeddings.split([sum(map(texts_of, texts.buckets)) for texts, _ in passes])
             ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
-            queries, passages = ordered.split([len(batch.queries.indices), len(batch.passages.indices)])
-            output: LossOutput = self.loss(queries, passages, batch.ids, workers)
+            queries, passages = ordered.split([whole.queries, whole.passages])
+            output: LossOutput = self.loss(queries, passages, whole.ids, workers)
             return output
 
         if self.chunk is not None and torch.is_grad_enabled():

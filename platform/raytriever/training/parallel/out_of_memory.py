@@ -54,13 +54,14 @@ class Agreement:
             if not is_out_of_memory(error):
                 raise
             reason = first_line(error)  # not the error: its traceback would keep the tensors of the step
-        if self._has_failed(not results):
+        if self.maximum(not results):
             raise OutOfMemory(reason)
         return results[0]
 
-    def _has_failed(self, here: bool) -> bool:
+    def maximum(self, number: int) -> int:
+        """Return the largest number of all workers, without a wait for a GPU; all workers call it."""
         if self._is_alone:
-            return here
-        failed = torch.tensor([here], dtype=torch.int32)
-        distributed.all_reduce(failed, op=distributed.ReduceOp.MAX, group=self._group)
-        return bool(failed)
+            return number
+        largest = torch.tensor([number], dtype=torch.int32)
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self._group)
+        return int(largest)

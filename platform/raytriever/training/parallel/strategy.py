@@ -4,7 +4,7 @@ Trained weights stay float32 and `bf16` is autocast, so every strategy trains th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from raytriever.errors import UserError
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
-from raytriever.training.parallel.objective import Batch, Objective
+from raytriever.training.parallel.objective import Batch, CutBatch, Objective
 
 
 class TrainingError(UserError):
@@ -28,7 +28,9 @@ class NotFiniteError(TrainingError):
 
 @dataclass(frozen=True)
 class Update:
-    """Result of a step.
+    """Result of a step, which may still be computed on the device.
+
+    A loss or norm that is not finite ends training where it is read: see `finite_or_refused`.
 
     Args:
         output: the global batch's loss before the update.
@@ -36,7 +38,7 @@ class Update:
     """
 
     output: LossOutput
-    norm: float
+    norm: Tensor
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class StrategyInputs:
 class Strategy(Protocol):
     """Data-parallel training of one model; all workers make every call in the same order."""
 
-    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """Compute loss and gradient, clip it and update the weights. The gradient is synchronized once, cached or not.
 
         Args:
@@ -69,14 +71,14 @@ class Strategy(Protocol):
             learning_rate: of this step.
             number: of this step, for errors.
 
-        Raises:
-            TrainingError: the loss or the gradient is not finite; no parameter has been changed.
+        A step whose loss or gradient is not finite changes no parameter. It raises `NotFiniteError`, or where that
+        would wait for the device, no later step changes a parameter either.
         """
 
     def abandon(self) -> None:
         """Discard what a step that ran out of memory left. It changed no weight, so it may be repeated."""
 
-    def measure(self, batch: Batch) -> LossOutput:
+    def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """Return the loss without gradient; the mode of the module decides on dropout."""
 
     def state(self) -> Iterable[Slice]:
@@ -98,10 +100,30 @@ class Strategy(Protocol):
         """Leave the model whole and without hooks on every worker; the strategy is not used afterwards."""
 
 
-def read_scalars(scalars: Sequence[Tensor]) -> list[float]:
-    """Return tensors of one value each as numbers; one copy from the device serves them all."""
-    numbers: list[float] = torch.stack([scalar.detach().double().reshape(()) for scalar in scalars]).tolist()
-    return numbers
+class Readout:
+    """Scalars on their way from the device, in one copy that the constructor starts.
+
+    Args:
+        scalars: tensors of one value each, by name.
+    """
+
+    def __init__(self, scalars: Mapping[str, Tensor]) -> None:
+        self._names = list(scalars)
+        values = torch.stack([scalar.detach().double().reshape(()) for scalar in scalars.values()])
+        self._copied: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._values = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._values = values
+
+    def read(self) -> dict[str, float]:
+        """Return the numbers; waits until the device has computed them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return dict(zip(self._names, self._values.tolist(), strict=True))
 
 
 def discard_step(optimizer: torch.optim.Optimizer) -> None:

@@ -37,7 +37,7 @@ from raytriever.training.parallel.model_state import (
     restore_replicated,
     shape_of,
 )
-from raytriever.training.parallel.objective import Batch
+from raytriever.training.parallel.objective import Batch, CutBatch
 from raytriever.training.parallel.process_group import ensure_group
 from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
 
@@ -83,7 +83,7 @@ class Zero:
             # Its hooks would gather and free the parameters of every module for every chunk.
             self._engine.optimizer.parameter_offload.destroy()
 
-    def step(self, batch: Batch, learning_rate: float, number: int) -> Update:
+    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """See `Strategy.step`."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -101,14 +101,14 @@ class Zero:
             norm = float(nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm))
             finite_or_refused(value, norm, number)
             self._engine.step()
-        return Update(output, norm)
+        return Update(output, output.value.new_full((), norm))
 
     def abandon(self) -> None:
         """See `Strategy.abandon`."""
         discard_step(self._optimizer)
 
     @torch.no_grad()
-    def measure(self, batch: Batch) -> LossOutput:
+    def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """See `Strategy.measure`."""
         with self._gathered():
             output: LossOutput = self._objective(batch, self._workers)

@@ -25,10 +25,11 @@ class Threads:
         self._meeting.wait()
         return found
 
-    def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(rows))
+    def gather(self, rows: torch.Tensor, sent: torch.dtype | None = None) -> torch.Tensor:
+        return self.gather_values(rows.to(sent or rows.dtype)).to(rows.dtype)
 
-    gather_values = gather
+    def gather_values(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._all(rows))
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         return torch.stack(self._all(value)).sum(0)

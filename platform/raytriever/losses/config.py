@@ -82,6 +82,11 @@ class LossConfig:
         choices=("fp32", "tf32", "bf16"),
         needs=f"loss={'|'.join(SCORE_LOSSES)}",
     )
+    gather_precision: str | None = option(
+        None,
+        "embeddings that workers send each other, and their gradients: fp32 (the default) or bf16, half the bytes",
+        choices=("fp32", "bf16"),
+    )
     matryoshka_dims: str = option(
         "",
         "Matryoshka: also apply the loss to this many first components of each embedding",

@@ -86,7 +86,7 @@ class Loss(nn.Module):
         """
         check_batch(queries, passages, ids)
         widths = narrower_widths(self.config, queries.shape[1])
-        batch = gather_candidates(queries, passages, ids, workers, self.config.both_ways)
+        batch = gather_candidates(queries, passages, ids, workers, self.config.both_ways, sent_type(self.config))
         batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
         batch = replace(batch, largest_score=self._largest_score(batch, passages, log_temperature, workers))
@@ -158,6 +158,11 @@ class Loss(nn.Module):
         longest = longest_query * longest_passage
         # Cut embeddings are normalised again.
         return (max(longest, 1.0) if self.unit_length else longest) / temperature
+
+
+def sent_type(config: LossConfig) -> torch.dtype | None:
+    """Return the type of embeddings on their way between workers; None for their own."""
+    return torch.bfloat16 if config.gather_precision == "bf16" else None
 
 
 def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:

@@ -19,7 +19,7 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
 from raytriever.losses.kl import kl_share
-from raytriever.losses.loss import Loss, LossOutput, LossShare
+from raytriever.losses.loss import Loss, LossOutput, LossShare, sent_type
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
 from raytriever.losses.margin_mse import margin_mse_share
 from raytriever.losses.mw.reduction import MWReduction
@@ -77,7 +77,8 @@ def symmetric(
 ) -> LossShare:
     """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
     forward = by_row(INFONCE)(config, batch, ids, log_temperature, workers)
-    backward = by_row(INFONCE)(config, exchange_roles(batch, ids, workers), ids, log_temperature, workers)
+    exchanged = exchange_roles(batch, ids, workers, sent_type(config))
+    backward = by_row(INFONCE)(config, exchanged, ids, log_temperature, workers)
     return LossShare((forward.share + backward.share) / 2, {})
 
 

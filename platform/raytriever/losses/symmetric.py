@@ -6,6 +6,7 @@ is a positive or known positive of a query, that query is never a negative of th
 
 from __future__ import annotations
 
+import torch
 from torch.nn import functional
 
 from raytriever.losses.engine.batch import BatchIds, Candidates
@@ -13,7 +14,9 @@ from raytriever.losses.engine.rows import first_positive
 from raytriever.losses.engine.workers import Workers
 
 
-def exchange_roles(candidates: Candidates, ids: BatchIds, workers: Workers) -> Candidates:
+def exchange_roles(
+    candidates: Candidates, ids: BatchIds, workers: Workers, sent: torch.dtype | None = None
+) -> Candidates:
     """Return a batch in which passages search for their queries."""
     relevance = candidates.relevance
     assert relevance.exchanged is not None
@@ -21,6 +24,6 @@ def exchange_roles(candidates: Candidates, ids: BatchIds, workers: Workers) -> C
     return Candidates(
         # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
         functional.embedding(first, candidates.embeddings),
-        relevance.exchanged.keep(workers.gather(candidates.queries)),
+        relevance.exchanged.keep(workers.gather(candidates.queries, sent)),
         relevance.exchanged,
     )

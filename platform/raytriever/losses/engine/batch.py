@@ -106,6 +106,7 @@ def gather_candidates(
     ids: BatchIds,
     workers: Workers,
     both_ways: bool = False,
+    sent: torch.dtype | None = None,
 ) -> Candidates:
     """Gather the passages of all workers. The gradient of a passage returns to the worker that encoded it.
 
@@ -114,11 +115,12 @@ def gather_candidates(
         ids: of queries and passages. Their relevance is worked out where it is missing.
         workers: the group.
         both_ways: whether passages search for queries too.
+        sent: type of the passages on their way; see `Workers.gather`.
     """
     relevance = ids.relevance
     if relevance is None or (both_ways and relevance.exchanged is None):
         relevance = gather_relevance(ids, workers, queries.device, both_ways)
-    return Candidates(queries, relevance.keep(workers.gather(passages)), relevance)
+    return Candidates(queries, relevance.keep(workers.gather(passages, sent)), relevance)
 
 
 def gather_relevance(ids: BatchIds, workers: Workers, device: torch.device, both_ways: bool = False) -> Relevance:

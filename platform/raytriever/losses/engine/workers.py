@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,8 +25,14 @@ class Workers(Protocol):
     def size(self) -> int:
         """Number of workers."""
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed."""
+    def gather(self, rows: Tensor, sent: torch.dtype | None = None) -> Tensor:
+        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed.
+
+        Args:
+            rows: of this worker.
+            sent: type to which rows and returned gradients are rounded on their way, with any number of workers; None
+                for that of the rows. Sums have the type of the rows.
+        """
 
     def gather_values(self, rows: Tensor) -> Tensor:
         """Return the rows of all workers in rank order, without gradient."""
@@ -43,8 +50,8 @@ class _Alone:
     rank = 0
     size = 1
 
-    def gather(self, rows: Tensor) -> Tensor:
-        return rows
+    def gather(self, rows: Tensor, sent: torch.dtype | None = None) -> Tensor:
+        return rows if sent is None else rows.to(sent).to(rows.dtype)
 
     def gather_values(self, rows: Tensor) -> Tensor:
         return rows.detach()

@@ -1,6 +1,6 @@
 """Data-parallel group for the losses, on torch.distributed (gloo and nccl).
 
-The differentiable all-gather is a forward all-gather and a backward sum of the gradients back to each row's
+The differentiable all-gather is a forward all-gather, and a backward reduce-scatter of the gradients to each row's
 owner. With every worker's loss written as `size` times its own rows' share, the strategy's averaging then
 gives the gradients of one process holding the whole batch, with no world-size factor anywhere else.
 """
@@ -14,8 +14,9 @@ from torch import Tensor, distributed
 
 from raytriever.losses.engine.workers import ALONE, Workers
 
-# The same function: torch 2.13 renamed it and warns of its old name.
+# The same functions: torch 2.13 renamed them and warns of their old names.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
 class GroupWorkers:
@@ -30,10 +31,23 @@ class GroupWorkers:
         self.rank = distributed.get_rank(group)
         self.size = distributed.get_world_size(group)
 
-    def gather(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor, sent: torch.dtype | None = None) -> Tensor:
         """Return all workers' rows in order of rank; gradients return to their owner as a sum."""
-        gathered: Tensor = _Gather.apply(rows, self)
+        gathered: Tensor = _Gather.apply(rows, self, sent or rows.dtype)
         return gathered
+
+    def sum_to_owners(self, rows: Tensor, sent: torch.dtype) -> Tensor:
+        """Return the sum over the workers of this worker's share of the rows.
+
+        Rounded rows are exchanged and then added, in the type of `rows`: a reduce-scatter would round every sum.
+        """
+        own = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
+        if sent == rows.dtype:
+            _reduce_scatter(own, rows.contiguous(), group=self._group)
+            return own
+        received = torch.empty_like(rows, dtype=sent, memory_format=torch.contiguous_format)
+        distributed.all_to_all_single(received, rows.to(sent).contiguous(), group=self._group)
+        return received.view(self.size, *own.shape).sum(0, dtype=rows.dtype)
 
     def gather_values(self, rows: Tensor) -> Tensor:
         """Return all workers' rows in order of rank, without gradient."""
@@ -75,12 +89,10 @@ class _Gather(torch.autograd.Function):
     """All-gather forward, sum to the owner backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, workers: GroupWorkers) -> Tensor:
-        ctx.workers, ctx.length = workers, len(rows)
-        return workers.gather_values(rows)
+    def forward(ctx: Any, rows: Tensor, workers: GroupWorkers, sent: torch.dtype) -> Tensor:
+        ctx.workers, ctx.sent = workers, sent
+        return workers.gather_values(rows.to(sent)).to(rows.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
-        # An all-reduce and a slice rather than a reduce-scatter: gloo has none.
-        summed = ctx.workers.sum(grad[0])
-        return summed[ctx.workers.rank * ctx.length :][: ctx.length], None
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.workers.sum_to_owners(grad[0], ctx.sent), None, None

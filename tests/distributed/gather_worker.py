@@ -1,0 +1,62 @@
+"""One worker of a real gloo group: gathers rows, exactly and in bf16, and counts the collectives of a loss.
+
+Run as `gather_worker.py RANK SIZE STORE OUTPUT`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from loss_worker import PASSAGES, QUERIES, WIDTH, global_batch
+from torch import distributed
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds, gather_relevance
+from raytriever.losses.registry import build_loss
+from raytriever.training.parallel.process_group import GroupWorkers
+
+CPU = torch.device("cpu")
+ROWS = 5
+
+
+def main(rank: int, size: int, store: str, output: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    workers = GroupWorkers()
+    out: dict[str, object] = {}
+    for sent in (None, torch.bfloat16):
+        generator = torch.Generator().manual_seed(rank)
+        rows = torch.randn(ROWS, 3, generator=generator).requires_grad_()
+        weights = torch.randn(size * ROWS, 3, generator=generator)
+        gathered = workers.gather(rows, sent)
+        (gathered * weights).sum().backward()
+        out[f"{sent}"] = (rows.detach(), weights, gathered.detach(), rows.grad)
+
+    queries, passages, ids = global_batch()
+    b, n = QUERIES // size, PASSAGES // size
+    mine, texts = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
+    own = BatchIds(ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine])
+    own = replace(own, relevance=gather_relevance(own, workers, CPU))
+    for precision in ("fp32", "bf16"):
+        inputs = [x.float().requires_grad_() for x in (queries[mine], passages[texts])]
+        loss = build_loss(LossConfig("mw", temperature=0.6, gather_precision=precision))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            result = loss(*inputs, own, workers)
+            result.value.backward()
+        names = (event.name for event in profile.events() if event.name.startswith("c10d::"))
+        out[f"collectives {precision}"] = dict(Counter(names))
+        out[f"loss {precision}"] = (result.value.detach(), *(x.grad for x in inputs))
+    assert passages.shape[1] == WIDTH
+    torch.save(out, output / f"{size}-{rank}.pt")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

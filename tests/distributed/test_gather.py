@@ -1,0 +1,71 @@
+"""Real process groups of 1, 2 and 4 gather embeddings: their gradients return to the owner, exactly or in bf16."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import run_workers
+
+SIZES = (1, 2, 4)
+ROWS = 5
+# Largest differences of bf16 from fp32, relative to the largest gradient; bf16 rounds by at most 2^-9.
+VALUE_ERROR, GRADIENT_ERROR = 2e-3, 1e-2
+Results = dict[tuple[int, int], dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("group")
+    script = Path(__file__).parent / "gather_worker.py"
+    run_workers((script, rank, size, folder / f"store-{size}", folder) for size in SIZES for rank in range(size))
+    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s in SIZES for r in range(s)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sent", [None, torch.bfloat16])
+def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(
+    sent: torch.dtype | None, size: int, results: Results
+) -> None:
+    of = [results[size, rank][f"{sent}"] for rank in range(size)]
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(sent or values.dtype).to(values.dtype)
+
+    for rank, (_, _, gathered, gradient) in enumerate(of):
+        assert torch.equal(gathered, torch.cat([rounded(rows) for rows, *_ in of]))
+        # Each contribution is rounded once; their sum is not.
+        shares = [rounded(weights)[rank * ROWS :][:ROWS] for _, weights, *_ in of]
+        torch.testing.assert_close(gradient, torch.stack(shares).sum(0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_a_loss_gathers_once_and_scatters_its_gradients_once(size: int, results: Results) -> None:
+    """Further collectives are of scalars, of the positives' scores and of the grid of sums."""
+    for rank in range(size):
+        exact, rounded = (results[size, rank][f"collectives {precision}"] for precision in ("fp32", "bf16"))
+        scattered = next(name for name in exact if "reduce_scatter" in name)
+        assert exact[scattered] == 1
+        exchanged = next(name for name in rounded if "alltoall" in name)
+        assert rounded[exchanged] == 1
+        # The embeddings and the scores of the positives; the largest score, the grid, the loss and two statistics.
+        others = [
+            {name: count for name, count in of.items() if name not in (scattered, exchanged)} for of in (exact, rounded)
+        ]
+        assert others[0] == others[1]
+        assert sorted(others[0].values()) == [2, 5]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_error_of_bf16_is_small_and_the_same_with_any_number_of_workers(size: int, results: Results) -> None:
+    (value, *gradients), (rounded_value, *rounded) = (
+        results[size, 0][f"loss {precision}"] for precision in ("fp32", "bf16")
+    )
+    assert 0 < abs(float(rounded_value / value) - 1) < VALUE_ERROR
+    for one, other in zip(gradients, rounded, strict=True):
+        assert 0 < float((one - other).abs().max() / one.abs().max()) < GRADIENT_ERROR
+    torch.testing.assert_close(rounded_value, results[1, 0]["loss bf16"][0], rtol=1e-6, atol=0)

@@ -37,6 +37,7 @@ class Replicas:
             # copy of the size of the model.
             settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
             self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
+            inputs.objective.leaves_part = True
 
     def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """See `Strategy.step`."""

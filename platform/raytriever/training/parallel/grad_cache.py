@@ -8,8 +8,10 @@
 
 All of this happens in forward. The result is the value of the loss as a function of the parameters, whose gradients
 are known already: its backward delivers every gradient once. So a data-parallel wrapper sees one forward and one
-backward, synchronizes once, and needs neither `no_sync` nor an accumulation boundary. A cached step equals an uncached
-step over the same chunks, dropout included: both draw their masks chunk by chunk from the same generators."""
+backward, synchronizes once, and needs neither `no_sync` nor an accumulation boundary. Where it has several workers, the
+backward pass of the smallest chunk is left to it, and it reduces gradients while it computes that one. A cached step
+equals an uncached step over the same chunks, dropout included: both draw their masks chunk by chunk from the same
+generators."""
 
 from __future__ import annotations
 
@@ -150,6 +152,7 @@ def cached_loss(
     loss: Sequence[nn.Parameter],
     agreement: Agreement | None,
     keep: int = 1,
+    leaves_part: bool = False,
 ) -> LossOutput:
     """Return the loss of a batch whose parts are encoded one at a time.
 
@@ -163,6 +166,8 @@ def cached_loss(
         loss: trained parameters behind `reduce`.
         agreement: of the workers on whether one ran out of memory; None where parts communicate.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
+        leaves_part: leave the backward pass of the smallest part to that of the result. Then gradients are complete one
+            after another, and a wrapper can reduce the first ones while it computes the others.
 
     Raises:
         OutOfMemory: a worker ran out of memory; no gradient has been delivered.
@@ -187,22 +192,38 @@ def cached_loss(
     output = reduce(embeddings)
     by_embedding, *by_loss = torch.autograd.grad(output.value, [embeddings, *loss], allow_unused=True)
 
-    def differentiate() -> list[Tensor | None]:
-        """Return the gradients of the encoder, summed over the parts; none where the parts add them up themselves."""
+    pieces = by_embedding.split([texts_of(part) for part, _ in parts])
+    # Smaller than others that fit: its backward pass, outside the agreement, does not run out of memory.
+    left = min(range(len(parts)), key=lambda index: tokens_of(parts[index][0])) if leaves_part else None
+
+    def differentiate() -> tuple[list[Tensor | None], list[Tensor]]:
+        """Return the gradients of the encoder, summed over the parts; none where the parts add them up themselves.
+
+        The second result are the embeddings of the part that is left.
+        """
         total = None if encoder is None else _Total(encoder)
         add = torch.autograd.backward if total is None else total.add
-        pieces = by_embedding.split([texts_of(part) for part, _ in parts])
+        kept = list[Tensor]()
         while last_embeddings:
-            add(last_embeddings.pop(), pieces[len(earlier) + len(last_embeddings)])
+            embeddings, index = last_embeddings.pop(), len(earlier) + len(last_embeddings)
+            if index == left:
+                kept.append(embeddings)
+            else:
+                add(embeddings, pieces[index])
         with precision():
-            for part, state, piece in zip(earlier, states, pieces, strict=False):
-                state.restore()
-                add(encode(*part), piece)
-        return [] if total is None else total.gradients
+            for index in sorted(range(len(earlier)), key=lambda index: index == left):
+                states[index].restore()
+                embeddings = encode(*parts[index])
+                if index == left:
+                    kept.append(embeddings)
+                else:
+                    add(embeddings, pieces[index])
+        return [] if total is None else total.gradients, kept
 
-    gradients = differentiate() if agreement is None else agreement.run(differentiate)
+    gradients, kept = differentiate() if agreement is None else agreement.run(differentiate)
     after.restore()
-    value = _deliver(output.value, [*(encoder or ()), *loss], [*gradients, *by_loss])
+    by_kept = [pieces[left]] if left is not None else []
+    value = _deliver(output.value, [*(encoder or ()), *loss, *kept], [*gradients, *by_loss, *by_kept])
     return LossOutput(value, output.statistics)
 
 
@@ -237,7 +258,7 @@ class _Total:
             torch._foreach_add_(totals, others)  # one launch for many parameters
 
 
-def _deliver(value: Tensor, parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> Tensor:
+def _deliver(value: Tensor, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Tensor:
     existing = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
     delivered: Tensor = _Delivery.apply(
         value.detach(), [gradient for _, gradient in existing], *(p for p, _ in existing)

@@ -81,6 +81,7 @@ class Objective(nn.Module):
         parts_communicate: parts gather weights and reduce gradients themselves (FSDP2 by block). Then all workers
             encode equal numbers of parts, and gradient caching leaves the gradients to the backward pass of each part.
             A worker that runs out of memory ends the group: the others wait for it within a part.
+        leaves_part: gradient caching leaves the backward pass of its smallest part to that of the loss (DDP).
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Objective(nn.Module):
         super().__init__()
         self.retriever, self.loss, self.precision, self.chunk = retriever, loss, precision, chunk
         self._agreement = agreement or Agreement(ALONE)
-        self.parts_communicate = False
+        self.parts_communicate = self.leaves_part = False
 
     def cut(self, batch: Batch) -> CutBatch:
         """Cut a batch into parts; on the CPU, because lengths are read."""
@@ -132,7 +133,9 @@ class Objective(nn.Module):
             keep = 1 if self.parts_communicate else self.chunk.holds([part for part, _ in parts])
             encoder = None if self.parts_communicate else _trained(self.retriever)
             agreement = None if self.parts_communicate else self._agreement
-            return cached_loss(parts, encode, precision, reduce, encoder, _trained(self.loss), agreement, keep)
+            return cached_loss(
+                parts, encode, precision, reduce, encoder, _trained(self.loss), agreement, keep, self.leaves_part
+            )
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(torch.cat([encode(part, side) for part, side in parts]))
 

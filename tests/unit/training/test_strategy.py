@@ -90,6 +90,35 @@ def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
     assert model.loss.log_temperature.grad is not None
 
 
+@pytest.mark.parametrize("chunk", [Chunk(sequences=5), Chunk(sequences=1000)], ids=["many parts", "all kept"])
+def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: Chunk) -> None:
+    """So DDP reduces those of the last layers while the first ones are differentiated."""
+    model = objective(tiny_encoder, chunk)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    value = model(batch(model), ALONE).value
+    value.backward()
+    expected = {name: parameter.grad for name, parameter in trained.items()}
+    model.zero_grad(set_to_none=True)
+    model.leaves_part, events = True, list[str]()
+    for name, parameter in trained.items():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: events.append(name))
+
+    def watch(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: events.append("embeddings"))
+
+    model.retriever.query.backbone.embeddings.register_forward_hook(watch)
+    left = model(batch(model), ALONE).value
+    assert torch.equal(left, value)
+    events.clear()
+    left.backward()
+    assert sorted(events) == sorted([*(name for name in trained if expected[name] is not None), "embeddings"])
+    last = next(place for place, name in enumerate(events) if "layer.1.output.dense" in name)
+    assert last < events.index("embeddings")
+    for name, parameter in trained.items():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7)
+
+
 def build(name: str, model: nn.Module) -> object:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
     return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]

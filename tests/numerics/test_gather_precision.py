@@ -1,0 +1,40 @@
+"""The error of embeddings that are gathered in bf16; docs/reference/losses.md states it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.registry import build_loss
+
+QUERIES, GROUP, WIDTH = 64, 6, 384
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
+    """Unit-length embeddings; a query is near its positive."""
+    generator = torch.Generator().manual_seed(0)
+    passages = torch.randn(QUERIES * GROUP, WIDTH, generator=generator)
+    queries = passages[::GROUP] * 0.3 + torch.randn(QUERIES, WIDTH, generator=generator)
+    numbers = torch.arange(QUERIES * GROUP)
+    ids = BatchIds(torch.arange(QUERIES), numbers[::GROUP, None], numbers)
+    return functional.normalize(queries), functional.normalize(passages), ids
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.01])
+@pytest.mark.parametrize("name", ["infonce", "infonce-symmetric", "mw"])
+def test_bf16_changes_value_and_gradient_by_what_the_page_says(name: str, tau: float) -> None:
+    results = []
+    for precision in (None, "fp32", "bf16"):
+        queries, passages, ids = batch()
+        inputs = [queries.requires_grad_(), passages.requires_grad_()]
+        value = build_loss(LossConfig(name, temperature=tau, gather_precision=precision))(*inputs, ids).value
+        value.backward()
+        results.append((float(value), torch.cat([x.grad.flatten() for x in inputs])))
+    (default, of_default), (exact, expected), (rounded, found) = results
+    assert default == exact
+    assert torch.equal(of_default, expected)
+    assert 0 < abs(rounded / exact - 1) < 0.005
+    assert 0 < float((found - expected).norm() / expected.norm()) < 0.02

@@ -18,7 +18,7 @@ from torch import distributed
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds, gather_relevance
 from raytriever.losses.registry import build_loss
-from raytriever.training.parallel.process_group import GroupWorkers
+from raytriever.training.parallel.process_group import GroupWorkers, host_workers
 
 CPU = torch.device("cpu")
 ROWS = 5
@@ -38,6 +38,13 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
         gathered = workers.gather(rows, sent)
         (gathered * weights).sum().backward()
         out[f"{sent}"] = (rows.detach(), weights, gathered.detach(), rows.grad)
+
+    messages = host_workers(workers)
+    assert messages is workers
+    distributed.get_backend = lambda *_: "nccl"  # then messages have a group of their own
+    other = host_workers(workers)
+    assert (other is workers) == (size == 1)
+    assert other.gather_values(torch.tensor([rank])).tolist() == list(range(size))
 
     queries, passages, ids = global_batch()
     b, n = QUERIES // size, PASSAGES // size

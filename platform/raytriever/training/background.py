@@ -133,21 +133,21 @@ class Stage:
         return self.needs_all and are_done and not self.is_done(messages)
 
 
-def exchange_messages(message: JobMessage, workers: Workers, device: torch.device) -> list[JobMessage]:
+def exchange_messages(message: JobMessage, workers: Workers) -> list[JobMessage]:
     """Return the messages of all workers in the order of rank; one small collective that all workers call."""
     if workers.size == 1:
         return [message]
-    own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64, device=device)
+    own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64)
     return [JobMessage(JobStatus(int(status)), result) for status, result in workers.gather_values(own).tolist()]
 
 
-def broadcast_json(value: Any, workers: Workers, device: torch.device) -> Any:
+def broadcast_json(value: Any, workers: Workers) -> Any:
     """Return the first worker's JSON value on every worker; all workers call it."""
     if workers.size == 1:
         return value
     text = json.dumps(value).encode() if workers.rank == 0 else b""
-    length = int(workers.sum(torch.tensor(len(text), device=device)))
-    own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8).to(device)
+    length = int(workers.sum(torch.tensor(len(text))))
+    own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8)
     return json.loads(bytes(workers.gather_values(own)[:length].tolist()))
 
 
@@ -166,15 +166,12 @@ class BackgroundJob(Callback, ABC):
 
     Args:
         stages: of each job, in order.
-        workers: the group.
-        device: where the group's collectives take their tensors.
+        workers: the group, for tensors on the CPU.
         log: receives lines for the user; called on the first worker.
     """
 
-    def __init__(
-        self, stages: Sequence[Stage], workers: Workers, device: torch.device, log: Callable[[str], None]
-    ) -> None:
-        self._stages, self.workers, self.device, self._log = stages, workers, device, log
+    def __init__(self, stages: Sequence[Stage], workers: Workers, log: Callable[[str], None]) -> None:
+        self._stages, self.workers, self._log = stages, workers, log
         self._stage: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
@@ -276,4 +273,4 @@ class BackgroundJob(Callback, ABC):
             start()
 
     def _exchange(self) -> list[JobMessage]:
-        return exchange_messages(self._message, self.workers, self.device)
+        return exchange_messages(self._message, self.workers)

@@ -59,7 +59,7 @@ class CheckpointWriter:
     Args:
         folder: of the checkpoints, seen by every worker.
         workers: the group; all make every call in the same order.
-        device: where the group's collectives take their tensors.
+        device: of the state; the group's collectives take their tensors on the CPU.
         keep: newest checkpoints that are kept in addition to the best.
         has_state: whether this worker has any state to write.
         before_commit: called on the first worker with the step of a checkpoint that is written but not committed.
@@ -204,7 +204,7 @@ class CheckpointWriter:
         """Return the rows of all workers."""
         if self._workers.size == 1:
             return [row]
-        own = torch.tensor([row], dtype=torch.float64, device=self._device)
+        own = torch.tensor([row], dtype=torch.float64)
         table: list[list[float]] = self._workers.gather_values(own).tolist()
         return table
 
@@ -213,7 +213,7 @@ class CheckpointWriter:
         error = self._error
         fields = error.args if isinstance(error, StorageError) else (repr(error),)
         text = "\n".join(field or "" for field in fields).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None].to(self._device)
+        own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None]
         received = bytes(self._workers.gather_values(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")
         if error is not None and not isinstance(error, StorageError):
             raise error

@@ -38,6 +38,7 @@ from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
+from raytriever.training.parallel.process_group import host_workers
 from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume
@@ -114,13 +115,14 @@ class _Trainer:
         texts = 1 + setup.train.positives_per_query + setup.train.negatives_per_query
         self.chunk_choice = ChunkChoice(settings, setup.retriever, setup.precision, setup.device, self.workers)
         chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
-        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.workers))
+        self.messages = host_workers(self.workers)
+        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.messages))
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         frozen = frozen_digest(self.objective)
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
-        self.straggler_watch = StragglerWatch(host_names(self.workers, setup.device), self._log)
+        self.straggler_watch = StragglerWatch(host_names(self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
         self.stager = Stager(self.objective, self.throughput.count, setup.device)
         reads_late = setup.device.type == "cuda"
@@ -153,7 +155,7 @@ class _Trainer:
         setup = self.setup
         writer = CheckpointWriter(
             setup.folder,
-            self.workers,
+            self.messages,
             setup.device,
             keep=self.settings.keep,
             has_state=any(True for _ in self.strategy.state()),
@@ -196,8 +198,7 @@ class _Trainer:
                     settings=self.settings,
                     total_steps=setup.total_steps,
                     checkpoints=setup.folder,
-                    workers=self.workers,
-                    device=setup.device,
+                    workers=self.messages,
                     log=setup.log,
                 )
             )
@@ -207,8 +208,7 @@ class _Trainer:
                     plan=setup.refresh,
                     sources=self.sources,
                     total_steps=setup.total_steps,
-                    workers=self.workers,
-                    device=setup.device,
+                    workers=self.messages,
                     take_snapshot=partial(take_snapshot, setup.retriever, self.workers),
                     log=setup.log,
                 )

@@ -174,15 +174,14 @@ class StragglerWatch:
             self._logged_rank = None
 
 
-def host_names(workers: Workers, device: torch.device) -> list[str]:
+def host_names(workers: Workers) -> list[str]:
     """Return the host name of each worker, by rank; all workers call it.
 
     Args:
-        workers: the group.
-        device: where its collectives take their tensors.
+        workers: the group, for tensors on the CPU.
     """
     name = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(name), dtype=torch.uint8)[None].to(device)
+    own = torch.frombuffer(bytearray(name), dtype=torch.uint8)[None]
     return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in workers.gather_values(own).tolist()]
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
-from torch import distributed
 
 from raytriever.losses.engine.workers import Workers
 from raytriever.models.files import first_line
@@ -31,14 +30,11 @@ class Agreement:
     """Agreement of all workers on whether one of them ran out of memory.
 
     Args:
-        workers: the group; all create the object, and call it, in the same order.
+        workers: the group, for tensors in the memory of the CPU; all call the object in the same order.
     """
 
     def __init__(self, workers: Workers) -> None:
-        self._is_alone = workers.size == 1 or not distributed.is_initialized()
-        self._group = None
-        if not self._is_alone and distributed.get_backend() != "gloo":
-            self._group = distributed.new_group(backend="gloo")
+        self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:
         """Return the result of this worker's own work, which calls no collective.
@@ -60,8 +56,4 @@ class Agreement:
 
     def maximum(self, number: int) -> int:
         """Return the largest number of all workers, without a wait for a GPU; all workers call it."""
-        if self._is_alone:
-            return number
-        largest = torch.tensor([number], dtype=torch.int32)
-        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self._group)
-        return int(largest)
+        return int(self._workers.maximum(torch.tensor([number], dtype=torch.int32)))

@@ -77,6 +77,16 @@ def current_workers() -> Workers:
     return ALONE
 
 
+def host_workers(workers: Workers) -> Workers:
+    """Return the group for messages in the memory of the CPU, for which no worker waits for its GPU.
+
+    All workers call it in the same order.
+    """
+    if workers.size == 1 or not distributed.is_initialized() or distributed.get_backend() == "gloo":
+        return workers
+    return GroupWorkers(distributed.new_group(backend="gloo"))
+
+
 def ensure_group(device: torch.device) -> None:
     """Create a process group of one worker if there is none: DeepSpeed and FSDP2 need one."""
     if not distributed.is_initialized():

@@ -19,7 +19,6 @@ from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -95,7 +94,7 @@ class RefreshJob(BackgroundJob):
         plan: of the refreshes.
         sources: of batches by step; each adopted table adds a version.
         total_steps: after which training ends at the latest.
-        workers, device, log: see `BackgroundJob`.
+        workers, log: see `BackgroundJob`.
         take_snapshot: copies the weights; all workers call it.
 
     Raises:
@@ -108,12 +107,11 @@ class RefreshJob(BackgroundJob):
         sources: SourceVersions,
         total_steps: int,
         workers: Workers,
-        device: torch.device,
         take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
     ) -> None:
         mining, reading = Stage(self._check_mining), Stage(self._check_reading, self._start_reading, needs_all=True)
-        super().__init__([mining, reading, Stage(self._check_recording, self._record)], workers, device, log)
+        super().__init__([mining, reading, Stage(self._check_recording, self._record)], workers, log)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)

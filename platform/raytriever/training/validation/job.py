@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from raytriever.errors import StorageError
 from raytriever.losses.engine.workers import Workers
 from raytriever.storage import read_manifest
@@ -91,7 +89,7 @@ class ValidationJob(BackgroundJob):
         settings: the metric that decides, the validation steps, and patience.
         total_steps: after which training ends at the latest.
         checkpoints: folder of the checkpoints.
-        workers, device, log: see `BackgroundJob`.
+        workers, log: see `BackgroundJob`.
     """
 
     def __init__(
@@ -101,11 +99,10 @@ class ValidationJob(BackgroundJob):
         total_steps: int,
         checkpoints: Path,
         workers: Workers,
-        device: torch.device,
         log: Callable[[str], None],
     ) -> None:
         stages = [Stage(self._check_checkpoint), Stage(self._check_evaluation, self._submit_evaluation)]
-        super().__init__(stages, workers, device, log)
+        super().__init__(stages, workers, log)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._checkpoints = checkpoints
         self._values: dict[int, float] = {}
@@ -155,7 +152,7 @@ class ValidationJob(BackgroundJob):
     def recover(self, step: int) -> None:
         """Use the recorded values, and validate the checkpoints that have none."""
         state = self._recorded_state(step) if self.is_first else {}
-        state = broadcast_json(state, self.workers, self.device)
+        state = broadcast_json(state, self.workers)
         self._values = dict(state["values"])
         self._pending = state["pending"]
         self._stop = Stop(*state["stop"]) if state["stop"] else None

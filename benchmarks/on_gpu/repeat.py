@@ -38,7 +38,7 @@ class _Source:
     positives_per_query: int = 1
     negatives_per_query: int = 2
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query
         rows = torch.arange(self.queries)

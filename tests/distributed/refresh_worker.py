@@ -44,13 +44,13 @@ class Watched(BatchSource):
     late: Event = field(default_factory=Event)
     taken: Event = field(default_factory=Event)
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
         assert self.drawn.setdefault(step, self.version) == self.version
         if step >= LATE:
             self.late.set()
         if step > LATE:
             self.taken.wait(3)  # else the run may be over before a busy machine has read the table
-        return super().batch(step, retriever, workers)
+        return super().batch(step, retriever, workers, both_ways)
 
 
 @dataclass

@@ -41,10 +41,10 @@ class Stopping(BatchSource):
 
     stop: int = -1
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
         if step == self.stop:
             raise Stopped
-        return super().batch(step, retriever, workers)
+        return super().batch(step, retriever, workers, both_ways)
 
 
 def main(

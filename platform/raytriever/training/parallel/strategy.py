@@ -115,7 +115,7 @@ class Readout:
             self._values = torch.empty_like(values, device="cpu", pin_memory=True)
             self._values.copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(values.device))
         else:
             self._values = values
 

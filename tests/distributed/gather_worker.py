@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import torch
 from loss_worker import PASSAGES, QUERIES, WIDTH, global_batch
@@ -41,8 +42,8 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
 
     messages = host_workers(workers)
     assert messages is workers
-    distributed.get_backend = lambda *_: "nccl"  # then messages have a group of their own
-    other = host_workers(workers)
+    with mock.patch.object(distributed, "get_backend", lambda *_: "nccl"):  # then messages have a group of their own
+        other = host_workers(workers)
     assert (other is workers) == (size == 1)
     assert other.gather_values(torch.tensor([rank])).tolist() == list(range(size))
 

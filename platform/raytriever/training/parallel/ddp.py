@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Batch, CutBatch
-from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step
+from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
@@ -26,10 +26,7 @@ class Replicas:
     def __init__(self, inputs: StrategyInputs) -> None:
         self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
         self._max_grad_norm = inputs.max_grad_norm
-        if not getattr(inputs.optimizer, "_step_supports_amp_scaling", False):
-            raise ValueError("ddp skips updates on the device, and needs an optimizer with fused=True")
-        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
-        self._has_failed = torch.zeros((), device=inputs.device)
+        self._guard = UpdateGuard(inputs.optimizer, inputs.device)
         self._module: nn.Module = inputs.objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
             devices = [inputs.device.index] if inputs.device.type == "cuda" else None
@@ -46,11 +43,7 @@ class Replicas:
         output: LossOutput = self._module(batch, self._workers)
         output.value.backward()
         norm = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
-        is_finite = torch.isfinite(torch.stack([output.value.detach().double(), norm.double()])).all()
-        # AdamW's own switch for gradients that are not finite: the update of all parameters is skipped on the device.
-        self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
-        self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
-        self._optimizer.step()
+        self._guard.update(output.value, norm, number)
         self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)
 

@@ -26,7 +26,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
 from raytriever.training.parallel.objective import Batch, CutBatch, Objective
 from raytriever.training.parallel.process_group import ensure_group
-from raytriever.training.parallel.strategy import Readout, StrategyInputs, Update, discard_step, finite_or_refused
+from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
 WHOLE_SHARE = 0.5
@@ -57,6 +57,7 @@ class FullyShard:
         objective, optimizer = inputs.objective, inputs.optimizer
         self._objective, self._optimizer, self._workers = objective, optimizer, inputs.workers
         self._device, self._max_grad_norm = inputs.device, inputs.max_grad_norm
+        self._guard = UpdateGuard(optimizer, inputs.device)
         self._by_block = _needs_blocks(inputs) if by_block is None else by_block
         self._plain = {module: (type(module), _hooks(module)) for module in objective.modules()}
         attributes = {module: set(module.__dict__) for module in self._plain}
@@ -109,9 +110,7 @@ class FullyShard:
         total: Any = nn.utils.clip_grad_norm_(self._trained(), self._max_grad_norm)
         norm: Tensor = total.full_tensor()
         try:
-            # DTensors have no update that is skipped on the device: this waits for it.
-            finite_or_refused(**Readout({"value": output.value, "norm": norm}).read(), number=number)
-            self._optimizer.step()
+            self._guard.update(output.value, norm, number)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)

@@ -126,6 +126,42 @@ class Readout:
         return dict(zip(self._names, self._values.tolist(), strict=True))
 
 
+class UpdateGuard:
+    """Updates of the weights that leave out steps that are not finite.
+
+    Fused AdamW has a switch on the device for it, which gradient scalers use: nobody waits for the device. With an
+    optimizer that has none, the step is read first.
+
+    Args:
+        optimizer: of the weights.
+        device: of this worker.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
+        self._has_switch = getattr(optimizer, "_step_supports_amp_scaling", False)
+        # 1 from the first step on that was not finite. Later steps, which may be finite, change nothing either.
+        self._has_failed = torch.zeros((), device=device)
+
+    def update(self, value: Tensor, norm: Tensor, number: int) -> None:
+        """Update the weights if loss and norm are finite, and those of all steps before.
+
+        Args:
+            value, norm: the loss, and the norm of its gradient.
+            number: of the step, for errors.
+
+        Raises:
+            NotFiniteError: they are not, and the optimizer has no switch.
+        """
+        if self._has_switch:
+            is_finite = torch.isfinite(torch.stack([value.detach().double(), norm.double()])).all()
+            self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())
+            self._optimizer.found_inf = self._has_failed  # type: ignore[attr-defined]
+        else:
+            finite_or_refused(**Readout({"value": value, "norm": norm}).read(), number=number)
+        self._optimizer.step()
+
+
 def discard_step(optimizer: torch.optim.Optimizer) -> None:
     """Discard gradients, and moments of which only some could be allocated."""
     optimizer.zero_grad(set_to_none=True)

@@ -42,7 +42,7 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
 
     messages = host_workers(workers)
     assert messages is workers
-    with mock.patch.object(distributed, "get_backend", lambda *_: "nccl"):  # then messages have a group of their own
+    with mock.patch.object(distributed, "get_backend", return_value="nccl"):  # then messages have a group of their own
         other = host_workers(workers)
     assert (other is workers) == (size == 1)
     assert other.gather_values(torch.tensor([rank])).tolist() == list(range(size))

@@ -32,7 +32,7 @@ def test_bf16_changes_value_and_gradient_by_what_the_page_says(name: str, tau: f
         inputs = [queries.requires_grad_(), passages.requires_grad_()]
         value = build_loss(LossConfig(name, temperature=tau, gather_precision=precision))(*inputs, ids).value
         value.backward()
-        results.append((float(value), torch.cat([x.grad.flatten() for x in inputs])))
+        results.append((value.item(), torch.cat([x.grad.flatten() for x in inputs])))
     (default, of_default), (exact, expected), (rounded, found) = results
     assert default == exact
     assert torch.equal(of_default, expected)

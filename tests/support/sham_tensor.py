@@ -107,7 +107,7 @@ class Counts:
         pinned, pageable: copies between the device and pinned memory, or memory that is not pinned.
         events, streams: events recorded, and streams made.
         side_copies: copies on a stream that is not the default one.
-        stream_waits: events that a stream was told to wait for.
+        stream_waits: events that a stream waits for.
         memory, peak: bytes that live tensors take, and the most that they took.
         failure: called with the name of every operator before it runs; returns an error to raise, or None.
     """

@@ -161,11 +161,11 @@ DATASET = PathKind(
     "no data set of this name and no such folder",
     "give 'pydocs', or the path or URI of a data set; see docs/reference/formats.md",
     DataError,
-    names=("pydocs",),
+    names=("pydocs", "pydocs-part"),
     optional=False,
 )
 DATASETS = replace(DATASET, separator=",", optional=True)
-DEV_DATASETS = replace(DATASETS, names=("own", "pydocs"), suffix="#")
+DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), suffix="#")
 MODEL = PathKind(
     "no such directory",
     "give a model directory, a hub name, or 'minilm'",

@@ -73,7 +73,12 @@ def main(words: list[str]) -> None:
         return
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
+    if _is_quickstart(arguments):
+        from raytriever.experiment.quickstart import size_quickstart
 
+        curriculum = size_quickstart(curriculum, output, arguments.fresh, warn)
+
+    from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory
     from raytriever.experiment.train import run_experiment
@@ -95,8 +100,11 @@ def main(words: list[str]) -> None:
     uri = tracking_uri()
     mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
     show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
-    search = [_program("python"), "jobs/search.py", "--model", finished.path, "--dataset", config.data.dataset]
-    show(f"  {quote_command(*search, _EXAMPLE)}")
+    part = config.data.dataset == PYDOCS_PART
+    searched = PYDOCS if part else config.data.dataset
+    search = [_program("python"), "jobs/search.py", "--model", finished.path, "--dataset", searched]
+    note = f" (the first search encodes all docstrings; --dataset {PYDOCS_PART} answers at once)" if part else ""
+    show(f"  {quote_command(*search, _EXAMPLE)}{note}")
     show(f"  {finished.path / 'report.html'} (open it in a browser)")
 
 
@@ -120,6 +128,13 @@ def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
     return (
         load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(override(base, flags))
     )
+
+
+def _is_quickstart(arguments: argparse.Namespace) -> bool:
+    """Return True if nothing on the command line says which data and how many steps."""
+    flags = _flags(arguments)
+    sized = {"dataset", "extra_datasets"} & flags["data"].keys() or {"epochs", "max_steps"} & flags["training"].keys()
+    return not (sized or arguments.recipe or arguments.config)
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

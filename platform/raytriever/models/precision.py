@@ -114,8 +114,9 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
     if precision is not None:
         return precision
     flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    is_fast = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
-    return "bf16" if is_fast else "fp32"
+    has_bf16 = flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("amx_tile")
+    # Not where `ONEDNN_MAX_CPU_ISA` forbids the instructions: bf16 is then emulated, several times slower than fp32.
+    return "bf16" if has_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:

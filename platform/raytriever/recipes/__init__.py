@@ -6,6 +6,7 @@ from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
+from raytriever.paths import DATASET
 from raytriever.recipes.auc_paper import minilm, xlmr_base, xlmr_large
 from raytriever.recipes.pydocs import pydocs
 
@@ -18,7 +19,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the lowest layer of settings: a recipe, the quickstart if the data set is `pydocs`, or the defaults.
+    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data sets, or the defaults.
 
     Args:
         recipe: its name, if any.
@@ -32,4 +33,5 @@ def base_config(recipe: str | None, dataset: str | None, has_file: bool = False)
         if recipe not in RECIPES:
             raise ConfigError(f"unknown recipe {recipe!r}", "--recipe", did_you_mean(recipe, RECIPES))
         return RECIPES[recipe]()
-    return RECIPES["pydocs"]() if (dataset or DataConfig.dataset) == "pydocs" and not has_file else Config()
+    is_quickstart = (dataset or DataConfig.dataset) in DATASET.names and not has_file
+    return RECIPES["pydocs"]() if is_quickstart else Config()

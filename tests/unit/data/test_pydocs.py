@@ -9,7 +9,7 @@ import pytest
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.pydocs import builder as pydocs
 from raytriever.data.pydocs.docstrings import normalised
-from raytriever.data.pydocs.modules import installed_versions, source_roots
+from raytriever.data.pydocs.modules import installed_versions, modules_of, source_roots
 from raytriever.errors import StorageError
 from raytriever.storage import read_manifest
 
@@ -134,7 +134,7 @@ def test_the_key_names_what_is_installed_and_not_the_project() -> None:
 
 
 def test_the_standard_library_reads_well() -> None:
-    pairs = pydocs.distinct(pydocs.pairs_of(source_roots()[:1]))
+    pairs = pydocs.distinct(pydocs.pairs_of(modules_of(source_roots()[0])))
     assert len(pairs) > 600
     assert len({normalised(pair.query) for pair in pairs}) == len(pairs)
     by_name = {pair.name: pair for pair in pairs}
@@ -144,3 +144,27 @@ def test_the_standard_library_reads_well() -> None:
         assert normalised(pair.query) not in normalised(f"{pair.name} {pair.passage}")
         assert "_" not in [part[0] for part in pair.name.split(".")]
         assert ".test" not in pair.name or pair.name.startswith(("doctest", "unittest"))
+
+
+def test_a_part_has_the_first_root_and_then_the_packages_with_the_most_source(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    functions = "".join(function(f"g{n}", f"Return the weight number {n} of all rows.") for n in range(30))
+    (first / "own.py").write_text(functions)
+    (site / "small.py").write_text(function("only", "Name the smallest of all packages."))
+    monkeypatch.setattr(pydocs, "source_roots", lambda: [first, site])
+    monkeypatch.setattr(pydocs, "PART_PAIRS", 50)
+    dataset = open_dataset("pydocs-part", ["train", "dev", "test"])
+    assert (dataset.name, len(dataset.documents)) == ("pydocs-part", 50)
+    packages = [name.partition(".")[0] for name in dataset.documents.ids]
+    assert (packages.count("own"), packages.count("pkg")) == (30, 20)
+    whole = open_dataset("pydocs", ["train", "dev", "test"])
+    for split, rows in dataset.judgements.items():
+        queries = {dataset.queries.ids[query] for query in rows.queries}
+        assert queries <= {whole.queries.ids[query] for query in whole.judgements[split].queries}
+
+
+def test_an_environment_smaller_than_the_part_is_whole(site: Path) -> None:
+    assert pydocs.part_of([site], 10_000) == pydocs.distinct(pydocs.pairs_of(modules_of(site)))

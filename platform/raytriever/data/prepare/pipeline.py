@@ -30,7 +30,7 @@ from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
 from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.pydocs.builder import PYDOCS, pydocs_folder
+from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError
@@ -142,7 +142,7 @@ class Request:
     """Request to prepare a data set.
 
     Args:
-        dataset: `pydocs`, a path, or a URI; see `sources.Source.open`.
+        dataset: `pydocs`, `pydocs-part`, a path, or a URI; see `sources.Source.open`.
         tokenisation: tokenizer and prompts; None for texts without tokens.
         format: name of the format, or None to recognise it.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
@@ -155,6 +155,10 @@ class Request:
     format: str | None = None
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
+
+    def name_of(self, source: Source) -> str:
+        """Return the name of the data set in a source."""
+        return self.dataset if self.dataset in (PYDOCS, PYDOCS_PART) else source.name
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
@@ -185,8 +189,9 @@ def prepare(
         DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
         StorageError: `output` holds something else, or cannot be written.
     """
-    source = Source.open(str(pydocs_folder()) if request.dataset == PYDOCS else request.dataset)
-    name = PYDOCS if request.dataset == PYDOCS else source.name
+    is_embedded = request.dataset in (PYDOCS, PYDOCS_PART)
+    source = Source.open(str(pydocs_folder(request.dataset)) if is_embedded else request.dataset)
+    name = request.name_of(source)
     if request.tokenisation is not None:
         request = replace(request, tokenisation=request.tokenisation.for_dataset(name))
     plan = recognise(source, request.format)
@@ -215,7 +220,7 @@ def prepare(
 def _make(
     folder: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
 ) -> None:
-    name = PYDOCS if request.dataset == PYDOCS else source.name
+    name = request.name_of(source)
     read = {part.where for part in plan.parts}
     total = sum(file.size for file in source.files if file.where in read)
     report(f"{name}: preparing {_size(total)} of {plan.format} data")

@@ -5,7 +5,9 @@
 3. Equal sentences and equal passages count once, so no sentence is in two splits. A sentence that its own passage
    repeats is left out, because copying would answer it.
 4. A hash of the qualified name decides the split; all passages are the corpus.
-5. The result is a folder in BEIR layout in the cache, named by a key of all installed versions.
+5. `pydocs-part` has the same splits, but at most `PART_PAIRS` pairs: those of the standard library, then those of the
+   packages with the most source. Other packages are not read.
+6. The result is a folder in BEIR layout in the cache, named by a key of all installed versions.
 """
 
 from __future__ import annotations
@@ -13,21 +15,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.activity import activity
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
-from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, source_roots
+from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, packages_by_size, source_roots
 from raytriever.errors import StorageError
 from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
 from raytriever.terminal import warn
 
 log = logging.getLogger(__name__)
 
-PYDOCS = "pydocs"
+PYDOCS, PYDOCS_PART = "pydocs", "pydocs-part"
+PART_PAIRS = 5_000
 BUILDER_VERSION = 3
 _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 
@@ -41,19 +44,23 @@ class Pair:
     passage: str
 
     @property
+    def share(self) -> float:
+        """Hash of the name as a number from 0 to 1."""
+        return int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
+
+    @property
     def split(self) -> str:
         """Split by the hash of the name."""
-        share = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8]) / 2**64
-        return "test" if share < _TEST_BELOW else "dev" if share < _DEV_BELOW else "train"
+        return "test" if self.share < _TEST_BELOW else "dev" if self.share < _DEV_BELOW else "train"
 
 
 @activity("reading the docstrings of this Python")
-def pydocs_folder(cache: Path | None = None) -> Path:
-    """Return the folder of the data set for this environment; build it if the cache has no complete one."""
-    cache = cache or cache_folder()
+def pydocs_folder(name: str = PYDOCS) -> Path:
+    """Return the folder of `pydocs` or `pydocs-part` of this environment; build it if the cache has no complete one."""
     versions = installed_versions()
-    key = hashlib.sha256(json.dumps([BUILDER_VERSION, *versions]).encode()).hexdigest()
-    folder = cache / f"pydocs-{key[:16]}"
+    decides = [BUILDER_VERSION, *([PART_PAIRS] if name == PYDOCS_PART else []), *versions]
+    key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+    folder = cache_folder() / f"{name}-{key[:16]}"
     if _is_whole(folder):
         return folder
     with one_writer(folder, wait=True, report=warn):
@@ -61,24 +68,41 @@ def pydocs_folder(cache: Path | None = None) -> Path:
             return folder
         if folder.exists():
             warn(f"{folder}: is incomplete or has no manifest; building it again")
-        log.info("building pydocs from the docstrings of %d installed packages", len(versions) - 1)
+        log.info("building %s from the docstrings of %d installed packages", name, len(versions) - 1)
         with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
-            write_pairs(distinct(pairs_of(source_roots())), aside)
+            roots = source_roots()
+            pairs = part_of(roots, PART_PAIRS) if name == PYDOCS_PART else distinct(pairs_of(modules_of(*roots)))
+            write_pairs(pairs, aside)
     return folder
 
 
-def pairs_of(roots: list[Path]) -> Iterator[Pair]:
-    """Yield every usable pair of the packages and modules below the roots."""
+def part_of(roots: list[Path], limit: int) -> list[Pair]:
+    """Return at most `limit` pairs: those of the first root, then those of the packages with the most source.
+
+    The last package that is read contributes the pairs with the smallest hashes.
+    """
+    pairs: list[Pair] = []
+    for package in (modules_of(roots[0]), *packages_by_size(roots[1:])):
+        before, together = set(pairs), distinct([*pairs, *pairs_of(package)])
+        new = sorted((pair for pair in together if pair not in before), key=lambda pair: pair.share)
+        pairs = [pair for pair in together if pair in before]
+        pairs = sorted([*pairs, *new[: limit - len(pairs)]])
+        if len(pairs) == limit:
+            break
+    return pairs
+
+
+def pairs_of(modules: Iterable[tuple[str, Path]]) -> Iterator[Pair]:
+    """Yield every usable pair of modules, given by name and file; all modules of a package must be among them."""
     sources, public = [], PublicNames()
-    for root in roots:
-        for module, file in modules_of(root):
-            source = file.read_bytes().decode(errors="ignore")
-            if file.name == "__init__.py":
-                public.read(module, module, source)
-            elif file.name == "api.py":
-                public.read(module, module.rpartition(".")[0], source)
-            if '"""' in source or "'''" in source:
-                sources.append((module, source))
+    for module, file in modules:
+        source = file.read_bytes().decode(errors="ignore")
+        if file.name == "__init__.py":
+            public.read(module, module, source)
+        elif file.name == "api.py":
+            public.read(module, module.rpartition(".")[0], source)
+        if '"""' in source or "'''" in source:
+            sources.append((module, source))
     for module, source in sources:
         for item in documented(source):
             head, _, inside = item.name.partition(".")
@@ -90,7 +114,7 @@ def pairs_of(roots: list[Path]) -> Iterator[Pair]:
                     yield pair
 
 
-def distinct(pairs: Iterator[Pair]) -> list[Pair]:
+def distinct(pairs: Iterable[Pair]) -> list[Pair]:
     """Return one pair for each name, sentence and passage: of several, the one with the shortest name."""
     seen: set[tuple[str, str]] = set()
     unique = []

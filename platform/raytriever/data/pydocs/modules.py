@@ -40,16 +40,25 @@ def source_roots() -> list[Path]:
     return [Path(sysconfig.get_path("stdlib")), *dict.fromkeys(sites)]
 
 
-def modules_of(root: Path) -> Iterator[tuple[str, Path]]:
+def modules_of(*roots: Path) -> Iterator[tuple[str, Path]]:
     """Yield dotted name and file of each module that is part of an interface, in the order of their names."""
-    for here, folders, files in walk(root):
-        folders[:] = sorted(name for name in folders if _is_package(name))
-        inside = Path(here).relative_to(root).parts
-        for file in sorted(files):
-            if file.endswith(".py") and not _SKIPPED_FILE.fullmatch(file):
-                parts = inside if file == "__init__.py" else (*inside, file.removesuffix(".py"))
-                if parts and all(part.isidentifier() for part in parts):
-                    yield ".".join(parts), Path(here, file)
+    for root in roots:
+        for here, folders, files in walk(root):
+            folders[:] = sorted(name for name in folders if _is_package(name))
+            inside = Path(here).relative_to(root).parts
+            for file in sorted(files):
+                if file.endswith(".py") and not _SKIPPED_FILE.fullmatch(file):
+                    parts = inside if file == "__init__.py" else (*inside, file.removesuffix(".py"))
+                    if parts and all(part.isidentifier() for part in parts):
+                        yield ".".join(parts), Path(here, file)
+
+
+def packages_by_size(roots: list[Path]) -> list[list[tuple[str, Path]]]:
+    """Return the modules of each package below the roots, the packages with the most source first."""
+    packages: dict[str, list[tuple[str, Path]]] = defaultdict(list)
+    for module, file in modules_of(*roots):
+        packages[module.partition(".")[0]].append((module, file))
+    return sorted(packages.values(), key=lambda package: -sum(file.stat().st_size for _, file in package))
 
 
 def _is_package(name: str) -> bool:

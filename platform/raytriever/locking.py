@@ -29,6 +29,7 @@ from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.interruption import check_interrupted
+from raytriever.machine import start_of_process
 
 LOCK = ".lock"
 STALE_SECONDS, RENEW_SECONDS, SETTLE_SECONDS = 60.0, 5.0, 1.0
@@ -285,9 +286,9 @@ def _is_alive(owner: Owner, file: Path, now: float) -> bool:
     """Return True if the owner of a lock by file still runs."""
     if owner.kind == BY_KERNEL and owner.token:
         # Only where this host has no locks and the owner's has: nothing here shows whether it lives.
-        return owner.host != socket.gethostname() or _started(owner.pid) == owner.started
+        return owner.host != socket.gethostname() or start_of_process(owner.pid) == owner.started
     if owner.host == socket.gethostname():
-        return _started(owner.pid) == owner.started
+        return start_of_process(owner.pid) == owner.started
     try:
         return now - file.stat().st_mtime < STALE_SECONDS
     except OSError:
@@ -296,7 +297,9 @@ def _is_alive(owner: Owner, file: Path, now: float) -> bool:
 
 def _own(kind: str) -> Owner:
     pid = os.getpid()
-    return Owner(socket.gethostname(), pid, _command(), time.time(), secrets.token_hex(8), kind, _started(pid) or 0)
+    return Owner(
+        socket.gethostname(), pid, _command(), time.time(), secrets.token_hex(8), kind, start_of_process(pid) or 0
+    )
 
 
 def _command() -> str:
@@ -304,14 +307,6 @@ def _command() -> str:
     if program.name == "raytriever" and len(sys.argv) > 1:
         return f"raytriever {sys.argv[1]}"
     return f"raytriever {program.stem}" if program.parent.name == "jobs" else program.name or "python"
-
-
-def _started(pid: int) -> int | None:
-    """Return the start of a process of this host, in ticks since the machine started; None without such a process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _record(owner: Owner) -> bytes:

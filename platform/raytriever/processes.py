@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from types import ModuleType
 from typing import Any
 
 from raytriever.interruption import end_with_parent
+from raytriever.machine import clean_processes
 
 
 def worker_pool(workers: int, preload: str, begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
@@ -25,7 +25,7 @@ def worker_pool(workers: int, preload: str, begin: Callable[..., None], *argumen
         arguments: of `begin`.
     """
     # Forked from an empty server: this process may have threads, and spawning is slow.
-    context = get_context("forkserver")
+    context = clean_processes()
     context.set_forkserver_preload([preload])
     return ProcessPoolExecutor(workers, context, _begin, (begin, arguments))
 

@@ -30,6 +30,7 @@ from raytriever.activity import quiet
 from raytriever.cluster.access import AccessPolicy, decide_access, ensure_token
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted
+from raytriever.machine import process_ids
 from raytriever.storage import cache_folder, check_writable, disk_errors
 
 LOCAL = "127.0.0.1"
@@ -205,8 +206,7 @@ class LaunchedServer:
         self._process.wait()
 
     def _session(self) -> set[int]:
-        numbers = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-        return {number for number in numbers if _session_of(number) == self.pid}
+        return {number for number in process_ids() if _session_of(number) == self.pid}
 
 
 class ReadinessMonitor:

@@ -25,6 +25,7 @@ from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SU
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import hangups_blocked
 from raytriever.locking import Claim, claims, join
+from raytriever.machine import usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.terminal import warn
 
@@ -61,7 +62,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
         else:
             restrict_token_file()
             _warn_of_small_shared_memory()
-            cpus = max(len(os.sched_getaffinity(0)), num_workers + 2)
+            cpus = max(usable_cores(), num_workers + 2)
             # `local` never joins another cluster that is recorded on this machine.
             with activity("starting Ray"), hangups_blocked():
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))

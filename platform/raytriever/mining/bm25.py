@@ -6,7 +6,6 @@ bit. Ties are broken by position. A query's ranking depends neither on the other
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +16,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import Documents, Passages
+from raytriever.machine import usable_cores
 from raytriever.mining.analyser import analyse
 from raytriever.mining.postings import Postings
 from raytriever.mining.top_documents import gather, rank
@@ -105,5 +105,5 @@ class Bm25Index:
             rows = slice(start, start + _CHUNK)
             work(flat, offsets, len(self), first[rows], second[rows])
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))

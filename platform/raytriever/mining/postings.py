@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +33,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError, StorageError
+from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ANALYSER, number_terms
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
@@ -234,7 +234,7 @@ def _make(folder: Path, passages: Passages) -> None:
 
 def _in_processes(blocks: Iterable[tuple[Path, list[str]]]) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     pool = worker_pool(workers, "raytriever.mining.postings", _ignore)
     pending: deque[Future[None]] = deque()
     try:

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
+from raytriever.machine import free_system_memory, memory_amounts, total_memory, usable_cores
 from raytriever.masking import masked
 from raytriever.operation.disk_usage import format_size
 from raytriever.paths import expanded, runs_folder
@@ -133,13 +134,13 @@ def _processor() -> Iterator[Finding]:
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown model")
     features = [name for flag, name in _FEATURES.items() if flag in flags]
     missing = [name for flag, name in _FEATURES.items() if flag not in flags]
-    text = f"{model}: {', '.join(features) or 'no vector extensions'}"
-    text += f" (without {', '.join(missing)})" if missing else ""
-    slow = platform.machine() in ("x86_64", "AMD64") and "avx2" not in flags
+    text = f"{model}: {', '.join(features) or 'no vector extensions'}" if flags else platform.processor() or model
+    text += f" (without {', '.join(missing)})" if flags and missing else ""
+    slow = platform.machine() in ("x86_64", "AMD64") and bool(flags) and "avx2" not in flags
     yield Finding(
         WARNING if slow else OK, "processor", text, "without AVX2 encoding is several times slower" if slow else ""
     )
-    cores, limit = len(os.sched_getaffinity(0)), _core_limit()
+    cores, limit = usable_cores(), _core_limit()
     text = f"{cores} usable of {os.cpu_count()}" + (f", limited to the time of {limit:g} by a cgroup" if limit else "")
     few = limit is not None and limit < cores
     yield Finding(
@@ -148,8 +149,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    amounts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in _lines(Path("/proc/meminfo"))}
-    total, free = amounts.get("MemTotal", 0), amounts.get("MemAvailable", 0)
+    total, free = total_memory(), memory_amounts().get("MemAvailable") or free_system_memory()
     limit, used = _number_in("memory.max", "memory/memory.limit_in_bytes"), _number_in("memory.current")
     text = f"{format_size(free)} free of {format_size(total)}"
     if limit is not None and limit < total:

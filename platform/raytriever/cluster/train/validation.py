@@ -34,6 +34,7 @@ from raytriever.errors import UserError
 from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.protocol import read_best_metric
+from raytriever.machine import usable_cores
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type, choose_precision, default_device
@@ -140,7 +141,7 @@ class CheckpointEvaluator:
         driver.enter()
         with suppress(OSError):
             os.nice(NICENESS)
-        torch.set_num_threads(len(os.sched_getaffinity(0)))  # Ray gives a process one
+        torch.set_num_threads(usable_cores())  # Ray gives a process one
         for leftover in Path(folder).glob(".model-*"):  # of a killed evaluator
             shutil.rmtree(leftover, ignore_errors=True)
         self._validations = Validations(config, dev_sets, Path(folder))

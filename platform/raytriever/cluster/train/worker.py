@@ -35,6 +35,7 @@ from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
 from raytriever.losses.engine.workers import Workers
+from raytriever.machine import usable_cores
 from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
@@ -128,7 +129,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
     if device.type == "cpu":
         # Ray gives a process one thread; the workers on a node share its cores.
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (local * job.runs_per_node)))
+        torch.set_num_threads(max(1, usable_cores() // (local * job.runs_per_node)))
 
     def report_status(text: str) -> None:
         if workers.rank == 0:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections import Counter
@@ -34,6 +33,7 @@ from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError
+from raytriever.machine import usable_cores
 from raytriever.processes import submit, worker_pool
 from raytriever.storage import cache_folder, committed_directory, one_writer
 from raytriever.terminal import warn
@@ -303,7 +303,7 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     """
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     losses: Counter[tuple[int, int]] = Counter()
     lost: list[Chunk] = []
     while True:

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.losses.engine.workers import Workers
+from raytriever.machine import free_system_memory
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
 from raytriever.models.precision import autocast, is_out_of_memory
 from raytriever.models.retriever import Retriever
@@ -26,20 +26,13 @@ from raytriever.storage import cache_folder, write_atomically
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.grad_cache import Chunk, DropoutState
 
-_CGROUP = Path("/sys/fs/cgroup")
-
 
 def free_memory(device: torch.device) -> int:
     """Return the bytes that this process can still allocate on a device; CPU memory is shared with other processes."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):  # no limit reads "max"
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        available = min(available, limit - used)
-    return available
+    return free_system_memory()
 
 
 def activations(forward: Callable[[], object]) -> int:

@@ -10,7 +10,6 @@ checkpoint, and failed ones are repeated."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from raytriever.config import Config
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import METRICS, RunDirectory
+from raytriever.machine import usable_cores
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, closing
@@ -104,7 +104,7 @@ def run_sweep(
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
         tracker.describe(sweep_settings(base, search, space), data.record(), tags)
         workers = base.training.workers[1]
-        requested = workers * (search.trials_at_once or max(1, len(os.sched_getaffinity(0)) // workers))
+        requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
         with ray_session(requested - COORDINATORS):
             plan = replace(plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search)))
             manager = TrialManager(

@@ -1,0 +1,90 @@
+"""Facts about this machine that Linux and other systems report in different ways: cores, memory, processes.
+
+Linux answers by `/proc`, cgroups and `sched_getaffinity`. Elsewhere `sysconf` and the program `ps` answer.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
+
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the system does not say
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_system_memory() -> int:
+    """Return the bytes that this process can still allocate; it shares them with other processes."""
+    amounts = memory_amounts()
+    if "MemAvailable" not in amounts:
+        return int(total_memory() * UNKNOWN_SHARE)
+    available = amounts["MemAvailable"]
+    with suppress(OSError, ValueError):  # no limit reads "max"
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, limit - used)
+    return available
+
+
+def total_memory() -> int:
+    """Return the bytes of memory of this machine."""
+    return memory_amounts().get("MemTotal") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_amounts() -> dict[str, int]:
+    """Return the amounts of `/proc/meminfo` in bytes; empty where the system has no such file."""
+    try:
+        lines = (PROC / "meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+
+
+def start_of_process(pid: int) -> int | None:
+    """Return the start of a process of this machine; None without such a process.
+
+    On Linux it is in ticks since the machine started, elsewhere in seconds since 1970.
+    """
+    if (PROC / "self" / "stat").exists():
+        try:
+            return int((PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+        except (OSError, ValueError, IndexError):
+            return None
+    # Only the C locale has names of months that `strptime` reads.
+    started = _ps("-o", "lstart=", "-p", str(pid), environment={**os.environ, "LC_ALL": "C"}).strip()
+    return int(time.mktime(time.strptime(started, "%a %b %d %H:%M:%S %Y"))) if started else None
+
+
+def process_ids() -> list[int]:
+    """Return the ids of all processes of this machine."""
+    try:
+        return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    except OSError:
+        return [int(word) for word in _ps("-A", "-o", "pid=").split()]
+
+
+def clean_processes() -> BaseContext:
+    """Return a context of `multiprocessing` whose processes inherit no threads and no open files.
+
+    Processes of a fork server start faster than spawned ones.
+    """
+    import multiprocessing  # it takes 0.1 s, and the command line does not need it
+
+    methods = multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
+    return subprocess.run(["ps", *words], capture_output=True, text=True, check=False, env=environment).stdout

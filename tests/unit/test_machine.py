@@ -1,0 +1,151 @@
+"""Facts about the machine, with what Linux has and with what other systems have: each function of Linux is hidden."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from raytriever import machine
+from raytriever.locking import acquire, owner_of
+from raytriever.operation.doctor import CHECKS, WARNING
+
+PACKAGE = Path(machine.__file__).parent
+# Names and paths of Linux alone, and the modules that may use them: those with a fallback.
+LINUX_ONLY = {
+    "sched_getaffinity": {"machine.py"},
+    "posix_fadvise": set[str](),
+    "posix_fallocate": set[str](),
+    "memfd_create": set[str](),
+    "pidfd_open": set[str](),
+    "MAP_POPULATE": set[str](),
+    "forkserver": {"machine.py"},
+    "/proc": {"machine.py", "operation/doctor.py", "storage.py"},
+    "/sys": {"machine.py", "operation/doctor.py"},
+    "/dev/shm": {"operation/doctor.py", "cluster/session.py"},
+}
+
+
+@pytest.fixture
+def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what only Linux has."""
+    monkeypatch.setattr(machine, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn", "fork"])
+
+
+def test_linux_reports_what_this_process_may_use() -> None:
+    assert machine.usable_cores() == len(os.sched_getaffinity(0))
+    assert 0 < machine.free_system_memory() < machine.total_memory()
+    assert os.getpid() in machine.process_ids()
+    assert machine.clean_processes().get_start_method() == "forkserver"
+
+
+def test_a_limit_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    assert machine.free_system_memory() == 600_000
+
+
+@pytest.mark.usefixtures("hidden")
+def test_other_systems_report_cores_and_memory() -> None:
+    assert machine.usable_cores() == os.cpu_count()
+    assert machine.free_system_memory() == machine.total_memory() // 2 > 10**8
+    assert machine.clean_processes().get_start_method() == "spawn"
+
+
+@pytest.mark.usefixtures("hidden")
+def test_other_systems_report_processes() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert {process.pid, os.getpid()} <= set(machine.process_ids())
+        started = machine.start_of_process(process.pid)
+        assert started is not None
+        assert started == machine.start_of_process(process.pid)
+        process.communicate(b"\n")
+    assert machine.start_of_process(process.pid) is None
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_lock_of_a_living_process_holds_on_other_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)  # then the lock is a file with the start of its process
+    lock = acquire(tmp_path / "run")
+    owner = owner_of(tmp_path / "run")
+    lock.release()
+    assert owner is not None
+    assert owner.started > 10**9
+
+
+@pytest.mark.usefixtures("hidden")
+def test_the_doctor_reports_another_system_without_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.operation.doctor._lines", lambda file: [])
+    for name in ("processor", "memory"):
+        lines = [line for line in CHECKS[name]() if line.about != "/dev/shm"]
+        assert lines
+        assert not [line for line in lines if line.level == WARNING]
+
+
+def test_only_modules_with_a_fallback_use_what_linux_alone_has() -> None:
+    users: dict[str, set[str]] = {name: set() for name in LINUX_ONLY}
+    for file in PACKAGE.rglob("*.py"):
+        for name in _names_and_texts(ast.parse(file.read_text())):
+            for known in LINUX_ONLY:
+                if name == known or name.startswith(f"{known}/"):
+                    users[known].add(file.relative_to(PACKAGE).as_posix())
+    assert {name: files - LINUX_ONLY[name] for name, files in users.items() if files - LINUX_ONLY[name]} == {}
+    assert users["sched_getaffinity"] == {"machine.py"}
+
+
+def _names_and_texts(tree: ast.AST) -> Iterator[str]:
+    """Yield the attributes, and the texts that are not documentation."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
+            yield node.value
+
+
+# Packages without a wheel for a system, or with wheels for its newest releases only, by the beginnings of their names.
+MISSING = {"linux": ("scalable-vs", "openvino"), "darwin": ("scalable-vs", "cuda-", "nvidia-", "triton")}
+
+
+@pytest.mark.parametrize(("system", "processor"), [("linux", "aarch64"), ("darwin", "arm64")])
+def test_no_dependency_outside_the_extras_is_missing_elsewhere(system: str, processor: str) -> None:
+    where = {
+        "sys_platform": system,
+        "platform_system": system.capitalize(),
+        "platform_machine": processor,
+        "python_version": "3.11",
+    }
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    pending, needed = [("raytriever", "")], set[str]()
+    while pending:
+        name, extra = pending.pop()
+        for text in project["dependencies"] if name == "raytriever" else requires(name) or ():
+            requirement = Requirement(text)
+            if requirement.marker is not None and not requirement.marker.evaluate({**where, "extra": extra}):
+                continue
+            dependency = canonicalize_name(requirement.name)
+            if dependency not in needed:
+                needed.add(dependency)
+                with suppress(PackageNotFoundError):  # one that only the other system needs
+                    requires(dependency)
+                    pending += [(dependency, "")]
+            pending += [(dependency, each) for each in requirement.extras if (dependency, each) not in pending]
+    assert {"ray", "torch", "faiss-cpu", "numba"} <= needed
+    assert not [name for name in needed if name.startswith(MISSING[system])]

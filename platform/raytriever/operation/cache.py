@@ -22,7 +22,7 @@ COLLECTIONS = ("datasets", "embeddings", "sources", "negatives", "bm25")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
-    "pydocs": "the docstrings of this Python (--dataset pydocs)",
+    "pydocs": "docstrings of this Python (--dataset pydocs or pydocs-part)",
     ANSWERS: "answers of language models (annotate); they cost money and are never pruned",
     "digests": "digests of files that were read",
     "compiled": "compiled functions",

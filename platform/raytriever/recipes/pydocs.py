@@ -12,7 +12,8 @@ from raytriever.training.config import TrainingConfig
 def pydocs() -> Config:
     """Return the default of `train`: MiniLM on the docstrings of this environment, in a few minutes on two CPU cores.
 
-    The loss is MW at temperature 0.01 on in-batch negatives, and the dev split decides which checkpoint is kept.
+    The loss is MW at temperature 0.01 on in-batch negatives, and the dev split decides which checkpoint is kept. A
+    plain `train` may choose a part of the docstrings and fewer steps; see `experiment.quickstart`.
 
     Command: `raytriever train --loss mw`
     """

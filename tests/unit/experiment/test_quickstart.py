@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,3 +125,13 @@ def test_the_measured_speed_is_that_of_full_passages(whole: Curriculum, monkeypa
 )
 def test_flags_of_the_user_win(words: str, expected: bool) -> None:
     assert _is_quickstart(_parser().parse(words.split())) is expected
+
+
+def test_a_processor_without_its_bf16_instructions_computes_in_fp32() -> None:
+    code = (
+        "import torch; from raytriever.models.precision import choose_precision; "
+        "print(choose_precision(None, torch.device('cpu')))"
+    )
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "fp32"

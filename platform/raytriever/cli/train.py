@@ -133,8 +133,9 @@ def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
 def _is_quickstart(arguments: argparse.Namespace) -> bool:
     """Return True if nothing on the command line says which data and how many steps."""
     flags = _flags(arguments)
-    sized = {"dataset", "extra_datasets"} & flags["data"].keys() or {"epochs", "max_steps"} & flags["training"].keys()
-    return not (sized or arguments.recipe or arguments.config)
+    sized = {"dataset", "extra_datasets", "epochs", "max_steps", "refresh_every"}
+    given = flags["data"].keys() | flags["training"].keys() | flags["refresh"].keys()
+    return not (sized & given or arguments.recipe or arguments.config)
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

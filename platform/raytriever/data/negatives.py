@@ -199,6 +199,7 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
 
 
 PART_ROWS = 1 << 22
+ROW_BYTES = 16  # of a row on the disk, compressed, with its share of the ids
 COLUMNS = ("query", "document", "origin", "rank", "score", "round")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, TEXT, INTEGER, NUMBER, INTEGER), strict=True))
 _REMEDY = f"the columns are {', '.join(COLUMNS)}"

@@ -17,6 +17,7 @@ from typing import Any
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.capacity import check_disk
 from raytriever.data.digests import check_directory
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
 from raytriever.encoding.crashes import CrashRecord
@@ -39,6 +40,7 @@ from raytriever.storage import (
     FileEntry,
     committed_directory,
     disk_errors,
+    files_below,
     read_manifest,
     sha256_of,
     write_atomically,
@@ -46,6 +48,7 @@ from raytriever.storage import (
 
 WORK = "work"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
+_SHARD_BYTES = 1_024  # manifest and headers of a shard
 _SMALLEST_ON_GPU = 16_384  # tens of batches, of which only the last one is not full
 
 
@@ -91,6 +94,12 @@ class EmbeddingPlan:
         """SHA-256 over everything that decides the bytes of the store."""
         decides = {name: value for name, value in asdict(self).items() if name not in ("model", "dataset")}
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all shards: values, the scales of int8, and file headers and manifests."""
+        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0)
+        return self.rows * row + self.shards * _SHARD_BYTES
 
     @property
     def shards(self) -> int:
@@ -148,6 +157,8 @@ class StoreWriter:
     def begin(self) -> None:
         """Make the directory, or continue an earlier attempt; raises the errors of `check`."""
         continues = self.check()
+        written = sum(file.stat().st_size for file in files_below(self.path)) if continues else 0
+        check_disk(self.path, self.plan.bytes - written, "the embeddings")
         with disk_errors(self.path):
             # Other processes must not read a manifest while shards are written again.
             (self.path / MANIFEST).unlink(missing_ok=True)

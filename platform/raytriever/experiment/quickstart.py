@@ -17,14 +17,15 @@ import numpy as np
 import torch
 
 from raytriever.activity import activity
-from raytriever.config import Config, Curriculum, override, read_settings
+from raytriever.config import Config, Curriculum, override, read_settings, to_dict
 from raytriever.data.pydocs.builder import PART_PAIRS, PYDOCS, PYDOCS_PART
 from raytriever.encoding.encode import encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
-from raytriever.experiment.directory import CONFIG
+from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
+from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 
 TEXTS, BURSTS, WARM_UP = 64, 2, 16
 
@@ -54,7 +55,7 @@ def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Call
         log: called with a line about the choice.
 
     Raises:
-        UserError: the encoder cannot be loaded.
+        UserError: the encoder, the run directory or the tracker is not usable.
     """
     recorded = None if fresh else _recorded(output / CONFIG)
     if recorded is not None:
@@ -62,6 +63,8 @@ def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Call
     if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
         return curriculum
     cpu, base = torch.device("cpu"), curriculum.base
+    RunDirectory.open(output, to_dict(base), fresh)  # only for its checks, as the next line
+    check_uri(tracking_uri())
     speed = measure_speed(load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu))
     size = choose_size(speed)
     log(describe(size, speed))

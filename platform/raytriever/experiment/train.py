@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
+from raytriever.capacity import check_disk
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
@@ -24,6 +26,11 @@ from raytriever.experiment.opening import open_run, open_run_directory, pin_mode
 from raytriever.experiment.stages import LexicalIndexes, Stages
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
+from raytriever.models.description import describe, pipelines
+from raytriever.models.files import stored_tensors
+from raytriever.models.source import resolve_model
+from raytriever.prompts import SIDES, Side
+from raytriever.storage import files_below
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Tracker, closing, git_commit
@@ -72,11 +79,29 @@ def run_experiment(
     check_uri(tracking_uri())
     check_cluster()
     experiment = _Experiment(curriculum, run, log)
+    written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
+    check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
     server = MlflowServer(tracking_uri())
     run.begin(dump_config(curriculum))
     tracker = Spool.open(server, run.path, run_name)
     with closing(tracker):
         return experiment.execute(tracker, run_name, started)
+
+
+def bytes_of_run(curriculum: Curriculum) -> int:
+    """Estimate the bytes of the models and of the checkpoints of a run, at most; adapters are not counted."""
+    model = curriculum.base.model
+    directory = resolve_model(model.model, model.revision)
+    towers = pipelines(directory)
+    sides: Sequence[Side] = ["passage"] if describe(directory, model).towers == "shared" else SIDES
+    tensors = [tensor for side in sides for tensor in stored_tensors(towers[side].transformer).values()]
+    weights = 4 * sum(prod(tensor.shape) for tensor in tensors)
+    total = weights
+    for stage in curriculum.all_stages:
+        # The newest checkpoints, the best one and the one that is being written: weights and two moments each.
+        checkpoints = 0 if stage.config.model.lora_rank else (stage.config.training.keep + 2) * 3 * weights
+        total += checkpoints + (weights if curriculum.stages else 0)
+    return total
 
 
 class _Experiment:

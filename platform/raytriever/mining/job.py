@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from raytriever.data.negatives import write_negatives
+from raytriever.capacity import check_disk
+from raytriever.data.negatives import ROW_BYTES, write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
@@ -79,6 +80,8 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     check_data(dataset, job.split, job.mining)
     if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
         report(warning)
+    rows = len(dataset.positives(job.split).queries) * job.mining.num_negatives * len(job.mining.methods)
+    check_disk(output, rows * ROW_BYTES, "the negatives")
     embeddings = documents = None
     if set(ENCODER_METHODS) & set(job.mining.methods):
         retriever = load_for_encoding(job.model, precision, device)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from raytriever.capacity import UNITS
 from raytriever.storage import MANIFEST, disk_errors, walk
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 
 
@@ -20,15 +20,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError("give a size such as 500MB or 10GB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").upper()])
-
-
-def format_size(size: int) -> str:
-    """Return a number of bytes with a unit: `840 B`, `1.2 MB`."""
-    for unit, factor in reversed(_UNITS.items()):
-        if factor > 1 and size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size} B"
+    return int(float(match[1]) * UNITS[(match[2] or "").upper()])
 
 
 def format_time(seconds: float | None) -> str:

@@ -25,11 +25,11 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from raytriever.capacity import format_size
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
 from raytriever.machine import free_system_memory, memory_amounts, total_memory, usable_cores
 from raytriever.masking import masked
-from raytriever.operation.disk_usage import format_size
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri

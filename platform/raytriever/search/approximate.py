@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
+from raytriever.capacity import check_disk, check_memory
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
@@ -26,6 +27,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig, check_index
+from raytriever.index.approximate.faiss_finders import default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import read_index, read_meta, write_index
@@ -131,15 +133,40 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         index = read_index(output)
         index = replace(index, effort=job.config.effort or index.effort)
         return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=None)
+    rows, width = store.meta["rows"], store.meta["width"]
+    needed = bytes_of_finder(job.config, rows, width)
+    check_memory(needed, "the structures of the index", "use --index ivfpq")
+    check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
-    rows = _documents(store, dataset)
+    documents = _documents(store, dataset)
     report(f"{job.model.model}: {retriever.summary()}")
-    report(f"{dataset.name}: building a {job.config.index} index of {len(rows.embeddings):,} passages")
+    report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
     started = perf_counter()
-    index = build_index(rows, job.config, training, job.seed, torch.get_num_threads())
+    index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
     seconds = perf_counter() - started
     write_index(output, index, job.config.index, meta)
     return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=seconds)
+
+
+def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
+    """Estimate the bytes of an index without its embeddings, on the disk and in memory.
+
+    Args:
+        config: settings of the index.
+        rows: number of passages.
+        width: components of an embedding.
+    """
+    vectors, positions = 4 * width, 8
+    neighbours = 4 * config.value("degree")
+    of_row = {
+        "flat": 0,
+        "ivf": vectors + positions,
+        "ivfpq": (config.code_bytes or default_code_bytes(width)) + positions,
+        "hnsw": vectors + 2 * neighbours,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
+        "vamana": vectors + neighbours,
+        "roargraph": 2 * neighbours,  # and those that connect all nodes
+    }[config.index]
+    return rows * of_row
 
 
 def _documents(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:

@@ -14,6 +14,7 @@ from raytriever.cli.train import _is_quickstart, _parser
 from raytriever.config import Config, Curriculum, dump_config
 from raytriever.data.config import DataConfig
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
+from raytriever.errors import ConfigError
 from raytriever.experiment import quickstart
 from raytriever.experiment.quickstart import SIZES, choose_size, measure_speed, size_quickstart
 from raytriever.models.config import ModelConfig
@@ -73,12 +74,13 @@ def test_a_run_of_an_earlier_version_keeps_the_whole_size(
     assert size_quickstart(whole, tmp_path, False, pytest.fail) == whole
 
 
-def test_a_run_of_other_data_decides_nothing(
+def test_a_run_of_other_data_is_refused_before_the_measurement(
     whole: Curriculum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.yaml").write_text(dump_config(Config(data=DataConfig(dataset="elsewhere"))))
-    at_speed(10, monkeypatch)
-    assert chosen(size_quickstart(whole, tmp_path, False, print)) == (PYDOCS_PART, 20)
+    monkeypatch.setattr(quickstart, "measure_speed", lambda retriever: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        size_quickstart(whole, tmp_path, False, print)
 
 
 def test_a_cluster_has_the_whole_size(whole: Curriculum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,7 @@ def test_the_measured_speed_is_that_of_full_passages(whole: Curriculum, monkeypa
         ("--dataset pydocs-part", False),
         ("--max-steps 9", False),
         ("--epochs 1", False),
+        ("--refresh-every 30 --negatives-per-query 1", False),
         ("--recipe minilm", False),
         ("--config cluster.yaml", False),
     ],

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.capacity import format_size
 from raytriever.cli.main import run
 from raytriever.locking import acquire
 from raytriever.operation.cache import cache_entries, entries_to_prune, prune
-from raytriever.operation.disk_usage import format_size, parse_size
+from raytriever.operation.disk_usage import parse_size
 from raytriever.storage import committed_directory
 
 

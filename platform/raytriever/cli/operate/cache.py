@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from raytriever.capacity import format_size
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, prune
-from raytriever.operation.disk_usage import format_size, format_time, parse_size
+from raytriever.operation.disk_usage import format_time, parse_size
 from raytriever.options import did_you_mean
 from raytriever.storage import cache_folder
 from raytriever.terminal import show, warn

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from raytriever.capacity import format_size
 from raytriever.cli.arguments import Parser, path_type
 from raytriever.errors import ConfigError
 from raytriever.locking import InUseError
-from raytriever.operation.disk_usage import format_size, format_time
+from raytriever.operation.disk_usage import format_time
 from raytriever.operation.runs import (
     FINISHED,
     IDENTITY,

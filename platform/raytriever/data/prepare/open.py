@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raytriever.capacity import check_disk
 from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
@@ -61,6 +62,7 @@ def fetch_dataset(uri: str) -> Path | None:
         if not _is_whole(folder):  # another command has not fetched it meanwhile
             if folder.exists():
                 warn(f"{folder}: is damaged or has no manifest; fetching it again")
+            check_disk(folder, sum(size for size, _ in files.values()), "the files of the data set")
             with committed_directory(folder, meta, replace=folder.exists()) as aside:
                 for name, (size, digest) in files.items():
                     _copy(_below(uri, name), aside / name, size, digest)

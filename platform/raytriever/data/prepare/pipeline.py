@@ -21,13 +21,22 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
+from raytriever.capacity import check_disk, format_size
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import Chunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
-from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, make_folders
+from raytriever.data.prepare.shards import (
+    DOCUMENTS,
+    QUERIES,
+    WORK,
+    ShardReport,
+    ShardWriter,
+    bytes_of_shards,
+    make_folders,
+)
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
@@ -156,10 +165,6 @@ class Request:
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
 
-    def name_of(self, source: Source) -> str:
-        """Return the name of the data set in a source."""
-        return self.dataset if self.dataset in (PYDOCS, PYDOCS_PART) else source.name
-
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
         """Return the SHA-256 over the bytes of the files, their paths, and all settings that decide the shards.
@@ -190,13 +195,13 @@ def prepare(
         StorageError: `output` holds something else, or cannot be written.
     """
     is_embedded = request.dataset in (PYDOCS, PYDOCS_PART)
-    source = Source.open(str(pydocs_folder(request.dataset)) if is_embedded else request.dataset)
-    name = request.name_of(source)
+    source = Source.open(pydocs_folder(request.dataset) if is_embedded else request.dataset)
+    source = replace(source, name=request.dataset) if is_embedded else source
     if request.tokenisation is not None:
-        request = replace(request, tokenisation=request.tokenisation.for_dataset(name))
+        request = replace(request, tokenisation=request.tokenisation.for_dataset(source.name))
     plan = recognise(source, request.format)
     key = request.key(source, plan)
-    folder = output or cache_folder() / "datasets" / f"{name}-{key[:16]}"
+    folder = output or cache_folder() / "datasets" / f"{source.name}-{key[:16]}"
     if output is not None:
         meta = prepared_meta(output)  # its command holds the lock
     else:
@@ -209,7 +214,7 @@ def prepare(
                     return folder
     if meta is not None and meta["key"] == key:
         check_files(meta["files"], request.max_bad_rows, request.splits)
-        report(f"{name}: prepared before (digest {key[:12]}), read from {folder}")
+        report(f"{source.name}: prepared before (digest {key[:12]}), read from {folder}")
         return folder
     if meta is not None and meta["source"] != source.where:
         raise StorageError(f"holds {meta['source']}, prepared", str(folder), "give another --output, or remove it")
@@ -220,10 +225,11 @@ def prepare(
 def _make(
     folder: Path, request: Request, source: Source, plan: Plan, key: str, run: Runner, report: Report, replace: bool
 ) -> None:
-    name = request.name_of(source)
-    read = {part.where for part in plan.parts}
-    total = sum(file.size for file in source.files if file.where in read)
-    report(f"{name}: preparing {_size(total)} of {plan.format} data")
+    name, read = source.name, {part.where for part in plan.parts}
+    sizes = [(file.where, file.size) for file in source.files if file.where in read]
+    total = sum(size for _, size in sizes)
+    check_disk(folder, bytes_of_shards(sizes, request.tokenisation is not None), "the shards of the data set")
+    report(f"{name}: preparing {format_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace) as aside:
         _fill(aside, request, name, plan, total, run, meta, report)
@@ -276,10 +282,6 @@ def _cached(folder: Path, key: str, report: Report) -> DatasetMeta | None:
     if folder.exists():
         report(f"{folder}: has no manifest of a prepared data set; preparing again")
     return None
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
 def _side_meta(side: AssembledSide) -> dict[str, Any]:

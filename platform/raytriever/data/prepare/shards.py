@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -182,6 +182,21 @@ def write_table(file: Path, table: Any) -> None:
     with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
 
+
+def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
+    """Estimate the bytes that a preparation writes, temporary files included.
+
+    Args:
+        files: path and bytes of each source file.
+        tokens: whether texts are tokenised.
+    """
+    texts = sum(size * (_EXPANSION if where.endswith(_COMPRESSED) else 1) for where, size in files)
+    return int(texts * (_SHARE_OF_TEXTS + (_SHARE_OF_TOKENS if tokens else 0)))
+
+
+# Bytes by bytes of uncompressed source; texts include keys and judgements.
+_SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
 
 DOCUMENTS, QUERIES, WORK = "documents", "queries", "work"
 SIDES = (DOCUMENTS, QUERIES)

@@ -1,0 +1,172 @@
+"""Checks of disk and memory: estimates against the bytes that are written, and the lines of refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever import capacity
+from raytriever.capacity import check_disk, check_memory, format_size
+from raytriever.config import Config, Curriculum
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
+from raytriever.data.prepare import pipeline
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.encoding.shards import tokenisation_of
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
+from raytriever.errors import StorageError
+from raytriever.experiment.train import bytes_of_run
+from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.config import INDEXES, IndexConfig
+from raytriever.index.approximate.store import FINDER, write_index
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.search.approximate import bytes_of_finder
+from raytriever.storage import files_below
+from raytriever.training.checkpoint import write_slices
+from raytriever.training.config import TrainingConfig
+from raytriever.training.parallel.model_state import Slice
+
+DOCUMENTS = 3_000
+
+
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in files_below(folder))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a data set of passages of 60 words and as many queries."""
+    folder = tmp_path_factory.mktemp("data") / "texts"
+    (folder / "qrels").mkdir(parents=True)
+    rng = np.random.default_rng(3)
+    words = np.array(["".join(rng.choice(list("abcdefghij"), 5)) for _ in range(2_000)])
+    with (folder / "corpus.jsonl").open("w") as corpus, (folder / "queries.jsonl").open("w") as queries:
+        for row in range(DOCUMENTS):
+            corpus.write(json.dumps({"_id": f"d{row}", "title": "", "text": " ".join(rng.choice(words, 60))}) + "\n")
+            queries.write(json.dumps({"_id": f"q{row}", "text": " ".join(rng.choice(words, 8))}) + "\n")
+    rows = "".join(f"q{row}\td{row}\t1\n" for row in range(DOCUMENTS))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    return folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_a_preparation_writes_at_most_what_is_estimated(
+    has_tokens: bool, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[int] = []
+    most: list[int] = []
+    assemble = pipeline.assemble
+
+    def watched(aside, reports):  # type: ignore[no-untyped-def]
+        sides = assemble(aside, reports)
+        most.append(size_of(aside))  # the temporary files are still there
+        return sides
+
+    monkeypatch.setattr(pipeline, "assemble", watched)
+    monkeypatch.setattr(pipeline, "check_disk", lambda path, bytes_, content: needed.append(bytes_))
+    tokenisation: Tokenisation | None = None
+    if has_tokens:
+        tokenisation = tokenisation_of(load_retriever(ModelConfig("minilm")))
+    open_dataset(texts, ["train"], tokenisation=tokenisation)
+    assert needed[0] / 2 < most[0] <= needed[0]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "int8"])
+def test_embeddings_have_the_estimated_size(dtype: str, tmp_path: Path) -> None:
+    plan = EmbeddingPlan(
+        model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
+        similarity="cosine", precision="fp32", dtype=dtype, rows=DOCUMENTS, width=64, shard_rows=1_024,
+    )  # fmt: skip
+    writer = StoreWriter(tmp_path / "store", plan)
+    writer.begin()
+    values = np.random.default_rng(0).normal(size=(DOCUMENTS, 64)).astype(np.float32)
+    for number in range(plan.shards):
+        rows = plan.rows_of(number)
+        writer.write(number, values[rows.start : rows.stop], {})
+    assert size_of(tmp_path / "store") == pytest.approx(plan.bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in INDEXES if kind != "vamana"])
+def test_indexes_have_the_estimated_size(kind: str, tmp_path: Path) -> None:
+    rows = 600 if kind == "roargraph" else DOCUMENTS  # which takes longest to build
+    values = np.random.default_rng(0).normal(size=(rows, 32)).astype(np.float32)
+    config = IndexConfig(index=kind, degree=16)
+    index = build_index(DocumentVectors.of(values), config, values[:500] if kind == "roargraph" else None, 0, 1)
+    write_index(tmp_path / "index", index, kind, {"degree": 16})
+    needed = bytes_of_finder(config, rows, 32)
+    assert size_of(tmp_path / "index" / FINDER) == pytest.approx(needed, rel=0.3, abs=60_000)
+    assert size_of(tmp_path / "index") == pytest.approx(needed + rows * (4 * 32 + 16), rel=0.2, abs=60_000)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_negatives_have_at_most_the_estimated_size(texts: Path, tmp_path: Path) -> None:
+    dataset: RetrievalDataset = open_dataset(texts, ["train"])
+    rng, of_query = np.random.default_rng(0), 20
+    rows = DOCUMENTS * of_query
+    table = NegativesTable(
+        offsets=np.arange(0, rows + 1, of_query),
+        documents=rng.integers(0, DOCUMENTS, rows),
+        origins=np.ones(rows, np.int8),
+        ranks=np.tile(np.arange(of_query, dtype=np.int32), DOCUMENTS),
+        scores=rng.random(rows).astype(np.float32),
+        rounds=np.zeros(rows, np.int32),
+    )
+    write_negatives(tmp_path / "table", table, dataset)
+    assert rows * ROW_BYTES / 3 < size_of(tmp_path / "table") < rows * ROW_BYTES
+
+
+def test_a_run_counts_its_model_and_its_checkpoints(tiny_encoder: Path, tmp_path: Path) -> None:
+    model = ModelConfig(str(tiny_encoder))
+    slices = [
+        Slice(name + kind, values.detach().flatten().clone(), 0, tuple(values.shape))
+        for name, values in load_retriever(model).query.named_parameters()
+        for kind in ("", ":exp_avg", ":exp_avg_sq")
+    ]
+    write_slices(slices, tmp_path, 0, 1)
+    needed = [bytes_of_run(Curriculum(Config(model=model, training=TrainingConfig(keep=keep)))) for keep in (1, 2)]
+    assert needed[1] - needed[0] == pytest.approx(size_of(tmp_path), rel=0.2)
+    assert needed[0] == pytest.approx(3 * size_of(tmp_path) + size_of(tmp_path) / 3, rel=0.2)
+
+
+def test_a_disk_that_is_too_small_is_named_with_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_space", lambda folder: 2_500_000 if folder == tmp_path else 10**12)
+    check_disk(tmp_path / "a" / "b", 2_500_000, "the embeddings")
+    with pytest.raises(StorageError) as error:
+        check_disk(tmp_path / "a" / "b", 3_400_000_000, "the embeddings")
+    assert str(error.value) == (
+        f"{tmp_path}/a/b: the embeddings need 3.4 GB, and 2.5 MB is free; free some space or write to another disk"
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_cache_that_is_too_small_is_pruned_or_moved(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_space", lambda folder: 10)
+    with pytest.raises(StorageError, match=r"raytriever cache prune.*RAYTRIEVER_CACHE"):
+        check_disk(own_cache / "embeddings" / "e", 11, "the embeddings")
+
+
+def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_system_memory", lambda: 10**9)
+    check_memory(10**9, "the structures of the index", "use --index ivfpq")
+    with pytest.raises(StorageError) as error:
+        check_memory(10**9 + 1, "the structures of the index", "use --index ivfpq")
+    assert str(error.value) == (
+        "the memory: the structures of the index need 1.0 GB, and 1.0 GB is free; "
+        "end other programs, or use --index ivfpq"
+    )
+
+
+def test_sizes_have_units() -> None:
+    assert [format_size(size) for size in (840, 1_200, 1_234_567, 10**12)] == ["840 B", "1.2 KB", "1.2 MB", "1.0 TB"]

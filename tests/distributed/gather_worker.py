@@ -1,15 +1,9 @@
-"""One worker of a real gloo group: gathers rows, exactly and in bf16, and counts the collectives of a loss.
-
-Run as `gather_worker.py RANK SIZE STORE OUTPUT`.
-"""
+"""One worker of a real gloo group: gathers rows, exactly and in bf16, and counts the collectives of a loss."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 from unittest import mock
 
 import torch
@@ -19,18 +13,15 @@ from torch import distributed
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds, gather_relevance
 from raytriever.losses.registry import build_loss
-from raytriever.training.parallel.process_group import GroupWorkers, host_workers
+from raytriever.training.parallel.process_group import current_workers, host_workers
 
 CPU = torch.device("cpu")
 ROWS = 5
 
 
-def main(rank: int, size: int, store: str, output: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
-    )
-    workers = GroupWorkers()
+def main() -> dict[str, object]:
+    workers = current_workers()
+    rank, size = workers.rank, workers.size
     out: dict[str, object] = {}
     for sent in (None, torch.bfloat16):
         generator = torch.Generator().manual_seed(rank)
@@ -62,9 +53,4 @@ def main(rank: int, size: int, store: str, output: Path) -> None:
         out[f"collectives {precision}"] = dict(Counter(names))
         out[f"loss {precision}"] = (result.value.detach(), *(x.grad for x in inputs))
     assert passages.shape[1] == WIDTH
-    torch.save(out, output / f"{size}-{rank}.pt")
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    return out

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import run_workers
+from process_group import run_groups
 
 SIZES = (1, 2, 4)
 ROWS = 5
@@ -19,11 +19,9 @@ Results = dict[tuple[int, int], dict[str, object]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    folder = tmp_path_factory.mktemp("group")
-    script = Path(__file__).parent / "gather_worker.py"
-    run_workers((script, rank, size, folder / f"store-{size}", folder) for size in SIZES for rank in range(size))
-    return {(s, r): torch.load(folder / f"{s}-{r}.pt", weights_only=True) for s in SIZES for r in range(s)}
+def results() -> Results:
+    groups = run_groups(Path(__file__).with_name("gather_worker.py"), SIZES)
+    return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -138,6 +138,40 @@ def test_a_run_goes_on_after_a_worker_is_killed_and_after_an_interruption(comman
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_with_prompts_of_data_sets_resumes(command_line: Callable, started: list) -> None:
+    """The prompts are in a file of settings, and end in the model; the resumed steps are those of the whole run."""
+    cli = command_line()
+    prompt = {"query": "letters of: ", "passage": "spelled: "}
+    (cli.folder / "run.yaml").write_text(yaml.safe_dump({"model": {"dataset_prompts": {"letters": prompt}}}))
+    words = ["--max-steps", "120", "--eval-steps", "10", "--patience", "99"]
+    with_prompts = ["--config", "run.yaml", *words]
+    assert cli.train(*with_prompts, "--output", "whole").returncode == 0
+
+    started.append(cli.start("train", *cli.settings, *with_prompts, "--output", "interrupted"))
+    wait_for((cli.folder / "interrupted" / "checkpoints" / "step-20").exists, 120)
+    os.kill(started[0].pid, signal.SIGINT)
+    _, err = started[0].communicate(timeout=60)
+    assert started[0].returncode == 130, err
+    again = cli.train(*with_prompts, "--output", "interrupted")
+    assert again.returncode == 0, again.stderr
+    assert "Resumed from checkpoint" in again.stderr
+
+    whole, interrupted = (cli.folder / name for name in ("whole", "interrupted"))
+    losses = [{step: one["loss"] for step, one in steps(run).items()} for run in (whole, interrupted)]
+    assert len(losses[0]) == 120
+    assert losses[0] == losses[1]
+    results = [json.loads((run / "metrics.json").read_text()) for run in (whole, interrupted)]
+    assert results[0] == results[1]
+    saved = json.loads((interrupted / "model" / "config_sentence_transformers.json").read_text())["prompts"]
+    assert {"letters of: ", "spelled: "} <= set(saved.values())
+
+    changed = cli.train("--config", "run.yaml", *words, "--query-prompt", "q: ", "--output", "interrupted")
+    assert changed.returncode == 2
+    assert "holds a run with other settings" in changed.stderr
+
+
+@pytest.mark.slow
 def test_a_mistake_that_only_a_worker_meets_ends_in_one_line(command_line: Callable) -> None:
     cli = command_line()
     done = cli.train("--max-steps", "30", "--learning-rate", "1e30", "--warmup-steps", "0", "--output", "run")

@@ -61,6 +61,13 @@ def test_bf16_operands_give_the_loss_of_the_rounded_embeddings(name: str, device
     assert max(map(error, ours[1:], exact[1:])) < 2.0**-8
 
 
+@pytest.mark.parametrize("name", ["infonce", "mw", "triplet"])
+def test_derivatives_are_rounded_too(name: str) -> None:
+    made = batch(0)
+    ours, exact = gradients(name, "bf16", made, "cpu"), oracle(name, made, rounds=True)
+    assert max(map(error, ours[1:], exact[1:])) > 2.0**-13  # unrounded, they are below 2^-18
+
+
 @on_devices
 @every_loss
 def test_bf16_operands_are_near_the_exact_loss(name: str, device: str) -> None:

@@ -10,6 +10,7 @@ second worker then has no memory for more than twelve texts in either pass, whic
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,13 @@ from raytriever.training.parallel import chunk_size, fsdp2
 from raytriever.training.parallel.out_of_memory import OutOfMemory
 from raytriever.training.parallel.process_group import current_workers
 
-UPDATE = torch.optim.AdamW.step
+
+def current_step() -> int:
+    """Return the number of the step that is running; -1 in a validation, and while the strategy is built."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_update":
+        frame = frame.f_back
+    return -1 if frame is None else int(frame.f_locals["step"])
 
 
 def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) -> dict[str, Any]:
@@ -59,22 +66,16 @@ def run(output: Path, encoder: Path, folder: Path, strategy: str, failing: str) 
         return BatchSource(dataset.tokens, examples, Order(len(examples), settings.batch_size, settings.seed), 1, 1)
 
     losses, lines, error = list[float](), list[str](), ""
-    steps = [2 if checkpoints.exists() else 0]
     encode = retriever.encode
 
     def encode_or_fail(part: TokenBatch, side: Side) -> Tensor:
         here = "differentiating" if torch.is_grad_enabled() else "encoding"
         fails = failing != "none" if by_block else here == failing
-        if workers.rank == 1 and steps[0] >= 2 and fails and texts_of(part) > (12 if by_block else 4):
+        if workers.rank == 1 and current_step() >= 2 and fails and texts_of(part) > (12 if by_block else 4):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
         return encode(part, side)
 
-    def counted(*arguments: object, **settings: object) -> object:
-        steps[0] += 1
-        return UPDATE(*arguments, **settings)
-
     retriever.encode = encode_or_fail  # type: ignore[method-assign]
-    torch.optim.AdamW.step = counted  # type: ignore[method-assign]
 
     def on_metrics(step: int, metrics: Mapping[str, float]) -> None:
         if "loss" in metrics:

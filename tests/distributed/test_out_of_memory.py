@@ -54,7 +54,7 @@ def test_by_block_the_group_restarts_with_a_smaller_chunk(run: Callable[..., lis
     assert one["error"].startswith("RuntimeError: ")  # it lost the other worker, for which it waited
     assert one["lines"] == []
     failure = "Step 2 ran out of memory on worker 1 (CUDA out of memory. Tried to allocate 2.00 MiB.)"
-    assert other["error"] == f"OutOfMemory: {failure}"
+    assert other["error"] == f"OutOfMemory: {failure}", one["error"]
     [line] = other["lines"]
     assert line.startswith(f"{failure}; restarting all workers, to encode at most ")
     (again,), (other,) = run("fsdp2-blocks", "encoding")

@@ -45,7 +45,7 @@ def _parser() -> Parser:
         type=path_type(DATASET, "--dataset"),
         default="pydocs",
         metavar="PATH",
-        help="`pydocs`, `pydocs-part`, path or URI; see docs/reference/formats.md (default: pydocs)",
+        help="`pydocs`, path or URI; see docs/reference/formats.md (default: pydocs)",
     )
     parser.add_argument(
         "--top", type=number_type(int, "--top"), default=5, metavar="K", help="number of passages to print (default: 5)"

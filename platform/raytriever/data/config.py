@@ -14,7 +14,7 @@ class DataConfig:
 
     dataset: str = option(
         "pydocs",
-        "`pydocs`, `pydocs-part`, path or URI; see docs/reference/formats.md",
+        "`pydocs`, path or URI; see docs/reference/formats.md",
         reads=DATASET,
         form="PATH",
     )

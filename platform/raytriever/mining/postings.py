@@ -37,12 +37,23 @@ from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ANALYSER, number_terms
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
+from raytriever.reading.arrays import read_array
 from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
 from raytriever.terminal import warn
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
 _FORMAT = 1  # changes with the files or the weights; the postings are made again
+_TYPES = {
+    "counts": "int64",
+    "rows": "uint32",
+    "frequencies": "uint32",
+    "lengths": "int64",
+    "starts": "int64",
+    "documents": "uint32",
+    "weights": "float32",
+    "largest": "float32",
+}
 _TERMS = "terms.txt"
 # Makes an array of the postings: (name, length, type).
 _Allocate = Callable[[str, int, Any], ndarray]
@@ -79,16 +90,17 @@ class Block:
     def write(self, folder: Path) -> None:
         """Write the block to files."""
         _write_terms(folder, self.terms)
-        for name in _ARRAYS:
+        for name in ("counts", "rows", "frequencies", "lengths"):
             np.save(folder / f"{name}.npy", getattr(self, name))
 
     @classmethod
     def read(cls, folder: Path) -> Block:
         """Open the files of a block; arrays are memory-mapped."""
-        return cls(_read_terms(folder), *(_mapped(folder, name) for name in _ARRAYS))
-
-
-_ARRAYS = ("counts", "rows", "frequencies", "lengths")
+        terms = _read_terms(folder)
+        counts = _mapped(folder, "counts", len(terms))
+        postings = int(counts.sum())
+        rows, frequencies = (_mapped(folder, name, postings) for name in ("rows", "frequencies"))
+        return cls(terms, counts, rows, frequencies, _mapped(folder, "lengths"))
 
 
 @dataclass(frozen=True)
@@ -136,8 +148,10 @@ class Postings:
     @classmethod
     def _open(cls, folder: Path, size: int) -> Postings:
         terms = _read_terms(folder)
-        arrays = (_mapped(folder, name) for name in ("starts", "documents", "weights", "largest"))
-        return cls(size, dict(zip(terms, range(len(terms)), strict=True)), *arrays)
+        starts = _mapped(folder, "starts", len(terms) + 1)
+        documents, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
+        vocabulary = dict(zip(terms, range(len(terms)), strict=True))
+        return cls(size, vocabulary, starts, documents, weights, _mapped(folder, "largest", len(terms)))
 
 
 def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
@@ -268,9 +282,10 @@ def _is_complete(folder: Path) -> bool:
     return True
 
 
-def _mapped(folder: Path, name: str) -> ndarray:
+def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:
     """Map an array. Nothing writes to it, but code that is compiled for arrays in memory takes no read-only array."""
-    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="c"))
+    remedy = f"delete {folder}, and run the command again"
+    return np.asarray(read_array(folder / f"{name}.npy", [_TYPES[name]], (length,), remedy, "c"))
 
 
 def _write_terms(folder: Path, terms: Sequence[str]) -> None:

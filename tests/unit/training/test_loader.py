@@ -129,6 +129,7 @@ def test_an_interrupt_wakes_a_step_that_waits() -> None:
 
     def make(step: int) -> int:
         assert begun.wait(60)
+        time.sleep(0.2)  # until the step waits: Python loses a signal that comes a moment before
         # The batch never comes before the interrupt was seen, so nothing else can wake the step.
         signal.pthread_kill(main, signal.SIGINT)
         assert go_on.wait(60)

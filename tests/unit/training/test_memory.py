@@ -56,6 +56,7 @@ XLMR = XLMRobertaConfig(
     max_position_embeddings=140,
     pad_token_id=1,
 )
+WORKSPACE = 100_000  # bytes of oneDNN, which depend on the products that the process computed before
 PLAIN, LORA = ModelConfig(), ModelConfig(lora_rank=4)
 CHECKPOINTED = ModelConfig(activation_checkpointing=True)
 
@@ -90,7 +91,7 @@ def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
     simulated = SimulatedEncoder(encoder_of(config, model, "meta", precision), kernels, precision)
     for texts, tokens in ((2, 128), (8, 40)):
         peak = simulated.chunk_bytes(texts, tokens).peak
-        assert peak == pytest.approx(chunk_peak(real, precision, texts, tokens), rel=0.01)
+        assert peak == pytest.approx(chunk_peak(real, precision, texts, tokens), rel=0.01, abs=WORKSPACE)
 
 
 @pytest.mark.parametrize(("precision", "model"), [("fp32", PLAIN), ("bf16", LORA)])

@@ -1,6 +1,6 @@
 """Compiled search of postings: the best documents of queries, and the scores of pairs.
 
-A score is the sum of a document's weights in the order of the query's terms, in float32, whatever is skipped.
+A score is the sum of a document's weights in the order of the query's terms, in float32, also where terms are skipped.
 Documents are scored in blocks, all queries of a call in one block before the next, so that the sums of a block and the
 postings that queries share stay in the processor's cache.
 

@@ -80,7 +80,7 @@ def move_to(module: ModuleT, device: torch.device) -> ModuleT:
     """
     try:
         return module.to(device)
-    except Exception as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) or device.type != "cuda":
             raise
     size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -203,11 +203,11 @@ def cached_loss(
         """
         total = None if encoder is None else _Total(encoder)
         add = torch.autograd.backward if total is None else total.add
-        kept = list[Tensor]()
+        left_embeddings = list[Tensor]()
         while last_embeddings:
             embeddings, index = last_embeddings.pop(), len(earlier) + len(last_embeddings)
             if index == left:
-                kept.append(embeddings)
+                left_embeddings.append(embeddings)
             else:
                 add(embeddings, pieces[index])
         with precision():
@@ -215,15 +215,15 @@ def cached_loss(
                 states[index].restore()
                 embeddings = encode(*parts[index])
                 if index == left:
-                    kept.append(embeddings)
+                    left_embeddings.append(embeddings)
                 else:
                     add(embeddings, pieces[index])
-        return [] if total is None else total.gradients, kept
+        return [] if total is None else total.gradients, left_embeddings
 
-    gradients, kept = differentiate() if agreement is None else agreement.run(differentiate)
+    gradients, left_embeddings = differentiate() if agreement is None else agreement.run(differentiate)
     after.restore()
-    by_kept = [pieces[left]] if left is not None else []
-    value = _deliver(output.value, [*(encoder or ()), *loss, *kept], [*gradients, *by_loss, *by_kept])
+    by_left = [pieces[left]] if left is not None else []
+    value = _deliver(output.value, [*(encoder or ()), *loss, *left_embeddings], [*gradients, *by_loss, *by_left])
     return LossOutput(value, output.statistics)
 
 

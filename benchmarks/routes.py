@@ -86,7 +86,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     from raytriever.data.config import DataConfig
     from raytriever.data.negatives import read_negatives
     from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.shards import ShardEncoder
+    from raytriever.encoding.shards import ShardEncoder, tokenisation_of
     from raytriever.evaluation import systems
     from raytriever.losses.config import LossConfig
     from raytriever.losses.engine.workers import ALONE
@@ -96,7 +96,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     from raytriever.training.config import TrainingConfig
     from raytriever.training.refresh import job
     from raytriever.training.refresh.config import RefreshConfig
-    from raytriever.training.training_data import TrainingData, tokenisation_of
+    from raytriever.training.training_data import TrainingData
 
     batch, evaluation, refresh = (Route(ends) for ends in ENDS.values())
     make_encoder(folder / "encoder")

@@ -19,11 +19,12 @@ import torch
 
 from ends import End, parser, report
 from raytriever.data.config import DataConfig
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import Batch, Prefetcher
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH = 64, 5, 32, 128
 STEP_SECONDS, STEPS = 0.05, 100

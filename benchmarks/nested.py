@@ -23,6 +23,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.shards import tokenisation_of
 from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LossConfig
@@ -35,7 +36,7 @@ from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.recipes.pydocs import pydocs
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.training_data import TrainingData, tokenisation_of
+from raytriever.training.training_data import TrainingData
 
 DIMS = (256, 128, 64, 32, 16)
 NARROW, WHOLE = 32, 384

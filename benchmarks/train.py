@@ -48,6 +48,7 @@ def ours(precision: str, dataset: Path) -> list[float]:
     import torch
 
     from raytriever.data.config import DataConfig
+    from raytriever.encoding.shards import tokenisation_of
     from raytriever.losses.config import LossConfig
     from raytriever.losses.engine.workers import ALONE
     from raytriever.losses.registry import build_loss
@@ -59,7 +60,7 @@ def ours(precision: str, dataset: Path) -> list[float]:
     from raytriever.training.parallel.choice import build_strategy
     from raytriever.training.parallel.grad_cache import Chunk
     from raytriever.training.parallel.objective import Objective
-    from raytriever.training.training_data import TrainingData, tokenisation_of
+    from raytriever.training.training_data import TrainingData
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))
     train_on_cpu(retriever)

@@ -65,6 +65,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.config import from_dict
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.loading import load_for_encoding
+    from raytriever.encoding.shards import tokenisation_of
     from raytriever.evaluation.protocol import Protocol
     from raytriever.evaluation.systems import DenseSystem
     from raytriever.losses.engine.workers import ALONE
@@ -74,7 +75,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.models.writer import write_model
     from raytriever.storage import committed_directory
     from raytriever.training.loop import TrainingSetup, train
-    from raytriever.training.training_data import TrainingData, tokenisation_of
+    from raytriever.training.training_data import TrainingData
     from raytriever.tuning.ray.training_data import trial_config
     from raytriever.tuning.space import parse_search_space
 

@@ -28,9 +28,8 @@ from torch.utils.flop_counter import flop_registry
 from ends import End, parser, report
 from on_gpu.models import SHAPES, contents
 from raytriever.models import varlen
-from raytriever.models.buckets import fill_buckets
 from raytriever.models.encoder import Encoder
-from raytriever.models.packing import TokenBatch, pack, tokens_of
+from raytriever.models.packing import TokenBatch, fill_buckets, pack, tokens_of
 from raytriever.models.precision import autocast
 from raytriever.training.memory.simulation import fake, use_float32_norms
 from raytriever.training.monitoring import Encoding

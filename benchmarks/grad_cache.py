@@ -62,7 +62,7 @@ def batch(rank: int, device: torch.device) -> object:
     from types import SimpleNamespace
 
     from raytriever.losses.engine.batch import BatchIds
-    from raytriever.models.buckets import Buckets
+    from raytriever.models.packing import Buckets
 
     generator = torch.Generator().manual_seed(rank)
 

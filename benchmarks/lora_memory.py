@@ -26,10 +26,11 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
+from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.packing import Buckets
 from raytriever.models.precision import autocast, base_type
-from raytriever.models.prepare import prepare_for_training, train_on_cpu
+from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.loop import build_optimizer

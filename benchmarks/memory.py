@@ -16,8 +16,8 @@ import torch
 from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from ends import End, parser, report
-from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig
+from raytriever.models.cpu_layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.plan import MemoryPlan, Share

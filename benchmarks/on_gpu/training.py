@@ -30,14 +30,13 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch
+from raytriever.training.batches import Batch, Stager
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.staging import Stager
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 MFU, RATIO = 0.45, 1.3

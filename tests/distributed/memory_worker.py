@@ -17,9 +17,9 @@ from transformers import BertConfig
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
-from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
+from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero

@@ -1,7 +1,7 @@
 """Encode tokens in one process: sort texts by length, and form batches of equal token count ahead of the encoder.
 
 Sorting keeps padding to a few per cent. The budget counts tokens, not texts, because tokens cost time and memory. Those
-of long texts count more (`models.buckets.token_cost`), because attention is quadratic. Batches depend on the lengths
+of long texts count more (`models.packing.token_cost`), because attention is quadratic. Batches depend on the lengths
 and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts.
 
 Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
@@ -22,8 +22,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ModelError
-from raytriever.models.buckets import token_cost
-from raytriever.models.packing import TokenBatch, move
+from raytriever.models.packing import TokenBatch, move, token_cost
 from raytriever.models.retriever import Retriever
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side

@@ -30,7 +30,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import CONFIG, RunDirectory
-from raytriever.losses.nested import narrower_widths
+from raytriever.losses.loss import narrower_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
@@ -191,7 +191,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     retriever = load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu)
     for part in curriculum.all_stages:
         with stage_errors(part):
-            narrower_widths(part.config.loss, retriever.width)  # only for its checks
+            narrower_widths(part.config.loss.widths, retriever.width)  # only for its checks
     measured = _open_measured(base, retriever, log) if curriculum.stages else None
     stages = []
     for part in curriculum.all_stages:

@@ -105,11 +105,6 @@ class LossConfig:
         return self.loss == "infonce-symmetric"
 
     @property
-    def operands(self) -> str:
-        """The precision of the operands of the loss's matrix products; None in the setting is `fp32`."""
-        return self.loss_precision or "fp32"
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """Widths of the nested embeddings, the largest first. The whole width always counts and may be missing here."""
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()

@@ -1,4 +1,22 @@
-"""Loss module that training calls: validates, gathers, scores, adds the regulariser, and returns statistics."""
+"""Loss module that training calls: validates, gathers, scores, adds nested widths and the regulariser, and returns
+statistics.
+
+Nested embeddings: the first components of an embedding retrieve too (Matryoshka; Kusupati et al., 2022, Eq. 1).
+
+    L = sum over m in M of L_m,   L_m the loss of the first m components,
+
+All widths have the same weight, and the whole width is always included (arXiv:2205.13147, with c_m = 1). Candidates are
+gathered once at full width, and cut afterwards. If the model compares by cosine, cut embeddings are normalised again,
+differentiably, because search normalises them too.
+
+The distribution regulariser keeps queries near the documents (out-of-distribution paper, Eq. 3).
+
+    L_reg = (1/B) sum_q (1/N) sum_y ||q - y||^2, y over every distinct candidate of the global batch.
+
+Its expectation is the squared linear-kernel MMD between queries and documents plus their variances. Written out it
+needs two means and no score matrix: ||q||^2 + mean ||y||^2 - 2 q . mean(y), O((B + N) d). It uses the whole embedding:
+a squared distance is the sum over the components, so it contains the first ones already.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +26,13 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
-from raytriever.errors import LossInputError
+from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.distribution import distribution_distance
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
 from raytriever.losses.engine.workers import ALONE, Workers, sum_shares
-from raytriever.losses.nested import narrow_candidates, narrower_widths
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class Loss(nn.Module):
         self.config = config
         self.unit_length = unit_length
         self._scores = scores
+        self._widths, self._both_ways, self._sent = config.widths, config.both_ways, sent_type(config)
         # In double precision, so that a float64 batch uses the exact temperature.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
         if config.learn_temperature:
@@ -85,8 +103,8 @@ class Loss(nn.Module):
             LossInputError: shapes, types or ids do not agree, or an embedding is not finite.
         """
         check_batch(queries, passages, ids)
-        widths = narrower_widths(self.config, queries.shape[1])
-        batch = gather_candidates(queries, passages, ids, workers, self.config.both_ways, sent_type(self.config))
+        widths = narrower_widths(self._widths, queries.shape[1])
+        batch = gather_candidates(queries, passages, ids, workers, self._both_ways, self._sent)
         batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
         batch = replace(batch, largest_score=self._largest_score(batch, passages, log_temperature, workers))
@@ -182,3 +200,63 @@ def _to_working_precision(batch: Candidates) -> Candidates:
     """Convert embeddings to at least float32: scores have this precision with every encoder."""
     precise = torch.promote_types(batch.queries.dtype, torch.float32)
     return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
+
+
+# ---------------------------------------------------------------------------------------------------- nested embeddings
+
+
+def narrower_widths(widths: tuple[int, ...], whole: int) -> tuple[int, ...]:
+    """Return the widths below the whole width at which the loss counts too, the largest first.
+
+    Args:
+        widths: of the nested embeddings, the largest first.
+        whole: number of components of an embedding.
+
+    Raises:
+        ConfigError: a width exceeds the whole width.
+    """
+    if widths and widths[0] > whole:
+        raise ConfigError(
+            f"asks for {widths[0]} components, but embeddings have {whole}",
+            "--matryoshka-dims",
+            f"give at most {whole}",
+        )
+    return tuple(width for width in widths if width < whole)
+
+
+def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
+    """Return the same rows and candidates with their first components only; differentiable.
+
+    Args:
+        batch: the gathered batch, in working precision.
+        width: number of components to keep.
+        unit_length: normalise the cut embeddings to length one.
+    """
+    queries, embeddings = (
+        functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()
+        for x in (batch.queries, batch.embeddings)
+    )
+    return replace(batch, queries=queries, embeddings=embeddings)
+
+
+# ---------------------------------------------------------------------------------------------------------- regulariser
+
+
+def distribution_distance(
+    queries: Float[Tensor, "queries width"],
+    candidates: Float[Tensor, "candidates width"],
+    rows: int,
+    workers: Workers,
+) -> Float[Tensor, ""]:
+    """Compute the mean squared distance between the queries and the candidates of the global batch.
+
+    Args:
+        queries: embeddings of this worker's queries.
+        candidates: embeddings of every distinct candidate of the global batch.
+        rows: number of queries over all workers.
+        workers: the group.
+    """
+    centre = candidates.mean(0)
+    spread = candidates.square().sum(1).mean()
+    per_query = queries.square().sum(1) + spread - 2 * queries @ centre
+    return sum_shares(per_query.sum() / rows, workers)

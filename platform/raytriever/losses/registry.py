@@ -22,7 +22,7 @@ from raytriever.losses.kl import kl_share
 from raytriever.losses.loss import Loss, LossOutput, LossShare, sent_type
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
 from raytriever.losses.margin_mse import margin_mse_share
-from raytriever.losses.mw.reduction import MWReduction
+from raytriever.losses.mw.pairwise import MWReduction
 from raytriever.losses.rand1 import RAND1
 from raytriever.losses.summarg import SUMMARG
 from raytriever.losses.symmetric import exchange_roles
@@ -48,11 +48,11 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
         columns = row_loss.positives(batch.relevance.positives, ids)
         if not config.soft_labels or batch.relevance.group is None:
             reduction = RowReduction(row_loss, columns, batch.relevance.rows)
-            return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
+            return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
         labels = SoftLabels.of(batch, config.teacher_temperature)
         group = OwnGroup.of(batch, log_temperature, config.teacher_temperature)
         reduction = RowReduction(row_loss, columns, batch.relevance.rows, labels)
-        share = sweep(reduction, batch, log_temperature, config.operands)
+        share = sweep(reduction, batch, log_temperature, config.loss_precision)
         return LossShare(share, group.statistics(workers))
 
     return reduce
@@ -87,13 +87,13 @@ def triplet(
 ) -> LossShare:
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
-    return LossShare(sweep(reduction, batch, log_temperature, config.operands), {})
+    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
 
 
 def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossShare:
     """Compare every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
-    return LossShare(sweep(reduction, batch, log_temperature, config.operands), reduction.statistics)
+    return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), reduction.statistics)
 
 
 LOSSES: dict[str, ScoreLoss] = {

@@ -17,7 +17,7 @@ from numpy import ndarray
 from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.draws import words
+from raytriever.data.sampling.order import words
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.mining.bm25 import Bm25Index
@@ -25,7 +25,7 @@ from raytriever.mining.config import ENCODER_METHODS, MiningConfig
 from raytriever.mining.filters import ExcludedDocuments, entries, normalise
 from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Judge, JudgeScorer, NullScorer, PairScorer
 
-# Purposes of draws; see `data.sampling.draws.words`.
+# Purposes of draws; see `data.sampling.order.words`.
 DOCUMENTS, CHOICE = 11, 12
 # Normalised passages in the cache; queries share candidates.
 _PASSAGES = 1 << 17

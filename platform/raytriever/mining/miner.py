@@ -24,7 +24,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.draws import words
+from raytriever.data.sampling.order import words
 from raytriever.data.sampling.origins import parse_mix
 from raytriever.errors import ConfigError, DataError
 from raytriever.mining.bm25 import Bm25Index

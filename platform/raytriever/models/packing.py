@@ -1,4 +1,4 @@
-"""Tokens of texts as inputs of the encoder: padded to one length, or packed one after another without padding.
+"""Tokens of texts as inputs of the encoder: padded in buckets of similar length, or packed without padding.
 
 A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed batch has these tensors:
 
@@ -6,11 +6,24 @@ A padded batch has `input_ids` and `attention_mask`, `[texts, tokens]`. A packed
 - `starts`: `[texts + 1]` int32; text i has the tokens `starts[i]` to `starts[i + 1] - 1`.
 - `left_out`: `[texts]` int64, if prompts are not pooled; the number of first tokens of each text that are left out.
 - `lengths`: `[texts]` int64; always on the CPU, so that no code waits for a GPU to read it.
+
+Buckets. A batch is sorted by length and cut into buckets, each padded to its longest text. The embeddings are then put
+back in the order of the batch. Dynamic programming finds the cheapest cut into at most `BUCKETS` buckets: a bucket
+costs its number of texts times the cost of its longest text, plus `BUCKET_COST`. The cost of a text is its number of
+tokens, with a quadratic term for the attention of texts of more than 512 tokens.
+
+Padding of SQuAD's pairs in batches of 64, with at most 64 and 256 tokens: 39 % in one bucket per side, 12.4 % in four
+buckets with equal numbers of texts, 7.1 % with this cut. On 2 cores a training step of MiniLM takes 0.88 of the time
+with the four equal buckets. In batches of 256: 40, 13 and 6 %. At 32 and 48 tokens almost all passages are truncated,
+and the gain is small: 4.1 % in four equal buckets, 5.6 % with this cut in fewer buckets; in batches of 256 5.3 and
+2.6 %, in the same time. With 24 texts of 256 to 8,100 tokens, a small Qwen3 takes 0.92 of the time that buckets cut by
+tokens alone take, forward and backward on one core.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -92,3 +105,109 @@ def join(parts: Sequence[TokenBatch]) -> TokenBatch:
         tokens += tokens_of(part)
     joined = {name: torch.cat([part[name] for part in parts], dim=-1) for name in first if name != "starts"}
     return {**joined, "starts": torch.cat(starts)}
+
+
+# -------------------------------------------------------------------------------------------------------------- buckets
+
+
+BUCKETS = 8
+# Cost of one more bucket, forward and backward, in tokens. MiniLM on 2 cores: 100 to 210 tokens for small buckets, none
+# for buckets that fill the cores.
+BUCKET_COST = 128
+# Attention costs as much as the rest of a layer at about this number of tokens, forward and backward. Measured on one
+# core with 128 to 4,096 tokens: 1,900 in layers of ModernBERT-base, 2,400 in layers of Qwen3-Embedding-0.6B. Local
+# attention saves nothing, because torch's fused attention computes the masked scores too.
+ATTENTION = 2_048
+# Up to this length the cost of a text is its number of tokens: attention is a fifth of the cost at most.
+SHORT = 512
+# Number of distinct lengths in the search, so that it takes less than a millisecond for any batch.
+LEVELS = 128
+_NEVER = 2**60
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Tokens of one side of a batch, in buckets.
+
+    Args:
+        buckets: padded batches, shortest texts first; or one packed batch.
+        indices: index of each text of the batch in the concatenated buckets.
+    """
+
+    buckets: list[TokenBatch]
+    indices: Int64[Tensor, " texts"]
+
+    def to(self, device: torch.device) -> Buckets:
+        """Return a copy on a device."""
+        buckets = [move(bucket, lambda tensor: tensor.to(device)) for bucket in self.buckets]
+        return Buckets(buckets, self.indices.to(device))
+
+
+def join_sides(queries: Buckets, passages: Buckets) -> Buckets:
+    """Return the packed texts of both sides as one packed batch, the queries first."""
+    indices = torch.cat([queries.indices, passages.indices + len(queries.indices)])
+    return Buckets([join([*queries.buckets, *passages.buckets])], indices)
+
+
+def fill_buckets(
+    token_ids: Sequence[ndarray],
+    pad: Callable[..., TokenBatch],
+    most: int | None = None,
+    prompt_lengths: Sequence[int] | None = None,
+) -> Buckets:
+    """Sort the texts of a batch by length into padded buckets.
+
+    Args:
+        token_ids: inputs of the encoder.
+        pad: pads some of them to one batch, with their prompt lengths as a second argument if there are any.
+        most: largest cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
+        prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.
+    """
+    columns = [token_ids] if prompt_lengths is None else [token_ids, prompt_lengths]
+    lengths = np.array([len(ids) for ids in token_ids], dtype=np.int64)
+    order = lengths.argsort(kind="stable")
+    buckets = np.split(order, cut_points(lengths[order]))
+    if most:
+        buckets = [
+            rows
+            for bucket in buckets
+            for rows in np.array_split(
+                bucket, min(len(bucket), -(-len(bucket) * int(token_cost(lengths[bucket[-1]])) // most))
+            )
+        ]
+    return Buckets(
+        [pad(*([column[row] for row in rows] for column in columns)) for rows in buckets],
+        torch.from_numpy(order.argsort()),
+    )
+
+
+def token_cost(lengths: ndarray) -> ndarray:
+    """Return the cost of texts of these lengths, in tokens of a short text; the shape and type do not change."""
+    return lengths + np.maximum(lengths * lengths - SHORT * SHORT, 0) // ATTENTION
+
+
+def cut_points(lengths: Int64[ndarray, " texts"]) -> list[int]:
+    """Return the cheapest cut of texts of ascending lengths: the first text of each bucket except the first.
+
+    Of cuts with equal costs, one with the fewest buckets is returned.
+    """
+    if not len(lengths):
+        return []
+    # Texts of one length stay together, because to split them costs a bucket and saves nothing.
+    step = -(-int(lengths[-1] - lengths[0] + 1) // LEVELS)
+    starts = np.unique((lengths - lengths[0]) // step, return_index=True)[1]
+    ends = np.append(starts[1:], len(lengths))
+    # cost[i, j]: cost of a bucket with the levels i to j.
+    cost = (ends - starts[:, None]) * token_cost(lengths[ends - 1]) + BUCKET_COST
+    cost[np.tri(len(starts), k=-1, dtype=bool)] = _NEVER
+    best, first_levels = [cost[0]], []
+    for _ in range(min(BUCKETS, len(starts)) - 1):
+        # total[i, j]: cost of the best buckets up to level i - 1 and one more bucket with the levels i to j.
+        total = np.append(_NEVER, best[-1][:-1])[:, None] + cost
+        first_levels.append(total.argmin(axis=0))
+        best.append(total.min(axis=0))
+    level, cuts = len(starts), []
+    for first in reversed(first_levels[: int(np.argmin([row[-1] for row in best]))]):
+        level = int(first[level - 1])
+        cuts.append(int(starts[level]))
+    return cuts[::-1]

@@ -1,5 +1,4 @@
-"""Preparation of a loaded retriever for training, in place: LoRA adapters, activation checkpointing, and faster
-attention and dropout on a CPU."""
+"""Preparation of a loaded retriever for training, in place: LoRA adapters and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -7,9 +6,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError
-from raytriever.models.attention import use_cpu_attention
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.models.dropout import Dropout
 from raytriever.models.lora import add_adapters, share_frozen
 from raytriever.models.retriever import Retriever
 
@@ -66,13 +63,3 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
             "--activation-checkpointing",
             "remove the flag, or use gradient caching",
         ) from error
-
-
-def train_on_cpu(retriever: Retriever) -> None:
-    """Replace attention and dropout of every tower by those that are fast on a CPU, in place; parameters are kept."""
-    longest = max(retriever.description.query_length, retriever.description.passage_length)
-    for tower in {retriever.query, retriever.passage}:
-        use_cpu_attention(tower.backbone, longest)
-    for name, module in list(retriever.named_modules()):
-        if type(module) is nn.Dropout:
-            retriever.set_submodule(name, Dropout(module.p).train(module.training))

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError
-from raytriever.models.buckets import Buckets, fill_buckets, join_sides
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
-from raytriever.models.packing import TokenBatch, is_packed, pack
+from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
 from raytriever.models.source import resolve_model

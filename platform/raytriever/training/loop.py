@@ -22,13 +22,13 @@ from torch import nn
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
+from raytriever.models.cpu_layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory
-from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
-from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions
+from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
 from raytriever.training.checkpoint import Progression, State
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -42,7 +42,6 @@ from raytriever.training.parallel.process_group import host_workers
 from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.resume import load_best, origin_of, resume
-from raytriever.training.staging import StagedBatch, Stager
 from raytriever.training.step_reports import StepReports
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
 
@@ -104,6 +103,7 @@ class _Trainer:
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup, self.settings, self.workers = setup, setup.training, setup.workers
+        self.both_ways = setup.loss.both_ways
         settings = self.settings
         torch.manual_seed(settings.seed)
         loss = build_loss(setup.loss, setup.retriever.description.similarity == "cosine").to(setup.device)
@@ -227,8 +227,8 @@ class _Trainer:
 
     def _batch(self, step: int) -> StagedBatch:
         """Return the batch of a step; called in the loader's thread."""
-        setup = self.setup
-        return self.stager.stage(self.sources.at(step).batch(step, setup.retriever, self.workers, setup.loss.both_ways))
+        source = self.sources.at(step)
+        return self.stager.stage(source.batch(step, self.setup.retriever, self.workers, self.both_ways))
 
     def _step(self, staged: StagedBatch, wait_seconds: float) -> None:
         setup, settings, step = self.setup, self.settings, self.progression.step
@@ -299,7 +299,7 @@ class _Trainer:
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):
-            batch = self.setup.dev.batch(number, self.setup.retriever, self.workers, self.setup.loss.both_ways)
+            batch = self.setup.dev.batch(number, self.setup.retriever, self.workers, self.both_ways)
             output = self.strategy.measure(self.stager.receive(self.stager.stage(batch)))
             numbers = Readout({"loss": output.value, "auc": output.statistics["batch_auc"]}).read()
             losses.append(numbers["loss"])

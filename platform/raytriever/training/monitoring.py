@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from raytriever.losses.engine.workers import Workers
-from raytriever.models.buckets import Buckets
-from raytriever.models.packing import lengths_of
+from raytriever.models.packing import Buckets, lengths_of
 from raytriever.training.batches import Batch
 
 PHASES = ("encode", "loss", "backward", "optimizer")

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.sampling.draws import permutation
-from raytriever.data.sampling.order import Order, worker_slice
+from raytriever.data.sampling.order import Order, permutation, worker_slice
 from raytriever.errors import ConfigError
 
 SIZES = {"examples": st.integers(1, 60), "batch_size": st.integers(1, 150), "seed": st.integers(-5, 2**64)}

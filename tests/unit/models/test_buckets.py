@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy import ndarray
 
-from raytriever.models import buckets
-from raytriever.models.buckets import BUCKET_COST, Buckets, cut_points, fill_buckets, token_cost
+from raytriever.models import packing
 from raytriever.models.config import ModelConfig
+from raytriever.models.packing import BUCKET_COST, Buckets, cut_points, fill_buckets, token_cost
 from raytriever.models.retriever import load_retriever
 
 
@@ -48,17 +48,17 @@ def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count:
 def test_no_other_cut_is_cheaper(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     lengths = np.sort(rng.integers(1, 120, rng.integers(1, 11)) * rng.choice([1, 4]))
-    monkeypatch.setattr(buckets, "BUCKETS", int(rng.integers(1, 5)))
-    monkeypatch.setattr(buckets, "LEVELS", 1_000)  # every length is a level
-    others = (cuts for more in range(buckets.BUCKETS) for cuts in combinations(range(1, len(lengths)), more))
+    monkeypatch.setattr(packing, "BUCKETS", int(rng.integers(1, 5)))
+    monkeypatch.setattr(packing, "LEVELS", 1_000)  # every length is a level
+    others = (cuts for more in range(packing.BUCKETS) for cuts in combinations(range(1, len(lengths)), more))
     cuts = cut_points(lengths)
-    assert len(cuts) < buckets.BUCKETS
+    assert len(cuts) < packing.BUCKETS
     assert cost(lengths, cuts) == min(cost(lengths, list(other)) for other in others)
 
 
 def test_many_distinct_lengths_have_a_nearly_cheapest_cut() -> None:
     lengths = np.sort(np.random.default_rng(0).integers(3, 8_192, 3_000))
-    even = [len(part) for part in np.array_split(lengths, buckets.BUCKETS)]
+    even = [len(part) for part in np.array_split(lengths, packing.BUCKETS)]
     assert cost(lengths, cut_points(lengths)) <= cost(lengths, np.cumsum(even)[:-1].tolist())
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.models.attention import NAME, attention
 from raytriever.models.config import ModelConfig
-from raytriever.models.dropout import Dropout, drop
+from raytriever.models.cpu_layers import NAME, Dropout, attention, drop, train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast
-from raytriever.models.prepare import train_on_cpu
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 

@@ -13,9 +13,9 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
+from raytriever.models.packing import Buckets
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model

@@ -24,8 +24,8 @@ from raytriever.losses.engine.batch import gather_relevance
 from raytriever.losses.engine.relevance import PAD, Relevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
-from raytriever.models.buckets import Buckets
 from raytriever.models.config import ModelConfig
+from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.parallel.grad_cache import Chunk

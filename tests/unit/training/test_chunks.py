@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.models.buckets import Buckets
+from raytriever.models.packing import Buckets
 from raytriever.training.parallel.grad_cache import Chunk, cut
 
 LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from raytriever.losses.engine.workers import ALONE
-from raytriever.models.buckets import Buckets
+from raytriever.models.packing import Buckets
 from raytriever.training.batches import Batch
 from raytriever.training.loop import train
 from raytriever.training.monitoring import (

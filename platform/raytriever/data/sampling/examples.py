@@ -21,7 +21,7 @@ from raytriever.data.combine import starts_of
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import SOURCES
-from raytriever.data.sampling.draws import WORD, words
+from raytriever.data.sampling.order import WORD, words
 from raytriever.data.sampling.origins import RANDOM, counts_by_origin
 from raytriever.errors import DataError
 

@@ -18,9 +18,8 @@ from math import lcm
 import numpy as np
 
 from raytriever.data.dataset import Positives
-from raytriever.data.sampling.draws import derived_seed, permutation
 from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, read
+from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, derived_seed, permutation, read
 from raytriever.data.sampling.spread import Spread
 from raytriever.errors import ConfigError
 

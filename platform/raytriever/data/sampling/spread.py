@@ -28,8 +28,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import Positives
-from raytriever.data.sampling.draws import words
-from raytriever.data.sampling.order import Epoch, Order, Stream
+from raytriever.data.sampling.order import Epoch, Order, Stream, words
 
 # Number of batches an item may try before it is left over: interleaved chains of different documents end here.
 ROUNDS = 64

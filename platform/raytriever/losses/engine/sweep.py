@@ -186,7 +186,7 @@ class Reduction(Protocol):
 
 
 def sweep(
-    reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""], precision: str = "fp32"
+    reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""], precision: str | None = None
 ) -> Float[Tensor, ""]:
     """Compute this worker's share of a loss, differentiable in queries, candidates and temperature.
 
@@ -194,7 +194,7 @@ def sweep(
         reduction: the loss.
         candidates: the batch.
         log_temperature: log of tau.
-        precision: operands of the matrix products, `fp32`, `tf32` or `bf16`.
+        precision: operands of the matrix products, `fp32` (the default), `tf32` or `bf16`.
     """
     share: Tensor = _Sweep.apply(
         candidates.queries,
@@ -202,7 +202,7 @@ def sweep(
         log_temperature,
         candidates,
         reduction,
-        Products(precision, candidates.queries),
+        Products(precision or "fp32", candidates.queries),
         torch.is_grad_enabled(),
     )
     return share

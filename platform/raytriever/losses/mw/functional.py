@@ -12,8 +12,7 @@ from torch import Tensor
 
 from raytriever.errors import LossInputError
 from raytriever.losses.engine.relevance import PAD
-from raytriever.losses.mw.pairwise import PairwiseSums
-from raytriever.losses.mw.reduction import PairReduction, pair_weight
+from raytriever.losses.mw.pairwise import PairReduction, PairwiseSums, pair_weight
 
 
 def mann_whitney(
@@ -30,8 +29,8 @@ def mann_whitney(
         mean over all pairs (p, n) of softplus((n - p) / temperature)
 
     It bounds the pooled AUC: `1 - AUC <= loss / log(2)`. Time and memory are linear in the number of scores. The loss
-    and its derivatives have a relative error below 1e-6 (`losses/mw/grid.py` contains the proof). There are no second
-    derivatives. On a CPU, the number of threads does not change the result (`losses/mw/sums.py` states the limits).
+    and its derivatives have a relative error below 1e-6. There are no second derivatives. On a CPU, the number of
+    threads does not change the result. `losses/mw/grid.py` contains the proof, and the limits of the second statement.
 
     Args:
         scores: floating tensor [queries, candidates], one row for each query. Differentiable. Its values are finite,

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.losses.loss import LossOutput
-from raytriever.models.buckets import Buckets
-from raytriever.models.packing import TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
+from raytriever.models.packing import Buckets, TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
 from raytriever.prompts import Side
 from raytriever.training.parallel.out_of_memory import Agreement
 

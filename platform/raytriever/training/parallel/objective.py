@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.models.buckets import Buckets
-from raytriever.models.packing import TokenBatch, move, texts_of
+from raytriever.models.packing import Buckets, TokenBatch, move, texts_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side

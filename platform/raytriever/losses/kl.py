@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.engine.own_group import OwnGroup
+from raytriever.losses.engine.teacher import OwnGroup
 from raytriever.losses.engine.workers import Workers
 
 

@@ -11,10 +11,9 @@ from torch import Tensor
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.losses.engine.batch import BatchIds, Candidates
-from raytriever.losses.engine.own_group import OwnGroup
 from raytriever.losses.engine.rows import RowLoss, RowReduction
-from raytriever.losses.engine.soft_labels import SoftLabels
 from raytriever.losses.engine.sweep import sweep
+from raytriever.losses.engine.teacher import OwnGroup, SoftLabels
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT

@@ -29,7 +29,7 @@ from raytriever.models.precision import is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
 from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
-from raytriever.training.checkpoint import Progression, State
+from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
@@ -41,7 +41,6 @@ from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
 from raytriever.training.parallel.process_group import host_workers
 from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
-from raytriever.training.resume import load_best, origin_of, resume
 from raytriever.training.step_reports import StepReports
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
 

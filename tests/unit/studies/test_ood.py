@@ -19,7 +19,6 @@ from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.index.approximate.synthetic import control
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.loss import distribution_distance
-from raytriever.studies.ood.figures import DRIFT, read_drift, save_across
 from raytriever.studies.ood.gap import (
     GapEmbeddings,
     IndexMeasurement,
@@ -29,7 +28,7 @@ from raytriever.studies.ood.gap import (
     measure_index,
     query_positive_distance,
 )
-from raytriever.studies.ood.tables import format_tables, recall_within, to_json
+from raytriever.studies.ood.report import DRIFT, format_tables, read_drift, recall_within, save_across, to_json
 
 
 def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:

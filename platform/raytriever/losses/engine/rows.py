@@ -20,8 +20,8 @@ from torch import Tensor
 
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.relevance import PAD
-from raytriever.losses.engine.soft_labels import SoftLabels
 from raytriever.losses.engine.sweep import Panel, Sparse
+from raytriever.losses.engine.teacher import SoftLabels
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],

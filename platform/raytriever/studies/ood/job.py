@@ -29,7 +29,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.reading.structured import read_json
 from raytriever.storage import check_writable, committed_directory, disk_errors, read_manifest
-from raytriever.studies.ood.figures import save_across, save_curves, save_plane, save_scores
 from raytriever.studies.ood.gap import (
     CUTOFFS,
     GapEmbeddings,
@@ -38,7 +37,7 @@ from raytriever.studies.ood.gap import (
     measure_index,
     query_positive_distance,
 )
-from raytriever.studies.ood.tables import format_tables, to_json
+from raytriever.studies.ood.report import format_tables, save_across, save_curves, save_plane, save_scores, to_json
 
 Log = Callable[[str], None]
 CONTROL = "control"
@@ -133,7 +132,7 @@ class OodIndex(TypedDict):
 
 
 class OodResults(TypedDict):
-    """Content of `results.json`, see `studies.ood.tables.to_json`."""
+    """Content of `results.json`, see `studies.ood.report.to_json`."""
 
     indexes: dict[str, OodIndex]
     mmd2: dict[str, float | None]

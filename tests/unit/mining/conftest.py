@@ -11,9 +11,9 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.mining.scorers import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from gardens import made_gardens
+from mining_data import word_dataset
 
 
 @pytest.fixture(scope="module")
-def gardens() -> tuple[RetrievalDataset, Embeddings]:
-    return made_gardens()
+def word_data() -> tuple[RetrievalDataset, Embeddings]:
+    return word_dataset()

@@ -20,12 +20,12 @@ SEGMENTED = "今天 天气 很好 ， 我们 一起 去 公园 散步 吧 。"
 
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI])
 def test_a_script_without_spaces_gets_a_warning_with_its_numbers(text: str) -> None:
-    found = Analysis.of([text] * 3)
+    result = Analysis.of([text] * 3)
     tokens = sum(map(len, analyse([text])))
     characters = len("".join(text.split()))
-    assert found.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
-    assert "% of them of scripts without spaces between words" in found.warning
-    assert "\n" not in found.warning
+    assert result.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
+    assert "% of them of scripts without spaces between words" in result.warning
+    assert "\n" not in result.warning
 
 
 @pytest.mark.parametrize("text", [ENGLISH, KOREAN, SEGMENTED, f"{ENGLISH} {CHINESE[:6]}", "def f(x): return x_1 + x_2"])

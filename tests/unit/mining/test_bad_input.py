@@ -18,7 +18,7 @@ from raytriever.mining.miner import mine
 from raytriever.mining.scorers import ArrayEmbeddings, Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from gardens import made, rows_of
+from mining_data import dataset_of, rows_of
 
 
 @pytest.mark.parametrize(
@@ -45,17 +45,17 @@ from gardens import made, rows_of
     ],
 )
 def test_user_errors_name_the_flag(
-    gardens: tuple[RetrievalDataset, Embeddings], config: MiningConfig, error: type[Exception], message: str
+    word_data: tuple[RetrievalDataset, Embeddings], config: MiningConfig, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as raised:
-        mine(replace(gardens[0], negatives=None), "train", config)
+        mine(replace(word_data[0], negatives=None), "train", config)
     assert message in str(raised.value)
 
 
-def test_an_empty_split_and_broken_embeddings_are_refused(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset, embeddings = gardens
+def test_an_empty_split_and_broken_embeddings_are_refused(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset, embeddings = word_data
     with pytest.raises(DataError, match="no query of split 'none' has a relevant document"):
-        mine(made(["a"], ["b"], none=[]), "none", MiningConfig())
+        mine(dataset_of(["a"], ["b"], none=[]), "none", MiningConfig())
     dense = MiningConfig(method="dense")
     broken = embeddings.queries.copy()
     broken[7, 3] = np.nan
@@ -82,9 +82,9 @@ class PartialEmbeddings(ArrayEmbeddings):
 
 @pytest.mark.parametrize("method", ["dense", "bm25,dense", "dense,random,gold"])
 def test_a_document_without_an_embedding_is_no_negative_and_sets_no_bound(
-    gardens: tuple[RetrievalDataset, Embeddings], method: str
+    word_data: tuple[RetrievalDataset, Embeddings], method: str
 ) -> None:
-    dataset, whole = gardens
+    dataset, whole = word_data
     positive = int(dataset.positives("train").of(4)[0])
     missing = (positive, 7, 8, 9)
     array = whole.documents.read(np.arange(60)).copy()
@@ -105,10 +105,10 @@ def test_queries_with_many_positives(data_packs: Path) -> None:
     positives = dataset.positives("test")
     mined = mine(dataset, "test", MiningConfig(num_negatives=20))
     index = Bm25Index(dataset.passages())
-    for place, query in enumerate(positives.queries.tolist()):
+    for row, query in enumerate(positives.queries.tolist()):
         ranking = index.search([dataset.queries.texts[query]], 82)[1][0].tolist()
         own = dataset.queries.ids[query]
-        wanted = [d for d in ranking if d not in positives.of(place) and dataset.documents.ids[d] != own]
+        wanted = [d for d in ranking if d not in positives.of(row) and dataset.documents.ids[d] != own]
         rows = rows_of(mined)[query]
         assert [document for document, _ in rows] == wanted[: len(rows)]
         assert len(rows) > 0

@@ -47,11 +47,11 @@ def test_a_ranking_does_not_depend_on_the_other_queries() -> None:
     queries = [" ".join(rng.choice(words, 3)) for _ in range(600)]  # several threads' worth
     index = Bm25Index(texts)
     scores, positions = index.search(queries, 40)
-    for place in (0, 255, 256, 599):
-        every = index.scores(queries[place])
-        assert positions[place].tolist() == np.argsort(-every, kind="stable")[:40].tolist()
-        assert (scores[place] == every[positions[place]]).all()
-        assert (index.search([queries[place]], 40)[1][0] == positions[place]).all()
+    for row in (0, 255, 256, 599):
+        every = index.scores(queries[row])
+        assert positions[row].tolist() == np.argsort(-every, kind="stable")[:40].tolist()
+        assert (scores[row] == every[positions[row]]).all()
+        assert (index.search([queries[row]], 40)[1][0] == positions[row]).all()
 
 
 def test_a_ranking_over_several_blocks_of_documents() -> None:
@@ -70,10 +70,10 @@ def test_a_ranking_over_several_blocks_of_documents() -> None:
 
 
 def test_scores_of_pairs_are_those_of_the_ranking() -> None:
-    found = Bm25Index(TEXTS).scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
-    assert np.isnan(found).tolist() == [[False, True, False], [False, False, True]]
-    assert found[0, 0] == Bm25Index(TEXTS).scores("cats")[3] > 0
-    assert found[0, 2] == found[1, 0] == 0
+    result = Bm25Index(TEXTS).scores_of(["cats", "zebra"], np.array([[3, -1, 4], [0, 1, -1]]))
+    assert np.isnan(result).tolist() == [[False, True, False], [False, False, True]]
+    assert result[0, 0] == Bm25Index(TEXTS).scores("cats")[3] > 0
+    assert result[0, 2] == result[1, 0] == 0
 
 
 @pytest.mark.data
@@ -81,8 +81,8 @@ def test_scifact_scores_as_published(data_packs: Path) -> None:
     dataset = open_dataset(data_packs / "scifact", ["test"])
     positives = dataset.positives("test")
     queries = [dataset.queries.texts[query] for query in positives.queries]
-    _, found = Bm25Index(dataset.passages()).search(queries, 10)
+    _, ranking = Bm25Index(dataset.passages()).search(queries, 10)
     discounts = 1 / np.log2(np.arange(2, 12))
-    gains = [np.isin(found[i], positives.of(i)) @ discounts for i in range(len(positives))]
+    gains = [np.isin(ranking[i], positives.of(i)) @ discounts for i in range(len(positives))]
     ideal = [discounts[: len(positives.of(i))].sum() for i in range(len(positives))]
     assert np.mean(np.divide(gains, ideal)) == pytest.approx(0.676, abs=0.002)

@@ -20,7 +20,7 @@ from raytriever.mining.miner import mine
 from raytriever.mining.scorers import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from gardens import made, rows_of, whole_numbers
+from mining_data import dataset_of, rows_of, whole_numbers
 from sham_device import CUDA, sham_device
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
@@ -41,15 +41,15 @@ def mine_by_loop(
     }
     texts = [text.strip().lower() for text in dataset.documents.texts]
     table, counts = {}, dict.fromkeys(REASONS, 0)
-    for place, (query, relevant) in enumerate(sorted(of.items())):
-        lowest = min(scores[place][document] for document in relevant)
-        ranking = sorted(range(len(texts)), key=lambda d: (scores[place][d], dataset.documents.ids[d]), reverse=True)
+    for index, (query, relevant) in enumerate(sorted(of.items())):
+        lowest = min(scores[index][document] for document in relevant)
+        ranking = sorted(range(len(texts)), key=lambda d: (scores[index][d], dataset.documents.ids[d]), reverse=True)
         rank, table[query] = 0, []
         for document in ranking:
             if rank == config.depth:
                 break
             rank += 1
-            score = scores[place][document]
+            score = scores[index][document]
             if document in relevant or texts[document] in {texts[each] for each in relevant}:
                 rank -= 1
                 why = "relevant" if document in relevant else "same text as a positive"
@@ -81,7 +81,7 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
     documents = [str(rng.choice(WORDS)) for _ in range(size)]
     queries = [f"what is {rng.integers(3)}" for _ in range(6)]
     pairs = [(int(rng.integers(6)), int(rng.integers(size))) for _ in range(data.draw(st.integers(1, 9)))]
-    dataset = made(queries, documents, train=pairs, test=[(int(rng.integers(6)), int(rng.integers(size)))])
+    dataset = dataset_of(queries, documents, train=pairs, test=[(int(rng.integers(6)), int(rng.integers(size)))])
     low = data.draw(st.integers(0, 3))
     bound = st.none() | st.integers(0, 6).map(float)
     config = MiningConfig(
@@ -111,9 +111,9 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("method", ["dense", "cross-query"])
 def test_mining_copies_the_embeddings_to_a_gpu_once(
-    gardens: tuple[RetrievalDataset, Embeddings], method: str, monkeypatch: pytest.MonkeyPatch
+    word_data: tuple[RetrievalDataset, Embeddings], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dataset, embeddings = gardens
+    dataset, embeddings = word_data
     config = MiningConfig(method=method, num_negatives=2, range_max=5)
     expected = mine(dataset, "train", config, embeddings=embeddings).table
     monkeypatch.setattr(miner, "BLOCK", 20)

@@ -37,7 +37,7 @@ def expected_verdicts(
     """Return one query's verdicts, candidate by candidate."""
     max_score, absolute, relative = bounds
     lowest = min(positives)
-    verdicts, rank, kept = [], 0, 0
+    verdicts, rank, count_kept = [], 0, 0
     for document, score in zip(documents, scores, strict=True):
         if document < 0 or rank >= window[1]:
             verdicts.append(NO_CANDIDATE)
@@ -53,11 +53,11 @@ def expected_verdicts(
             verdict = ABSOLUTE
         elif relative is not None and score > lowest - abs(lowest) * relative:
             verdict = RELATIVE
-        elif kept == count:
+        elif count_kept == count:
             verdict = NOT_CHOSEN
         else:
             verdict = KEPT
-            kept += 1
+            count_kept += 1
         rank += 1
         verdicts.append(verdict)
     return verdicts
@@ -83,11 +83,11 @@ def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
     most = max(len(row[2]) for row in rows)
     padded = np.full((queries, most), -1), np.zeros((queries, most), np.int8)
     for row, (_, _, known, _) in enumerate(rows):
-        for place, (document, why) in enumerate(known.items()):
-            padded[0][row, place], padded[1][row, place] = document, why
-    found = np.array([row[0] for row in rows])
+        for index, (document, why) in enumerate(known.items()):
+            padded[0][row, index], padded[1][row, index] = document, why
+    result = np.array([row[0] for row in rows])
     scores = np.array([row[1] for row in rows], np.float32)
-    verdicts, _ = initial_verdicts(found, padded, *window)
+    verdicts, _ = initial_verdicts(result, padded, *window)
     apply_score_bounds(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
     choose(verdicts, count, None)
     wanted = [expected_verdicts(*row, window, bounds, count) for row in rows]

@@ -22,20 +22,20 @@ from raytriever.mining.miner import mine
 from raytriever.mining.scorers import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from gardens import EVERY, made, rows_of
+from mining_data import EVERY, dataset_of, rows_of
 
 
-def test_counts_add_up_for_every_method(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    mined = mine(gardens[0], "train", replace(EVERY, relative_margin=0.3), embeddings=gardens[1])
+def test_counts_add_up_for_every_method(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    mined = mine(word_data[0], "train", replace(EVERY, relative_margin=0.3), embeddings=word_data[1])
     assert tuple(mined.counts) == METHODS
     for method, counts in mined.counts.items():
         assert counts["candidates"] == sum(count for name, count in counts.items() if name != "candidates"), method
         assert counts["kept"] == mined.table.counts()[method], method
     assert mined.counts_per_query.sum() == len(mined.table)
     assert mined.scorer == "encoder"
-    positives = gardens[0].positives("train")
+    positives = word_data[0].positives("train")
     lowest = {
-        int(q): gardens[1].queries[n] @ gardens[1].documents.read(positives.of(n)).T
+        int(q): word_data[1].queries[n] @ word_data[1].documents.read(positives.of(n)).T
         for n, q in enumerate(positives.queries)
     }
     for query, score in zip(mined.table.queries.tolist(), mined.table.scores, strict=True):
@@ -43,24 +43,26 @@ def test_counts_add_up_for_every_method(gardens: tuple[RetrievalDataset, Embeddi
 
 
 def test_block_sizes_do_not_change_the_table(
-    gardens: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
+    word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
+    once = mine(word_data[0], "train", EVERY, embeddings=word_data[1], seed=4)
     monkeypatch.setattr(miner, "BLOCK", 30)
-    repeated = mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=4)
+    repeated = mine(word_data[0], "train", EVERY, embeddings=word_data[1], seed=4)
     assert repeated.table.digest == once.table.digest
     assert repeated.counts == once.counts
-    assert mine(gardens[0], "train", EVERY, embeddings=gardens[1], seed=5).table.digest != once.table.digest
+    assert mine(word_data[0], "train", EVERY, embeddings=word_data[1], seed=5).table.digest != once.table.digest
     for method in ("dense", "random"):
-        found = [
-            mine(gardens[0], "train", replace(EVERY, method=method), embeddings=gardens[1], seed=4, round=n).table
+        results = [
+            mine(word_data[0], "train", replace(EVERY, method=method), embeddings=word_data[1], seed=4, round=n).table
             for n in (0, 1)
         ]
-        assert found[0].digest != found[1].digest
+        assert results[0].digest != results[1].digest
 
 
-def test_negatives_follow_from_the_id_of_a_query_not_its_position(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset, embeddings = gardens
+def test_negatives_follow_from_the_id_of_a_query_not_its_position(
+    word_data: tuple[RetrievalDataset, Embeddings],
+) -> None:
+    dataset, embeddings = word_data
     once = rows_of(mine(dataset, "train", replace(EVERY, method="dense,random"), embeddings=embeddings))
     order = np.random.default_rng(0).permutation(40)
     position = np.argsort(order)
@@ -77,15 +79,15 @@ def test_negatives_follow_from_the_id_of_a_query_not_its_position(gardens: tuple
     assert {int(order[query]): rows for query, rows in repeated.items()} == once
 
 
-def test_random_negatives_cover_the_whole_range(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
+def test_random_negatives_cover_the_whole_range(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
     config = MiningConfig(method="dense", num_negatives=3, range_min=2, range_max=12, sampling_strategy="random")
-    ranks = mine(gardens[0], "train", config, embeddings=gardens[1]).table.ranks
+    ranks = mine(word_data[0], "train", config, embeddings=word_data[1]).table.ranks
     assert set(ranks.tolist()) == set(range(2, 12))
     assert len(ranks) == 120
 
 
-def test_bm25_keeps_documents_that_share_a_term(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset = gardens[0]
+def test_bm25_keeps_documents_that_share_a_term(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset = word_data[0]
     mined = mine(dataset, "train", MiningConfig(num_negatives=30))
     assert 0 < mined.counts_per_query.min() < mined.counts_per_query.max() < 30
     index = Bm25Index(dataset.passages())
@@ -106,24 +108,24 @@ def test_bm25_keeps_documents_that_share_a_term(gardens: tuple[RetrievalDataset,
 
 def test_cross_query_ranks_documents_by_their_most_similar_query() -> None:
     texts = [f"question {n}" for n in range(5)]
-    dataset = made(
+    dataset = dataset_of(
         texts, [f"text {n}" for n in range(9)], train=[(0, 4), (1, 5), (1, 6), (2, 6), (2, 7), (3, 8), (4, 4)]
     )
     angles = np.array([0, 0.1, 0.2, 1.0, 0.3])
     queries = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     embeddings = Embeddings.of(queries, np.ones((9, 2), np.float32))
-    found = rows_of(mine(dataset, "train", MiningConfig(method="cross-query", num_negatives=4), embeddings=embeddings))
+    result = rows_of(mine(dataset, "train", MiningConfig(method="cross-query", num_negatives=4), embeddings=embeddings))
     # Query 4 has the positive of query 0; document 6 has the rank of query 1, and counts once.
-    assert [document for document, _ in found[0]] == [5, 6, 7, 8]
-    assert [rank for _, rank in found[0]] == [0, 1, 2, 3]
+    assert [document for document, _ in result[0]] == [5, 6, 7, 8]
+    assert [rank for _, rank in result[0]] == [0, 1, 2, 3]
     # Document 6 has the id of query 3.
-    assert [document for document, _ in found[3]] == [4, 7, 5]
+    assert [document for document, _ in result[3]] == [4, 7, 5]
 
 
 def test_a_range_deeper_than_one_search_of_similar_queries() -> None:
     texts = [f"question {n}" for n in range(40)]
     pairs = [(n, 0) for n in range(38)] + [(38, 2), (39, 1)]
-    dataset = made(texts, [f"text {n}" for n in range(8)], train=pairs)
+    dataset = dataset_of(texts, [f"text {n}" for n in range(8)], train=pairs)
     queries = np.stack([np.ones(40), np.linspace(1, 0, 40)], axis=1).astype(np.float32)
     embeddings = Embeddings.of(queries, np.ones((8, 2), np.float32))
     config = MiningConfig(method="cross-query", num_negatives=1)
@@ -131,8 +133,8 @@ def test_a_range_deeper_than_one_search_of_similar_queries() -> None:
     assert rows_of(mine(dataset, "train", config, embeddings=embeddings))[5] == [(2, 0)]
 
 
-def test_a_judge_replaces_the_scores_of_the_encoder(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset, embeddings = gardens
+def test_a_judge_replaces_the_scores_of_the_encoder(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset, embeddings = word_data
     asked: list[tuple[str, str]] = []
 
     def judge(queries: Any, passages: Any) -> np.ndarray:
@@ -152,30 +154,30 @@ def test_a_judge_replaces_the_scores_of_the_encoder(gardens: tuple[RetrievalData
         mine(dataset, "train", config, embeddings=embeddings, judge=lambda q, p: np.full(len(q), np.nan, np.float32))
 
 
-def test_passages_with_an_answer_are_removed(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset, embeddings = gardens
+def test_passages_with_an_answer_are_removed(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset, embeddings = word_data
     dataset = replace(dataset, answers=Answers(np.array([0, 1, 1, 3]), ["Word3", "word1", "word2", "no"]))
     config = MiningConfig(method="dense", num_negatives=60, range_max=60, drop_answers=True)
     mined = mine(dataset, "train", config, embeddings=embeddings)
-    found = {query: {document for document, _ in rows} for query, rows in rows_of(mined).items()}
+    results = {query: {document for document, _ in rows} for query, rows in rows_of(mined).items()}
     for query, dropped in {0: {"word3"}, 1: {"word1", "word2"}, 2: set(), 3: set()}.items():
-        kept = {d for d, text in enumerate(dataset.documents.texts) if not dropped & set(text.split())}
+        without_answer = {d for d, text in enumerate(dataset.documents.texts) if not dropped & set(text.split())}
         positive = set(dataset.positives("train").of(query).tolist())
-        assert found[query] | positive | ({query + 3}) == kept | positive | {query + 3}
+        assert results[query] | positive | ({query + 3}) == without_answer | positive | {query + 3}
     assert mined.counts["dense"]["holds an answer"] > 0
 
 
-def test_training_reads_the_table(gardens: tuple[RetrievalDataset, Embeddings], tmp_path: Path) -> None:
-    mined = mine(gardens[0], "train", replace(EVERY, method="bm25,dense"), embeddings=gardens[1], round=2)
-    write_negatives(tmp_path / "table", mined.table, gardens[0], mined.meta())
-    read = read_negatives(tmp_path / "table", gardens[0])
+def test_training_reads_the_table(word_data: tuple[RetrievalDataset, Embeddings], tmp_path: Path) -> None:
+    mined = mine(word_data[0], "train", replace(EVERY, method="bm25,dense"), embeddings=word_data[1], round=2)
+    write_negatives(tmp_path / "table", mined.table, word_data[0], mined.meta())
+    read = read_negatives(tmp_path / "table", word_data[0])
     assert read.digest == mined.table.digest
     assert set(read.rounds.tolist()) == {2}
     assert set(read.origins.tolist()) == {ORIGINS.index("bm25"), ORIGINS.index("dense")}
 
 
-def test_gold_negatives_come_from_the_data_set(gardens: tuple[RetrievalDataset, Embeddings]) -> None:
-    dataset = gardens[0]
+def test_gold_negatives_come_from_the_data_set(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset = word_data[0]
     assert dataset.negatives is not None
     origins = dataset.negatives.origins.copy()
     origins[::4] = ORIGINS.index("bm25")

@@ -35,7 +35,7 @@ def test_only_passages_with_an_answer_are_removed(
     assert dataset.answers is not None
     every, some = (read_negatives(tmp_path / name, dataset) for name in ("all", "some"))
     size = len(dataset.documents)
-    kept = set((some.queries * size + some.documents).tolist())
+    remaining = set((some.queries * size + some.documents).tolist())
     assert 1.02 * len(some) < len(every)
     looked_at = gone = 0
     passages = dataset.passages()
@@ -44,7 +44,7 @@ def test_only_passages_with_an_answer_are_removed(
         answers, passage = dataset.answers.of(query), texts[document]
         if passage.isascii() and all(answer.isascii() for answer in answers):
             holds = any(contains(passage, answer) for answer in answers)
-            assert (query * size + document in kept) is not holds, (answers, passage)
+            assert (query * size + document in remaining) is not holds, (answers, passage)
             looked_at, gone = looked_at + 1, gone + holds
     assert looked_at > 10_000
     assert gone > 1_000

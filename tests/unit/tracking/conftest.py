@@ -12,7 +12,7 @@ from raytriever.tracking import outbox as sender_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from door import Door
+from faulty_server import FaultyServer
 
 
 @pytest.fixture(scope="session")
@@ -36,5 +36,5 @@ def server(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowS
 
 
 @pytest.fixture
-def door(server: MlflowServer) -> Door:
-    return Door(server)
+def faulty(server: MlflowServer) -> FaultyServer:
+    return FaultyServer(server)

@@ -73,8 +73,11 @@ def test_settings_data_numbers_and_files_of_a_run(
     assert (given.dataset.name, given.dataset.digest, given.dataset.source) == ("letters", "ab" * 16, "data/letters")
     assert json.loads(given.dataset.profile) == DATA.counts
     assert (given.tags[0].key, given.tags[0].value) == ("mlflow.data.context", "training")
-    kept = folder / "mlartifacts" / tracker.run_id / "artifacts"
-    assert sorted(str(file.relative_to(kept)) for file in kept.rglob("*.*")) == ["config.yaml", "figures/roc.png"]
+    artifacts = folder / "mlartifacts" / tracker.run_id / "artifacts"
+    assert sorted(str(file.relative_to(artifacts)) for file in artifacts.rglob("*.*")) == [
+        "config.yaml",
+        "figures/roc.png",
+    ]
     assert {path.name for path in tmp_path.iterdir()} == {"figures", "config.yaml"}
 
 
@@ -118,11 +121,11 @@ def test_a_child_run(uri: str, client: MlflowClient) -> None:
 
 def test_a_run_is_found_by_its_key_after_a_lost_response(uri: str, client: MlflowClient) -> None:
     server = MlflowServer(uri)
-    made = server.connect("once", key="cafe")
-    assert server.connect("once", key="cafe").run_id == made.run_id
-    assert server.connect("once", key="beef").run_id != made.run_id
-    client.delete_run(made.run_id)
-    assert server.connect("once", key="cafe").run_id != made.run_id
+    first = server.connect("once", key="cafe")
+    assert server.connect("once", key="cafe").run_id == first.run_id
+    assert server.connect("once", key="beef").run_id != first.run_id
+    client.delete_run(first.run_id)
+    assert server.connect("once", key="cafe").run_id != first.run_id
 
 
 def test_a_point_that_is_sent_twice_is_stored_once(uri: str, client: MlflowClient) -> None:

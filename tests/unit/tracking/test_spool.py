@@ -19,30 +19,30 @@ from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from door import DATA, Door, begin, expected, kept, points, wait_for
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
 
 
 def test_a_few_points_wait_for_more_unless_other_data_is_logged(
-    server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: MlflowServer, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 1000.0)
     monkeypatch.setattr(outbox_module, "POINTS_PER_MESSAGE", 8)
-    spool = begin(door, tmp_path / "run")
+    spool = begin(faulty, tmp_path / "run")
 
     def there(last: int) -> Callable[[], bool]:
-        return lambda: kept(server, spool.run_id) == expected(last)
+        return lambda: stored_points(server, spool.run_id) == expected(last)
 
     spool.log(points(1, 1))
     wait_for(there(1))
-    asked = door.asked
+    requests = faulty.requests
     for step in (2, 3):
         spool.log(points(step, step))
     time.sleep(0.05)
-    assert door.asked == asked, "two messages within the time for which points wait"
+    assert faulty.requests == requests, "two messages within the time for which points wait"
     for step in (4, 5):
         spool.log(points(step, step))  # the message is full
     wait_for(there(5))
-    assert door.asked == asked + 1
+    assert faulty.requests == requests + 1
     spool.log(points(6, 6))
     (tmp_path / "run" / "config.yaml").write_text("loss: {}")
     spool.log_file(tmp_path / "run" / "config.yaml")  # something else
@@ -53,19 +53,19 @@ def test_a_few_points_wait_for_more_unless_other_data_is_logged(
 
 
 def test_a_few_points_are_sent_after_a_while(
-    server: MlflowServer, door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: MlflowServer, faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox_module, "GATHER_SECONDS", 0.05)
-    spool = begin(door, tmp_path / "run")
+    spool = begin(faulty, tmp_path / "run")
     for step in (1, 2):
         spool.log(points(step, step))
-        wait_for(lambda last=step: kept(server, spool.run_id) == expected(last))
+        wait_for(lambda last=step: stored_points(server, spool.run_id) == expected(last))
     spool.finish("FINISHED")
 
 
-def test_all_data_reaches_the_server(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_all_data_reaches_the_server(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    spool = begin(door, run)
+    spool = begin(faulty, run)
     spool.describe({"loss": {"loss": "mw", "parts": [1, 2]}, "long": "x" * 9000}, DATA, {"config_hash": "cafe"})
     spool.log(points(1, 3))
     (run / "figures" / "deep").mkdir(parents=True)
@@ -76,25 +76,25 @@ def test_all_data_reaches_the_server(server: MlflowServer, door: Door, tmp_path:
     with pytest.raises(StorageError, match=r"gone\.yaml: does not exist"):
         spool.log_file(run / "gone.yaml")
     spool.finish("FINISHED")
-    found = server.client.get_run(spool.run_id)
-    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
-    assert found.data.params["loss.loss"] == "mw"
-    assert found.data.params["loss.parts.2"] == "2"
-    assert len(found.data.params["long"]) == 6000
-    assert found.data.tags["config_hash"] == "cafe"
-    assert found.inputs.dataset_inputs[0].dataset.name == "letters"
-    assert kept(server, spool.run_id) == expected(3) == kept(server, spool.run_id)
+    actual = server.client.get_run(spool.run_id)
+    assert (actual.info.run_name, actual.info.status) == ("run", "FINISHED")
+    assert actual.data.params["loss.loss"] == "mw"
+    assert actual.data.params["loss.parts.2"] == "2"
+    assert len(actual.data.params["long"]) == 6000
+    assert actual.data.tags["config_hash"] == "cafe"
+    assert actual.inputs.dataset_inputs[0].dataset.name == "letters"
+    assert stored_points(server, spool.run_id) == expected(3) == stored_points(server, spool.run_id)
     [file] = server.client.list_artifacts(spool.run_id, "figures/deep")
     assert file.path == "figures/deep/roc.png"
     assert spool.backlog().points == spool.backlog().files == 0
 
 
-def test_a_lost_server_costs_two_lines(server: MlflowServer, door: Door, tmp_path: Path) -> None:
+def test_a_lost_server_costs_two_lines(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
     said: list[str] = []
-    spool = begin(door, tmp_path / "run", said)
+    spool = begin(faulty, tmp_path / "run", said)
     spool.log(points(1, 2))
     wait_for(lambda: not spool.backlog().points)
-    door.shut = True
+    faulty.is_down = True
     for step in range(3, 30):
         spool.log(points(step, step))
         (tmp_path / "run" / "late").write_text("late")
@@ -102,15 +102,15 @@ def test_a_lost_server_costs_two_lines(server: MlflowServer, door: Door, tmp_pat
     wait_for(lambda: spool.backlog().failures > 5)
     assert len(said) == 1
     assert "the answer" not in said[0]
-    assert "http://***@door is shut; the run continues" in said[0]
+    assert "http://***@host is down; the run continues" in said[0]
     backlog = spool.backlog()
     assert (backlog.points, backlog.files) == (27 * 2, 1)
     assert backlog.seconds > 1e6  # their times are of 1970
-    assert kept(server, spool.run_id) == expected(2)
-    door.shut = False
+    assert stored_points(server, spool.run_id) == expected(2)
+    faulty.is_down = False
     spool.finish("FINISHED")
-    assert kept(server, spool.run_id) == expected(29)
-    assert kept(server, spool.run_id, "auc") == expected(29)
+    assert stored_points(server, spool.run_id) == expected(29)
+    assert stored_points(server, spool.run_id, "auc") == expected(29)
     assert len(said) == 3
     assert said[1].startswith("waiting up to 60 s for MLflow, to send ") or "answers again" in said[1]
     assert any("MLflow answers again after" in line for line in said)
@@ -118,34 +118,34 @@ def test_a_lost_server_costs_two_lines(server: MlflowServer, door: Door, tmp_pat
     assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["late"]
 
 
-def test_lost_responses_repeat_no_data(server: MlflowServer, door: Door, tmp_path: Path) -> None:
-    door.lose_answers = 1  # the run is created, and the response is lost
+def test_lost_responses_repeat_no_data(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
+    faulty.lose_responses = 1  # the run is created, and the response is lost
     with pytest.raises(ConnectionError):
-        begin(door, tmp_path / "run")
-    spool = begin(door, tmp_path / "run")
+        begin(faulty, tmp_path / "run")
+    spool = begin(faulty, tmp_path / "run")
     key = json.loads((tmp_path / "run" / IDENTITY).read_text())["key"]
     experiment = server.experiment()
     assert len(server.client.search_runs([experiment], f"tags.`raytriever.key` = '{key}'")) == 1
     for step in range(1, 12):
-        door.lose_answers = 1
+        faulty.lose_responses = 1
         spool.log(points(step, step))
         wait_for(lambda: not spool.backlog().points)
     spool.describe({"a": 1}, DATA, {})
-    door.lose_answers = 3
+    faulty.lose_responses = 3
     spool.finish("FINISHED")
-    assert kept(server, spool.run_id) == expected(11)
+    assert stored_points(server, spool.run_id) == expected(11)
     assert len(server.client.get_run(spool.run_id).inputs.dataset_inputs) == 1
 
 
 def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
-    server: MlflowServer, door: Door, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: MlflowServer, faulty: FaultyServer, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
     said: list[str] = []
     run = tmp_path / "run"
-    spool = begin(door, run, said)
+    spool = begin(faulty, run, said)
     child = spool.child("run/1-first", run / "stages" / "1")
-    door.shut = True
+    faulty.is_down = True
     late = run / "stages" / "2"
     (late).mkdir(parents=True)
     unmade = spool.child("run/2-second", late)  # started while the server does not answer
@@ -164,10 +164,10 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     said.clear()
     send_pending(run, uri, said.append)
     assert said == []
-    made = server.client.search_runs([server.experiment()], f"tags.mlflow.parentRunId = '{spool.run_id}'")
-    assert {found.info.run_name for found in made} == {"run/1-first", "run/2-second"}
-    for run_id in (spool.run_id, *(found.info.run_id for found in made)):
-        assert kept(server, run_id) == expected(4)
+    stages = server.client.search_runs([server.experiment()], f"tags.mlflow.parentRunId = '{spool.run_id}'")
+    assert {stage.info.run_name for stage in stages} == {"run/1-first", "run/2-second"}
+    for run_id in (spool.run_id, *(stage.info.run_id for stage in stages)):
+        assert stored_points(server, run_id) == expected(4)
         assert server.client.get_run(run_id).info.status == "FINISHED"
     before = (run / IDENTITY).read_bytes()
     send_pending(run, uri, said.append)
@@ -175,8 +175,10 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     assert said == []
 
 
-def test_a_run_that_the_server_deleted_is_sent_again(server: MlflowServer, door: Door, tmp_path: Path) -> None:
-    spool = begin(door, tmp_path / "run")
+def test_a_run_that_the_server_deleted_is_sent_again(
+    server: MlflowServer, faulty: FaultyServer, tmp_path: Path
+) -> None:
+    spool = begin(faulty, tmp_path / "run")
     spool.log(points(1, 3))
     wait_for(lambda: not spool.backlog().points)
     first = spool.run_id
@@ -184,20 +186,20 @@ def test_a_run_that_the_server_deleted_is_sent_again(server: MlflowServer, door:
     spool.log(points(4, 5))
     spool.finish("FINISHED")
     assert spool.run_id != first
-    assert kept(server, spool.run_id) == expected(5)
+    assert stored_points(server, spool.run_id) == expected(5)
 
 
-def test_a_resumed_run_sends_the_unsent_data(server: MlflowServer, door: Door, tmp_path: Path) -> None:
-    spool = begin(door, tmp_path / "run")
+def test_a_resumed_run_sends_the_unsent_data(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
+    spool = begin(faulty, tmp_path / "run")
     spool.log(points(1, 3))
     wait_for(lambda: not spool.backlog().points)
-    door.shut = True
+    faulty.is_down = True
     spool.log(points(4, 5))
     spool.drain(0.0)  # this driver stops sending, as if it had died
-    door.shut = False
-    again = begin(door, tmp_path / "run")
+    faulty.is_down = False
+    again = begin(faulty, tmp_path / "run")
     assert again.run_id == spool.run_id
     again.log([Point("loss", 99.0, 5, 99), *points(5, 6)])  # step 5 is repeated
     again.finish("FINISHED")
-    assert kept(server, again.run_id) == expected(6)
+    assert stored_points(server, again.run_id) == expected(6)
     assert [value for _, value in read_curve(tmp_path / "run", "loss")] == [step / 7 for step in range(1, 7)]

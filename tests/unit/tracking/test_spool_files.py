@@ -22,7 +22,7 @@ from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.steps import STEPS, StepLog
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from door import DATA, Door, begin, expected, kept, points
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
 
 DRIVER = """
 import sys, itertools
@@ -59,13 +59,15 @@ def test_a_killed_driver_loses_and_repeats_no_data(server: MlflowServer, uri: st
         last = max([last, *map(int, printed)])
     subprocess.run([*words, str(last + 10)], check=True, stdout=subprocess.DEVNULL)
     run_id = json.loads((run / IDENTITY).read_text())["tracking_id"]
-    assert kept(server, run_id) == expected(last + 10)
+    assert stored_points(server, run_id) == expected(last + 10)
     assert last > 50
     key = json.loads((run / IDENTITY).read_text())["key"]
     assert len(server.client.search_runs([server.experiment()], f"tags.`raytriever.key` = '{key}'")) == 1
 
 
-def test_memory_does_not_grow_with_unsent_data(door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_unsent_data(
+    faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outbox_module, "POINTS_PER_MESSAGE", 100)
     sizes: list[int] = []
 
@@ -76,11 +78,11 @@ def test_memory_does_not_grow_with_unsent_data(door: Door, tmp_path: Path, monke
             return batch
 
     monkeypatch.setattr(outbox_module, "StepLog", Counting)
-    spool = begin(door, tmp_path / "run")
-    door.shut = True
+    spool = begin(faulty, tmp_path / "run")
+    faulty.is_down = True
     for first in range(1, 1000, 50):
         spool.log(points(first, first + 49))
-    door.shut = False
+    faulty.is_down = False
     spool.finish("FINISHED")
     assert max(sizes) < 200
     assert sum(sizes) >= 2000
@@ -130,20 +132,20 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     first.log(points(1, 2))
     first.finish("FINISHED")
     assert not parent.exists()
-    assert kept(server, first.run_id) == expected(2)
+    assert stored_points(server, first.run_id) == expected(2)
     inputs = server.client.get_run(first.run_id).inputs.dataset_inputs
     assert {given.dataset.name for given in inputs} == {"letters", "numbers"}
 
     # Unsent data of an earlier call is sent first.
     parent.mkdir()
-    door = Door(server)
-    earlier = begin(door, parent / "earlier", said)
-    door.shut = True
+    faulty = FaultyServer(server)
+    earlier = begin(faulty, parent / "earlier", said)
+    faulty.is_down = True
     earlier.log(points(1, 3))
     earlier.finish("FINISHED")
     assert said[-1].endswith("the same command sends them")
     again = open_adjacent(uri, output, said.append)
-    assert kept(server, earlier.run_id) == expected(3)
+    assert stored_points(server, earlier.run_id) == expected(3)
     assert [folder.name for folder in parent.iterdir()] == [again.folder.name]
     again.finish("FAILED")
     assert not parent.exists()

@@ -16,7 +16,7 @@ Pairs = list[tuple[int, int]]
 EVERY = MiningConfig(method=",".join(METHODS), num_negatives=3, range_max=9, sampling_strategy="random")
 
 
-def made(queries: list[str], documents: list[str], **splits: Pairs) -> RetrievalDataset:
+def dataset_of(queries: list[str], documents: list[str], **splits: Pairs) -> RetrievalDataset:
     """Return a data set in memory; query n and document n + 3 have the id `n`."""
     judgements = {}
     for split, pairs in splits.items():
@@ -37,20 +37,20 @@ def whole_numbers(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 def rows_of(mined: MiningResult) -> dict[int, list[tuple[int, int]]]:
     """Return (document, rank) pairs by query."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    rows: dict[int, list[tuple[int, int]]] = {}
     columns = (mined.table.queries, mined.table.documents, mined.table.ranks)
     for query, document, rank in zip(*(column.tolist() for column in columns), strict=True):
-        found.setdefault(query, []).append((document, rank))
-    return found
+        rows.setdefault(query, []).append((document, rank))
+    return rows
 
 
-def made_gardens() -> tuple[RetrievalDataset, Embeddings]:
+def word_dataset() -> tuple[RetrievalDataset, Embeddings]:
     """Return 60 documents of three words, 40 queries of two words, gold negatives, and embeddings."""
     rng = np.random.default_rng(5)
     words = [f"word{n}" for n in range(25)]
     documents = [" ".join(rng.choice(words, 3, replace=False)) for _ in range(60)]
     queries = [" ".join(rng.choice(words, 2, replace=False)) for _ in range(40)]
-    dataset = made(queries, documents, train=[(n, int(rng.integers(60))) for n in range(40)])
+    dataset = dataset_of(queries, documents, train=[(n, int(rng.integers(60))) for n in range(40)])
     gold = NegativeRows(
         np.repeat(np.arange(40), 2),
         rng.integers(0, 60, 80),

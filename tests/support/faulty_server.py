@@ -1,4 +1,4 @@
-"""A real MLflow server behind a door that may be shut, or that loses the answer to what it let in."""
+"""A real MLflow server that may be down, or that loses responses to requests that it has served."""
 
 from __future__ import annotations
 
@@ -15,63 +15,63 @@ from raytriever.tracking.tracker import DatasetRecord, Point
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160})
 
 
-class Door:
-    """The way to a real server."""
+class FaultyServer:
+    """Real server whose requests may fail."""
 
     def __init__(self, server: MlflowServer) -> None:
         self._server = server
-        self.shut = False
-        self.lose_answers = 0
-        self.asked = 0
+        self.is_down = False
+        self.lose_responses = 0
+        self.requests = 0
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str) -> Server:
-        return Passage(self, self.through(self._server.connect, run_name, run_id, parent, key))
+        return FaultyRun(self, self.call(self._server.connect, run_name, run_id, parent, key))
 
-    def through(self, call: Callable[..., Any], *words: Any) -> Any:
-        self.asked += 1
-        if self.shut:
-            raise ConnectionError("http://ada:secret@door is shut")
-        answer = call(*words)
-        if self.lose_answers:
-            self.lose_answers -= 1
-            raise ConnectionError("the answer was lost")
-        return answer
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.requests += 1
+        if self.is_down:
+            raise ConnectionError("http://ada:secret@host is down")
+        response = function(*arguments)
+        if self.lose_responses:
+            self.lose_responses -= 1
+            raise ConnectionError("the response was lost")
+        return response
 
 
-class Passage:
-    """A run behind the door."""
+class FaultyRun:
+    """A run on the faulty server."""
 
-    def __init__(self, door: Door, run: Server) -> None:
-        self._door, self._run, self.run_id = door, run, run.run_id
+    def __init__(self, faulty: FaultyServer, run: Server) -> None:
+        self._server, self._run, self.run_id = faulty, run, run.run_id
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        self._door.through(self._run.describe, config, dataset, tags)
+        self._server.call(self._run.describe, config, dataset, tags)
 
     def log(self, points: Sequence[Point]) -> None:
-        self._door.through(self._run.log, points)
+        self._server.call(self._run.log, points)
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        self._door.through(self._run.log_file, path, folder)
+        self._server.call(self._run.log_file, path, folder)
 
     def finish(self, status: str) -> None:
-        self._door.through(self._run.finish, status)
+        self._server.call(self._run.finish, status)
 
 
-def begin(door: Door, folder: Path, said: list[str] | None = None) -> Spool:
-    """As `Spool.open` does, through the door."""
+def begin(faulty: FaultyServer, folder: Path, said: list[str] | None = None) -> Spool:
+    """As `Spool.open` does, with the faulty server."""
     folder.mkdir(exist_ok=True)
     outbox = Outbox(folder)
     outbox.begin("run")
-    outbox.connect(door.connect)
+    outbox.connect(faulty.connect)
     say = (said if said is not None else []).append
-    return Spool(outbox, OutboxSender(door.connect, say, "http://***@door"), say)
+    return Spool(outbox, OutboxSender(faulty.connect, say, "http://***@host"), say)
 
 
 def points(first: int, last: int) -> list[Point]:
     return [Point(name, step / 7, step, 1000 + step) for step in range(first, last + 1) for name in ("loss", "auc")]
 
 
-def kept(server: MlflowServer, run_id: str | None, name: str = "loss") -> list[tuple[int, float, int]]:
+def stored_points(server: MlflowServer, run_id: str | None, name: str = "loss") -> list[tuple[int, float, int]]:
     history = server.client.get_metric_history(run_id, name)
     return [(metric.step, metric.value, metric.timestamp) for metric in history]
 

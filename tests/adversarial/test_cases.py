@@ -27,8 +27,8 @@ README = Path(__file__).with_name("README.md")
 )
 def test_a_hostile_command(case: Case, ended: Callable[[Case], Ended]) -> None:
     how = ended(case)
-    found = list(faults(case, how))
-    assert not found, "\n".join([*found, f"$ raytriever {case.words}", how.out[-1500:], how.err[-3000:]])
+    problems = list(faults(case, how))
+    assert not problems, "\n".join([*problems, f"$ raytriever {case.words}", how.out[-1500:], how.err[-3000:]])
 
 
 def test_there_are_enough_of_them_and_no_two_have_one_name() -> None:

@@ -95,9 +95,9 @@ class Chromium:
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press and release a key, as a person would."""
@@ -116,16 +116,16 @@ class Chromium:
     def errors(self) -> list[str]:
         """Console errors, uncaught exceptions and blocked or failed loads since the page was opened."""
         self.run("1")  # what the browser has said by now is read
-        found = []
+        results = []
         for event in self._events:
             method, details = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown" or (
                 method == "Runtime.consoleAPICalled" and details["type"] in ("error", "assert")
             ):
-                found.append(json.dumps(details)[:500])
+                results.append(json.dumps(details)[:500])
             elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
-                found.append(details["entry"]["text"])
-        return found
+                results.append(details["entry"]["text"])
+        return results
 
     @property
     def requests(self) -> list[str]:

@@ -27,13 +27,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    with Chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with Chromium(tmp_path_factory.mktemp("profile")) as chromium:
+        yield chromium
 
 
-def column(browser: Chromium, place: int, table: int = 0) -> list[str]:
+def column(browser: Chromium, index: int, table: int = 0) -> list[str]:
     """The texts of a column of a table, from above."""
-    cells = f"[...document.querySelectorAll('table')[{table}].tBodies[0].rows].map(row => row.cells[{place}].innerText)"
+    cells = f"[...document.querySelectorAll('table')[{table}].tBodies[0].rows].map(row => row.cells[{index}].innerText)"
     return [str(text).strip() for text in browser.run(cells)]
 
 
@@ -89,18 +89,18 @@ def test_a_column_sorts_both_ways_and_the_metric_is_chosen(browser: Chromium, pa
 def test_thresholds_sort_and_those_out_of_reach_stand_last(browser: Chromium, page: str) -> None:
     browser.open(page, 1600)
     heads = browser.run("[...document.querySelectorAll('table')].map(one => one.tHead.innerText)")
-    [place] = [number for number, head in enumerate(heads) if "calibration error" in head.lower()]
+    [index] = [number for number, head in enumerate(heads) if "calibration error" in head.lower()]
     assert "Thresholds" in browser.run("[...document.querySelectorAll('h3')].map(one => one.innerText)")
-    button = f"document.querySelectorAll('table')[{place}].querySelectorAll('th')[3].firstChild"
+    button = f"document.querySelectorAll('table')[{index}].querySelectorAll('th')[3].firstChild"
     for _ in range(2):
         browser.run(f"{button}.click()")
-        shown = column(browser, 3, place)
+        shown = column(browser, 3, index)
         assert shown[-2:] == ["out of reach"] * 2
         numbers = [float(text) for text in shown[:-2]]
         assert len(numbers) == 10
         assert numbers == sorted(numbers, reverse=numbers[0] > numbers[-1])
-    assert {text.split()[0] for text in column(browser, 2, place)} == {"precision", "recall"}
-    assert "0.9000 at best" in column(browser, 4, place)
+    assert {text.split()[0] for text in column(browser, 2, index)} == {"precision", "recall"}
+    assert "0.9000 at best" in column(browser, 4, index)
     assert browser.errors == []
 
 

@@ -83,9 +83,9 @@ def command_line(command_line_in: Callable[[Path], CommandLine], tmp_path: Path)
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are ended with the test, with all of their sessions."""
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for process in found:
+    running: list[subprocess.Popen[str]] = []
+    yield running
+    for process in running:
         for pid in processes("", lambda pid: os.getsid(pid) == process.pid):  # noqa: B023
             os.kill(pid, signal.SIGKILL)
         # Left open, they would be blamed on whichever test is running when they are collected.

@@ -48,11 +48,11 @@ def bytes_of(path: Path) -> Iterator[bytes]:
 def leaks(places: list[Path], planted: set[Path]) -> list[str]:
     """Where a canary is."""
     wanted = [canary.encode() for canary in (*CANARIES.values(), IN_FILE)]
-    found = []
-    for file in {file for place in places for file in place.rglob("*")} - planted:
+    lines = []
+    for file in {file for folder in places for file in folder.rglob("*")} - planted:
         if file.is_file() and not file.is_symlink():
-            found += [f"{file}: {w.decode()}" for content in bytes_of(file) for w in wanted if w in content]
-    return found
+            lines += [f"{file}: {w.decode()}" for content in bytes_of(file) for w in wanted if w in content]
+    return lines
 
 
 @pytest.mark.slow

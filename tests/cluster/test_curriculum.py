@@ -64,7 +64,7 @@ def weights(model: Path) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(model / "model.safetensors").items())])
 
 
-def kept(folder: Path) -> dict[str, int]:
+def modified_times(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
@@ -90,7 +90,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
         assert not (run / "metrics.json").exists()
         assert not (run / "model").exists()
         assert not (second / "metrics.json").exists()
-        trained = kept(first)
+        trained = modified_times(first)
 
         process = cli.start("train", *words)
         out, err = process.communicate(timeout=200)
@@ -99,7 +99,7 @@ def test_stages_are_one_run_that_is_interrupted_and_gone_on_with(
         if process.poll() is None:
             process.kill()
     # The finished stage was left alone, the other went on from its checkpoint.
-    assert kept(first) == trained
+    assert modified_times(first) == trained
     assert "stage 1 of 2" not in err
     assert f"stage 2 of 2, human: {HUMAN_STEPS} steps" in err
     assert "Resumed from checkpoint" in err

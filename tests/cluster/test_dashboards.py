@@ -122,8 +122,8 @@ def work(folder: Path, command_line_in: Callable[[Path], Any], dataset: Path, pa
 
 
 def metrics_of(expression: str) -> set[str]:
-    found = set(re.findall(r"\bray_[a-z0-9_]+\b", expression))
-    return {name for name in found if name not in PATTERNS}
+    names = set(re.findall(r"\bray_[a-z0-9_]+\b", expression))
+    return {name for name in names if name not in PATTERNS}
 
 
 def test_every_metric_that_is_named_was_scraped(watched: Asked) -> None:

@@ -57,8 +57,8 @@ class Case:
         self.plan = replace(plan, shard_rows=16, batch_tokens=100)
 
     def files(self, name: str) -> dict[str, bytes]:
-        place = self.folder / name
-        return {str(file.relative_to(place)): file.read_bytes() for file in place.rglob("*") if file.is_file()}
+        path = self.folder / name
+        return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
     def encoder(self, name: str, poison: str, seconds: float = 0.0) -> ShardEncoder:
         """For a store of that name, by an encoder that is killed by the poison."""

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head with room for one actor."""
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    yield found
-    found.shutdown()
+    two_nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    yield two_nodes
+    two_nodes.shutdown()
 
 
 @pytest.fixture

@@ -36,24 +36,24 @@ def losses(run: Path) -> dict[int, float]:
 
 def of_session(session: int, part: str = "") -> list[int]:
     """Processes of a session whose command line holds `part`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                found += [int(entry.name)] if line and part in line else []
+                pids += [int(entry.name)] if line and part in line else []
         except OSError:
             continue
-    return found
+    return pids
 
 
 def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str]) -> Any:
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert process.poll() is None, process.communicate()[1] if process.stderr else "it ended"
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
-    return found
+    return result
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
         assert time.monotonic() < end, "workers outlive their driver"
         time.sleep(0.1)
 
-    kept = [file for place in short_folder.glob("raytriever-*") for file in place.rglob("*") if file.is_file()]
-    for number, file in enumerate(kept):
+    leftovers = [file for folder in short_folder.glob("raytriever-*") for file in folder.rglob("*") if file.is_file()]
+    for number, file in enumerate(leftovers):
         file.write_bytes(b"" if number % 2 else file.read_bytes()[: file.stat().st_size // 2] + b"\0{")
     steps = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
     cut = run / "checkpoints" / f"step-{steps[-1]}"

@@ -26,23 +26,23 @@ from raytriever.training.parallel.strategy import NotFiniteError
 
 def scraped() -> dict[tuple[str, str], float]:
     """Return the gauges of raytriever on all nodes, by name and run."""
-    found = {}
+    values = {}
     for node in ray.nodes():
         address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
         text = urllib.request.urlopen(address, timeout=10).read().decode()
         for name, labels, value in re.findall(r"^(ray_raytriever_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
             [run] = re.findall(r'(?:^|,)run="([^"]*)"', labels)
-            found[name, run] = float(value)
-    return found
+            values[name, run] = float(value)
+    return values
 
 
 def found_within(seconds: float, wanted: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Wait for a scrape that fulfils the condition, and return it."""
     end = time.monotonic() + seconds
-    while not wanted.items() <= (found := scraped()).items():
-        assert time.monotonic() < end, found
+    while not wanted.items() <= (result := scraped()).items():
+        assert time.monotonic() < end, result
         time.sleep(0.5)
-    return found
+    return result
 
 
 @pytest.fixture
@@ -69,23 +69,23 @@ def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path,
             wanted = {("ray_raytriever_step", run): 2.0, ("ray_raytriever_batch_auc", run): 0.75}
             found_within(60, wanted)
             time.sleep(5)
-            found = scraped()
-            assert wanted.items() <= found.items()
-            assert found["ray_raytriever_training", run] == 1
+            result = scraped()
+            assert wanted.items() <= result.items()
+            assert result["ray_raytriever_training", run] == 1
             raise NotFiniteError("the loss is nan")
         found_within(60, {("ray_raytriever_not_finite", run): 1.0})
         with recorder.gauges.training(10, 2.5, None):
             pass
         found_within(60, {("ray_raytriever_not_finite", run): 0.0, ("ray_raytriever_training", run): 0.0})
     tracker.finish("FINISHED")
-    assert found["ray_raytriever_loss", run] == 0.25
-    assert found["ray_raytriever_dev_ndcg_at_10", run] == 0.5
-    assert found["ray_raytriever_total_steps", run] == 10
-    assert found["ray_raytriever_checkpoint_interval_seconds", run] == 150
-    assert found["ray_raytriever_tracking_failures", run] == 0
-    assert 0 < found["ray_raytriever_disk_free_share", run] < 1
+    assert result["ray_raytriever_loss", run] == 0.25
+    assert result["ray_raytriever_dev_ndcg_at_10", run] == 0.5
+    assert result["ray_raytriever_total_steps", run] == 10
+    assert result["ray_raytriever_checkpoint_interval_seconds", run] == 150
+    assert result["ray_raytriever_tracking_failures", run] == 0
+    assert 0 < result["ray_raytriever_disk_free_share", run] < 1
     for moment in ("step", "checkpoint"):
-        assert began - 1 < found[f"ray_raytriever_{moment}_timestamp_seconds", run] < began + 60
+        assert began - 1 < result[f"ray_raytriever_{moment}_timestamp_seconds", run] < began + 60
 
 
 @pytest.mark.slow
@@ -110,8 +110,8 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
         watched = with_encoding_gauges(run, own)
         watched(None, [5, 6], counted.append)  # type: ignore[arg-type]
         watched(None, [7], counted.append)  # type: ignore[arg-type]
-        kept = export_metrics("page", "mini", "letters", {"ndcg_at_10": 0.25})
-        found = found_within(
+        gauges = export_metrics("page", "mini", "letters", {"ndcg_at_10": 0.25})
+        result = found_within(
             60,
             {
                 ("ray_raytriever_ingest_rows", ingest): 150.0,
@@ -121,7 +121,7 @@ def test_totals_of_jobs_grow_and_end(often: None) -> None:
             },
         )
         assert counted == [5, 6, 7]
-        assert kept.refresh()
-    assert not kept.refresh()
+        assert gauges.refresh()
+    assert not gauges.refresh()
     # The gauges of a deleted owner disappear after two seconds.
-    assert found.get(("ray_raytriever_ingest_running", ingest), 0.0) == 0.0
+    assert result.get(("ray_raytriever_ingest_running", ingest), 0.0) == 0.0

@@ -62,7 +62,7 @@ def words() -> str:
 def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: str, tmp_path: Path) -> None:
     request = Request(str(folder), Tokenisation(words))
     places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, run_in_ray_tasks)]
-    alone, ray = ({name: file["sha256"] for name, file in read_manifest(place)["files"].items()} for place in places)
+    alone, ray = ({name: file["sha256"] for name, file in read_manifest(path)["files"].items()} for path in places)
     assert alone == ray
     assert sum(name.endswith(".arrow") for name in ray) > 3
 

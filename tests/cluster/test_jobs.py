@@ -46,14 +46,14 @@ def free_ports(count: int) -> list[int]:
 
 def mentioning(text: str) -> list[int]:
     """Return the processes whose command line or initial environment contains a text."""
-    found = []
+    files = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and text in (entry / "cmdline").read_bytes().decode(errors="replace"):
-                found.append(int(entry.name))
+                files.append(int(entry.name))
         except OSError:
             continue
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid in files if pid != os.getpid()]
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as place:
-        folder = Path(place)
+    with TemporaryDirectory(prefix="rt", ignore_cleanup_errors=True) as path:
+        folder = Path(path)
         checkout = folder / "checkout"
         for name in CODE:
             (shutil.copytree if (REPOSITORY / name).is_dir() else shutil.copy)(

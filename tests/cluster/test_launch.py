@@ -153,15 +153,15 @@ def test_only_this_machine_and_clients_with_the_token_have_access(start: Callabl
 
 def mlflow_of(process: subprocess.Popen[str]) -> int:
     """Wait for the MLflow server and return its process id."""
-    found: list[int] = []
+    pids: list[int] = []
 
     def look() -> bool:
         children = psutil.Process(process.pid).children()
-        found.extend(child.pid for child in children if "mlflow" in child.cmdline())
-        return bool(found) or process.poll() is not None
+        pids.extend(child.pid for child in children if "mlflow" in child.cmdline())
+        return bool(pids) or process.poll() is not None
 
     wait_for(look, 60)
-    return found[0]
+    return pids[0]
 
 
 @pytest.mark.slow

@@ -111,21 +111,21 @@ class Nodes:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
-    found = Nodes()
-    yield found
-    found.end()
+    cluster_nodes = Nodes()
+    yield cluster_nodes
+    cluster_nodes.end()
 
 
 def training_under() -> set[int]:
     """Raylets, of any cluster on this machine, that have a training process."""
-    found = set()
+    results = set()
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and b"RayTrainWorker" in (entry / "cmdline").read_bytes():
-                found.add(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]))
+                results.add(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]))
         except OSError:
             continue
-    return found
+    return results
 
 
 @pytest.mark.slow

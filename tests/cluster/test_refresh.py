@@ -25,11 +25,11 @@ EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
 
 
 def steps(run: Path) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        found.setdefault(entry["step"], {}).update(entry["measured"])
-    return found
+        metrics.setdefault(entry["step"], {}).update(entry["measured"])
+    return metrics
 
 
 def assert_follows(run: Path, ledger: Ledger, count: int) -> None:
@@ -94,9 +94,9 @@ def test_negatives_of_the_encoder_itself_come_by_the_command_line(
     assert 0 < logged["refresh_overlap"][1][1] < 1
     assert sum(points[1][1] for name, points in logged.items() if "share" in name) == pytest.approx(1)
     # Of the mined, those that the test split judges relevant are logged and are not in the table.
-    kept = round(logged["refresh_candidates"][1][1] * logged["refresh_share_kept"][1][1])
-    assert logged["refresh_true_positives"][1][1] == pytest.approx((kept - len(table)) / kept)
-    assert kept > len(table)
+    count = round(logged["refresh_candidates"][1][1] * logged["refresh_share_kept"][1][1])
+    assert logged["refresh_true_positives"][1][1] == pytest.approx((count - len(table)) / count)
+    assert count > len(table)
     for name in EVERY_STEP:
         assert [step for step, _ in points_of(client, tracked, name)] == list(range(1, 11))
     assert [age for _, age in points_of(client, tracked, "refresh_age_steps")] == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
@@ -128,8 +128,8 @@ def peace(
 
 def shards(run: Path, other_than: str = "") -> list[Path]:
     """Those of the documents of the round under way, unless it is one that was seen before."""
-    found = (run / "negatives" / "embeddings").glob("*/0-passage/shards/0*/manifest.json")
-    return [shard for shard in found if shard.parents[3].name != other_than]
+    manifests = (run / "negatives" / "embeddings").glob("*/0-passage/shards/0*/manifest.json")
+    return [shard for shard in manifests if shard.parents[3].name != other_than]
 
 
 def assert_as_in_peace(cli: Any, name: str) -> None:

@@ -58,20 +58,20 @@ def test_results_equal_the_local_search_byte_by_byte(
     rng = np.random.default_rng(2)
     ties, exclude = rng.permutation(ROWS), rng.integers(-1, ROWS, 100)
     pool = SearchPool(actors, cpus=1)
-    found = search_in_actors(store, questions(100), k, ties, exclude, pool)
+    actual = search_in_actors(store, questions(100), k, ties, exclude, pool)
     expected = search_store(store, questions(100), k, ties, exclude)
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
 
 def searchers() -> list[int]:
-    found = []
+    actors = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if "ray::_Searcher" in (process / "cmdline").read_text() and os.getuid() == process.stat().st_uid:
-                found.append(int(process.name))
+                actors.append(int(process.name))
         except OSError:  # it ended meanwhile
             continue
-    return found
+    return actors
 
 
 def test_an_actor_killed_in_the_middle_changes_no_byte(
@@ -83,9 +83,9 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
     following = search._next
 
     def next_result(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
-        found = following(waiting)
+        actual = following(waiting)
         answered.set()
-        return found
+        return actual
 
     def kill_one() -> None:
         answered.wait()
@@ -95,9 +95,9 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
     monkeypatch.setattr(search, "_next", next_result)
     thread = threading.Thread(target=kill_one)
     thread.start()
-    found = search_in_actors(store, questions(300), 50, np.arange(ROWS), None, SearchPool(2, cpus=1))
+    actual = search_in_actors(store, questions(300), 50, np.arange(ROWS), None, SearchPool(2, cpus=1))
     thread.join()
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
     deadline = time.monotonic() + 60
     while searchers() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -165,7 +165,7 @@ def test_a_student_gets_nearer_to_its_teacher(
     settings += ["--passage-length", 32, "--batch-size", 20, "--max-steps", 90, "--learning-rate", 3e-3]
     settings += ["--eval-steps", 30, "--precision", "fp32", "--temperature", 0.1, "--teacher", "scores"]
     settings.append("--allow-split-overlap")  # short random texts repeat, here 12 of 40
-    found = {}
+    results = {}
     for name, how in {"kl": [], "margin-mse": ["--learn-temperature"]}.items():
         output = call("train", *settings, "--loss", name, *how, "--output", name)
         assert "teacher: scores of 180 of 180 positives and of 2,160 of 2,160 hard negatives" in output
@@ -173,7 +173,7 @@ def test_a_student_gets_nearer_to_its_teacher(
         agreed = [step["measured"]["teacher_agreement"] for step in steps if "teacher_agreement" in step["measured"]]
         assert np.mean(agreed[-5:]) > np.mean(agreed[:5])
         assert all(step["measured"].get("teacher_missing", 0) == 0 for step in steps)
-        found[name] = agreement(tmp_path / name / "model", wanted, held_out, passages)
-    print(f"teacher and truth {meant:.3f}; student and teacher before {before:.3f}, after {found}")
-    assert found["kl"] > before + 0.2
-    assert found["margin-mse"] > before + 0.2
+        results[name] = agreement(tmp_path / name / "model", wanted, held_out, passages)
+    print(f"teacher and truth {meant:.3f}; student and teacher before {before:.3f}, after {results}")
+    assert results["kl"] > before + 0.2
+    assert results["margin-mse"] > before + 0.2

@@ -105,8 +105,8 @@ def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[...
     assert tracked.info.status == "FINISHED"
     history = client.get_metric_history(tracked.info.run_id, "loss")
     assert [point.step for point in history] == list(range(1, STEPS + 1))
-    kept = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    losses = {line["step"]: line["measured"]["loss"] for line in kept if "loss" in line["measured"]}
+    logged = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    losses = {line["step"]: line["measured"]["loss"] for line in logged if "loss" in line["measured"]}
     assert {point.step: point.value for point in history} == losses
     assert {file.path for file in client.list_artifacts(tracked.info.run_id)} >= {"model", "figures", "report.html"}
     assert (identity["files"], identity["status"], identity["descriptions"]) == ([], None, [])

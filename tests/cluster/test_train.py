@@ -19,11 +19,11 @@ from raytriever.storage import read_manifest
 
 
 def steps(run: Path) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        found.setdefault(entry["step"], {}).update(entry["measured"])
-    return found
+        metrics.setdefault(entry["step"], {}).update(entry["measured"])
+    return metrics
 
 
 def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Callable) -> None:
@@ -74,16 +74,16 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
 
 def children_named(part: str, session: int) -> list[int]:
     """Processes of a session whose command line holds `part`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
                 if part in line and os.getsid(int(entry.name)) == session:
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except (OSError, ProcessLookupError):
                 continue
-    return found
+    return pids
 
 
 def wait_for(what: Callable[[], bool], seconds: float) -> None:

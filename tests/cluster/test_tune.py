@@ -130,8 +130,8 @@ def test_a_killed_sweep_resumes_and_repeats_no_finished_trial(command_line: Call
     assert figures["split"] == "test"
     assert f"{figures['after']['ndcg_at_10']:.4f}" in out
     for trial in after:
-        kept = (folder / "trials" / f"{trial['number']:03d}" / "checkpoints").exists()
-        assert kept == (trial["number"] == best["number"])
+        has_checkpoints = (folder / "trials" / f"{trial['number']:03d}" / "checkpoints").exists()
+        assert has_checkpoints == (trial["number"] == best["number"])
     for name in ("parallel", "response-temperature"):
         for kind in ("png", "svg"):
             assert (folder / "figures" / f"{name}.{kind}").stat().st_size > 500

@@ -37,9 +37,9 @@ def long_corpus(tiny_dataset: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that are ended with the test, with all of their sessions."""
-    found: list[subprocess.Popen[str]] = []
-    yield found
-    for process in found:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
         end(process)
         process.wait()
         for stream in (process.stdout, process.stderr):
@@ -49,15 +49,15 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 def of_session(process: subprocess.Popen[str], part: str = "") -> list[int]:
     """The processes of a command's session whose command line holds `part`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.getsid(int(entry.name)) == process.pid:
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                found += [int(entry.name)] if line and part in line else []
+                pids += [int(entry.name)] if line and part in line else []
         except OSError:
             continue
-    return found
+    return pids
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -68,22 +68,22 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 200) -> Any:
     until = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until, "it did not happen in time"
         time.sleep(0.005)
-    return found
+    return result
 
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
     """Return the logged values by name and step; none is logged twice."""
-    found: dict[str, dict[int, float]] = {}
+    curve: dict[str, dict[int, float]] = {}
     for line in (run / "steps.jsonl").read_text().splitlines():
         entry = json.loads(line)
         for name, value in entry["measured"].items():
-            assert entry["step"] not in found.setdefault(name, {}), (name, entry["step"])
-            found[name][entry["step"]] = value
-    return found
+            assert entry["step"] not in curve.setdefault(name, {}), (name, entry["step"])
+            curve[name][entry["step"]] = value
+    return curve
 
 
 def assert_as_in_peace(cli: Any) -> None:
@@ -97,8 +97,8 @@ def assert_as_in_peace(cli: Any) -> None:
     assert sorted(both[0]["dev/ndcg_at_10"]) == [3, 6, 9, 12]
     models = [(run / "model" / "model.safetensors").read_bytes() for run in (peace, interrupted)]
     assert models[0] == models[1]
-    kept = [{path.name for path in (run / "checkpoints").iterdir()} for run in (peace, interrupted)]
-    assert kept[0] == kept[1]
+    checkpoints = [{path.name for path in (run / "checkpoints").iterdir()} for run in (peace, interrupted)]
+    assert checkpoints[0] == checkpoints[1]
 
 
 @pytest.mark.slow

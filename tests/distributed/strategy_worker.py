@@ -120,21 +120,21 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     optimizer = torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp")
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
     strategy = strategy_of(strategy_name, objective, optimizer, 1e9)
-    found: dict[str, object] = {}
+    results: dict[str, object] = {}
 
     def step() -> None:
         torch.manual_seed(11 + workers.rank)
         update = strategy.step(batch, RATE, 0)
-        found.update(value=update.output.value.item(), norm=update.norm.item())
+        results.update(value=update.output.value.item(), norm=update.norm.item())
 
     if case.loss == "mw" and case.dropout and case.towers == "shared":
-        found["wire"] = on_the_wire(step)
+        results["wire"] = on_the_wire(step)
     else:
         step()
-    found["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
-    found["before"] = before
-    found["parts"] = sum(len(cut(side, case.chunk).buckets) for side in (batch.queries, batch.passages))
-    return found
+    results["slices"] = [(one.name, one.values.clone(), one.start, one.shape) for one in strategy.state()]
+    results["before"] = before
+    results["parts"] = sum(len(cut(side, case.chunk).buckets) for side in (batch.queries, batch.passages))
+    return results
 
 
 def refusal(strategy_name: str, encoder: str) -> str:

@@ -43,14 +43,14 @@ def results(tiny_encoder: Path) -> Callable[[str], Results]:
     return of
 
 
-def gradient(found: Results, size: int, case: str) -> dict[str, torch.Tensor]:
+def gradient(result: Results, size: int, case: str) -> dict[str, torch.Tensor]:
     """What a step of SGD took away, from all workers' slices."""
     pieces: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for rank in range(size):
-        for name, values, start, _ in found[size, rank][case]["slices"]:
+        for name, values, start, _ in result[size, rank][case]["slices"]:
             assert start not in pieces[name], f"{name} is written twice"
             pieces[name][start] = values
-    before = found[size, 0][case]["before"]
+    before = result[size, 0][case]["before"]
     after = {name: torch.cat([of[start] for start in sorted(of)]).view_as(before[name]) for name, of in pieces.items()}
     assert all("pooler" in name for name in before.keys() ^ after.keys())  # frozen weights are not saved
     return {name: (before[name] - after[name]).double() / RATE for name in after}
@@ -62,8 +62,8 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return float((apart / sum(float(value.square().sum()) for value in other.values())) ** 0.5)
 
 
-def hold(found: Results, size: int, case: str) -> None:
-    whole, cached = (gradient(found, size, f"{case} {kind}") for kind in ("whole", "cached"))
+def hold(result: Results, size: int, case: str) -> None:
+    whole, cached = (gradient(result, size, f"{case} {kind}") for kind in ("whole", "cached"))
     # Frozen poolers and, under softmax, key biases apart, everything learns.
     still = [name for name, value in whole.items() if not float(value.abs().max()) > 0]
     assert all("pooler" in name or "triplet" in case for name in still), still
@@ -72,10 +72,10 @@ def hold(found: Results, size: int, case: str) -> None:
         temperature = "loss.log_temperature"
         torch.testing.assert_close(cached[temperature], whole[temperature], rtol=1e-5, atol=1e-9)
     for kind in ("whole", "cached"):
-        one = [found[size, rank][f"{case} {kind}"] for rank in range(size)]
+        one = [result[size, rank][f"{case} {kind}"] for rank in range(size)]
         assert len({(each["value"], each["norm"]) for each in one}) == 1
     norm = sum(float(value.square().sum()) for value in cached.values()) ** 0.5
-    assert found[size, 0][f"{case} cached"]["norm"] == pytest.approx(norm, rel=1e-5)
+    assert result[size, 0][f"{case} cached"]["norm"] == pytest.approx(norm, rel=1e-5)
 
 
 @pytest.mark.parametrize("size", SIZES)

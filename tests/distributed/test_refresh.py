@@ -55,9 +55,9 @@ def test_both_workers_take_a_table_at_the_recorded_step(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_sharded_is_mined_with_whole(run: Callable[[str], list[Values]]) -> None:
-    expected, found = (weights(run(strategy)[0]) for strategy in ("ddp", "zero3"))
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    expected, actual = (weights(run(strategy)[0]) for strategy in ("ddp", "zero3"))
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         if not name.endswith("attention.self.key.bias"):  # its gradient is noise, which AdamW scales up
             torch.testing.assert_close(
                 value, expected[name], rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"

@@ -40,31 +40,31 @@ def run(tmp_path: Path, tiny_encoder: Path, tiny_dataset: Path) -> Callable[...,
     def legs(name: str, *chain: Leg, dropout: float = 0.0) -> list[Values]:
         folder = tmp_path / name
         folder.mkdir()
-        found = []
+        results = []
         for leg in chain:
             settings = (leg.strategy, dropout, leg.stop, folder / "checkpoints", leg.model)
             logged = run_group(SCRIPT, leg.size, tiny_encoder, tiny_dataset, *settings)
             for name, value in logged[0].items():
                 if name.startswith("parameter/"):
                     assert all(torch.equal(value, other[name]) for other in logged), name
-            found.append(logged[0])
+            results.append(logged[0])
         # Nothing is left aside, and the last checkpoint stands.
         names = {path.name for path in (folder / "checkpoints").iterdir()}
         assert f"step-{STEPS}" in names
         assert not [hidden for hidden in names if hidden.startswith(".")]
-        return found
+        return results
 
     return legs
 
 
-def assert_close(found: list[Values], expected: Values, tolerance: float) -> None:
+def assert_close(actual: list[Values], expected: Values, tolerance: float) -> None:
     """Every step of every leg, and what the last one left."""
     curve = {name for name in expected if "@" in name}
-    logged = {name for leg in found for name in leg if "@" in name}
+    logged = {name for leg in actual for name in leg if "@" in name}
     assert logged == curve
     assert len(curve) == 3 * STEPS + STEPS // 3 + 1
     assert len([name for name in expected if name.startswith("parameter/")]) > 30
-    for leg in found:
+    for leg in actual:
         for name, value in leg.items():
             if name.startswith(RESUMED) or name.endswith("attention.self.key.bias"):
                 continue  # the softmax of attention cancels that bias: its gradient is noise, which AdamW scales up
@@ -74,20 +74,20 @@ def assert_close(found: list[Values], expected: Values, tolerance: float) -> Non
                 )
             else:
                 assert torch.equal(value, expected[name]), name
-    assert found[-1].keys() >= {name for name in expected if "@" not in name}
+    assert actual[-1].keys() >= {name for name in expected if "@" not in name}
 
 
-def continued(found: list[Values]) -> list[int]:
+def continued(legs: list[Values]) -> list[int]:
     """After which steps legs went on."""
-    return [int(name.removeprefix(RESUMED).rstrip(".")) for leg in found for name in leg if name.startswith(RESUMED)]
+    return [int(name.removeprefix(RESUMED).rstrip(".")) for leg in legs for name in leg if name.startswith(RESUMED)]
 
 
 def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
-    found = run("chain", Leg("ddp", 2, 3), Leg("ddp", 1, 5), Leg("ddp", 2))
-    assert_close(found, expected, TOLERANCE)
-    assert len(continued(found)) == 2
-    assert 0 < continued(found)[0] <= 3 < continued(found)[1] <= 5
+    actual = run("chain", Leg("ddp", 2, 3), Leg("ddp", 1, 5), Leg("ddp", 2))
+    assert_close(actual, expected, TOLERANCE)
+    assert len(continued(actual)) == 2
+    assert 0 < continued(actual)[0] <= 3 < continued(actual)[1] <= 5
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(
     run: Callable[..., list[Values]], strategy: str
 ) -> None:
     (expected,) = run("whole", Leg(strategy, 2), dropout=0.1)
-    found = run("chain", Leg(strategy, 2, 4), Leg(strategy, 2), dropout=0.1)
-    assert_close(found, expected, 0)
-    assert 0 < continued(found)[0] <= 4
+    actual = run("chain", Leg(strategy, 2, 4), Leg(strategy, 2), dropout=0.1)
+    assert_close(actual, expected, 0)
+    assert 0 < continued(actual)[0] <= 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_from_strategy_to_strategy(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
-    found = run("chain", Leg("zero1", 2, 2), Leg("zero3", 2, 4), Leg("fsdp2", 1, 5), Leg("ddp", 2, 6), Leg("fsdp2", 2))
-    assert_close(found, expected, TOLERANCE)
+    actual = run("chain", Leg("zero1", 2, 2), Leg("zero3", 2, 4), Leg("fsdp2", 1, 5), Leg("ddp", 2, 6), Leg("fsdp2", 2))
+    assert_close(actual, expected, TOLERANCE)
 
 
 @pytest.mark.slow
@@ -117,9 +117,9 @@ def test_from_strategy_to_strategy(run: Callable[..., list[Values]]) -> None:
 def test_adapters_go_on_to_the_bit(run: Callable[..., list[Values]], strategy: str, precision: str) -> None:
     lora = {"lora_rank": 2, "lora_dropout": 0.1, "precision": precision}
     (expected,) = run("whole", Leg(strategy, 2, model=lora), dropout=0.1)
-    found = run("chain", Leg(strategy, 2, 4, lora), Leg(strategy, 2, model=lora), dropout=0.1)
-    assert_close(found, expected, 0)
-    assert 0 < continued(found)[0] <= 4
+    actual = run("chain", Leg(strategy, 2, 4, lora), Leg(strategy, 2, model=lora), dropout=0.1)
+    assert_close(actual, expected, 0)
+    assert 0 < continued(actual)[0] <= 4
     trained = [name for name in expected if "lora_B" in name]
     assert trained
     types = {name: value.dtype for name, value in expected.items() if name.startswith("parameter/")}
@@ -132,12 +132,12 @@ def test_adapters_go_on_to_the_bit(run: Callable[..., list[Values]], strategy: s
 @pytest.mark.timeout(600)
 def test_activations_may_be_checkpointed_from_some_step_on(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 2), dropout=0.1)
-    found = run(
+    actual = run(
         "chain",
         Leg("ddp", 2, 3, {"activation_checkpointing": True}),
         Leg("ddp", 2, 5),
         Leg("ddp", 2, model={"activation_checkpointing": True}),
         dropout=0.1,
     )
-    assert_close(found, expected, TOLERANCE)
-    assert len(continued(found)) == 2
+    assert_close(actual, expected, TOLERANCE)
+    assert len(continued(actual)) == 2

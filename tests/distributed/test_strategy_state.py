@@ -35,13 +35,13 @@ def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, 
 @pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=SLOW), pytest.param(FSDP2, marks=SLOW)])
 def test_a_state_goes_from_strategy_to_strategy(chain: list[tuple[str, int]], tiny_encoder: Path) -> None:
     expected = train([("ddp", 1)], STEPS * len(chain), tiny_encoder)
-    found = train(chain, STEPS, tiny_encoder)
-    assert found.keys() == expected.keys()
-    assert {float(value) for name, value in found.items() if name.endswith(":step")} == {STEPS * len(chain)}
-    assert sum(name.endswith(":exp_avg") for name in found) > 30
+    actual = train(chain, STEPS, tiny_encoder)
+    assert actual.keys() == expected.keys()
+    assert {float(value) for name, value in actual.items() if name.endswith(":step")} == {STEPS * len(chain)}
+    assert sum(name.endswith(":exp_avg") for name in actual) > 30
     for name, value in expected.items():
         torch.testing.assert_close(
-            found[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+            actual[name], value, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -64,13 +64,13 @@ def test_dense_modules_are_trained_as_by_one_worker(
     modules = [Transformer(str(tiny_encoder)), Pooling(32, "mean"), Dense(32, 24), Dense(24, 16, bias=False)]
     SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder), create_model_card=False)
     expected = train([("ddp", 1)], STEPS, folder)
-    found = train(chain, STEPS, folder)
-    assert found.keys() == expected.keys()
-    heads = [name for name in found if ".head." in name and ":" not in name]
+    actual = train(chain, STEPS, folder)
+    assert actual.keys() == expected.keys()
+    heads = [name for name in actual if ".head." in name and ":" not in name]
     assert len(heads) == len(modules[2].state_dict()) + len(modules[3].state_dict()), heads
     for name in heads:
         number, _, rest = name.partition(".head.")[2].partition(".")
         stored = modules[2 + int(number)].state_dict()[rest]
-        assert (found[name] - stored).abs().max() > 1e-3  # it was trained
+        assert (actual[name] - stored).abs().max() > 1e-3  # it was trained
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(actual[name], value, rtol=1e-4, atol=1e-5, msg=name)

@@ -73,10 +73,10 @@ def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
 def own_groups(queries: Tensor, passages: Tensor, ids: BatchIds) -> Iterator[dict[int, tuple[Tensor, float]]]:
     """For each query its own group's distinct documents that the teacher has scored: our score, and the teacher's."""
     assert ids.teacher is not None
-    place = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
+    row_of = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
     for query, documents, scores in zip(queries, ids.teacher.documents.tolist(), ids.teacher.scores, strict=True):
         yield {
-            document: (passages[place[document]] @ query, float(score))
+            document: (passages[row_of[document]] @ query, float(score))
             for document, score in zip(documents, scores, strict=True)
             if document >= 0 and not torch.isnan(score)
         }
@@ -84,14 +84,14 @@ def own_groups(queries: Tensor, passages: Tensor, ids: BatchIds) -> Iterator[dic
 
 def sets(queries: Tensor, passages: Tensor, ids: BatchIds) -> Iterator[tuple[Tensor, Tensor, list[int]]]:
     """Scores of each query's positives, of its negatives, and the documents of its positives."""
-    place: dict[int, int] = {}
+    row_of: dict[int, int] = {}
     for row, document in enumerate(ids.passages.tolist()):
-        place.setdefault(document, row)
+        row_of.setdefault(document, row)
     for i, query in enumerate(queries):
         mine = [d for d in dict.fromkeys(ids.positives[i].tolist()) if d >= 0]
         known = set(ids.known[i].tolist()) if ids.known is not None else set()
-        others = [row for document, row in place.items() if document not in mine and document not in known]
-        yield passages[[place[d] for d in mine]] @ query, passages[others] @ query, mine
+        others = [row for document, row in row_of.items() if document not in mine and document not in known]
+        yield passages[[row_of[d] for d in mine]] @ query, passages[others] @ query, mine
 
 
 def lse(*parts: Tensor) -> Tensor:
@@ -145,14 +145,14 @@ def margin_mse(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossCon
 
 def softened(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossConfig) -> list[Tensor]:
     """What each query's negatives are to be raised by so that they count 1 - sigmoid(teacher) times."""
-    place: dict[int, int] = {}
+    row_of: dict[int, int] = {}
     for row, document in enumerate(ids.passages.tolist()):
-        place.setdefault(document, row)
+        row_of.setdefault(document, row)
     raised = []
     for i, group in enumerate(own_groups(queries, passages, ids)):
         mine = set(ids.positives[i].tolist())
         known = set(ids.known[i].tolist()) if ids.known is not None else set()
-        others = [document for document in place if document not in mine and document not in known]
+        others = [document for document in row_of if document not in mine and document not in known]
         weights = [
             1 - torch.tensor(group[n][1] / config.teacher_temperature, dtype=torch.float64).sigmoid()
             if n in group
@@ -191,14 +191,14 @@ def by_query(name: str, p: Tensor, n: Tensor, config: LossConfig, drawn: int) ->
 
 def backwards(queries: Tensor, passages: Tensor, ids: BatchIds, t: Tensor | float) -> Tensor:
     """InfoNCE from each first positive to its query, among the distinct queries it is no positive of."""
-    place: dict[int, int] = {}
+    row_of: dict[int, int] = {}
     for row, document in enumerate(ids.passages.tolist()):
-        place.setdefault(document, row)
+        row_of.setdefault(document, row)
     known = ids.known if ids.known is not None else ids.positives
     values = []
     for i in range(len(queries)):
         document = int(ids.positives[i][0])
-        passage = passages[place[document]]
+        passage = passages[row_of[document]]
         others = [
             j
             for j in range(len(queries))

@@ -24,10 +24,10 @@ def test_equals_delong_written_out(seed: int) -> None:
     up, down = pools(seed)
     kernel = (up[:, None] > down) + (up[:, None] == down) / 2
     variance = kernel.mean(1).var(ddof=1) / len(up) + kernel.mean(0).var(ddof=1) / len(down)
-    found = auc_interval(up.astype(np.float32), down.astype(np.float32))
-    assert found.auc == pytest.approx(kernel.mean(), abs=1e-12)
-    assert found.standard_error == pytest.approx(np.sqrt(variance), rel=1e-9)
-    assert 0 <= found.low < found.auc < found.high <= 1
+    result = auc_interval(up.astype(np.float32), down.astype(np.float32))
+    assert result.auc == pytest.approx(kernel.mean(), abs=1e-12)
+    assert result.standard_error == pytest.approx(np.sqrt(variance), rel=1e-9)
+    assert 0 <= result.low < result.auc < result.high <= 1
 
 
 @settings(deadline=None, max_examples=25)
@@ -48,8 +48,8 @@ def test_equals_obuchowski_written_out(seed: int, queries: int) -> None:
     s_n = i_n / ((i_n - 1) * len(down)) * sum(x * x for x in b)
     s_pn = i / (i - 1) * sum(x * y for x, y in zip(a, b, strict=True))
     variance = s_p / len(up) + s_n / len(down) + 2 * s_pn / (len(up) * len(down))
-    found = auc_interval(up, down, ours, theirs).standard_error
-    assert found == pytest.approx(np.sqrt(variance), rel=1e-9) if variance > 0 else np.isnan(found)
+    result = auc_interval(up, down, ours, theirs).standard_error
+    assert result == pytest.approx(np.sqrt(variance), rel=1e-9) if variance > 0 else np.isnan(result)
 
 
 def test_a_cluster_for_every_score_is_delong() -> None:
@@ -85,14 +85,14 @@ def test_bounds_by_their_formula(seed: int) -> None:
     squares = sum(d**2 for d in shares)
     inverse = sum(d**4 for d in shares) / squares**2 - 2 / queries
     freedom = queries - 1 if inverse <= 0 else min(max(1 / inverse, 1), queries - 1)
-    found = auc_interval(up, down, ours, theirs)
-    reach = student.ppf(0.975, freedom) * found.standard_error / (area * (1 - area))
+    result = auc_interval(up, down, ours, theirs)
+    reach = student.ppf(0.975, freedom) * result.standard_error / (area * (1 - area))
     logit = np.log(area / (1 - area))
-    assert found.low == pytest.approx(1 / (1 + np.exp(-(logit - reach))), rel=1e-9)
-    assert found.high == pytest.approx(1 / (1 + np.exp(-(logit + reach))), rel=1e-9)
+    assert result.low == pytest.approx(1 / (1 + np.exp(-(logit - reach))), rel=1e-9)
+    assert result.high == pytest.approx(1 / (1 + np.exp(-(logit + reach))), rel=1e-9)
     of_positives = {int(q) for q in ours[v < 1]}
     of_negatives = {int(q) for q in theirs[w < 1]}
-    assert found.misordered == min(len(of_positives), len(of_negatives))
+    assert result.misordered == min(len(of_positives), len(of_negatives))
 
 
 @pytest.mark.parametrize(("gap", "queries", "per_query"), [(1.7, 10, 1), (4.9, 100, 1), (4.9, 100, 3)])
@@ -104,22 +104,22 @@ def test_the_interval_holds_the_true_auc_as_often_as_it_says(gap: float, queries
     for _ in range(400):
         level = rng.normal(0, 0.7, queries)
         up, down = rng.normal(gap, 1, len(ours)) + level[ours], rng.normal(0, 1, len(theirs)) + level[theirs]
-        found = auc_interval(up, down, ours, theirs)
-        held += found.low <= true <= found.high
-        reach = 1.96 * found.standard_error / (found.auc * (1 - found.auc)) if found.auc < 1 else 0
-        by_normal += abs(np.log(true / (1 - true)) - np.log(found.auc / max(1 - found.auc, 1e-300))) <= reach
+        result = auc_interval(up, down, ours, theirs)
+        held += result.low <= true <= result.high
+        reach = 1.96 * result.standard_error / (result.auc * (1 - result.auc)) if result.auc < 1 else 0
+        by_normal += abs(np.log(true / (1 - true)) - np.log(result.auc / max(1 - result.auc, 1e-300))) <= reach
     assert 0.92 <= held / 400 <= 0.985
     assert by_normal < held
 
 
 def test_pools_that_lie_apart_leave_open_what_so_few_queries_leave_open() -> None:
     up, down = np.arange(30.0) + 100, np.arange(60.0)
-    found = auc_interval(up, down, np.arange(30), np.arange(60) // 2)
-    assert (found.auc, found.high, found.misordered) == (1, 1, 0)
-    assert found.low == pytest.approx(0.05 ** (1 / 30))  # about 1 - 3 / 30
-    assert np.isnan(found.standard_error)
-    assert found.note is not None
-    assert found.note.startswith("All pairs are in one order.")
+    result = auc_interval(up, down, np.arange(30), np.arange(60) // 2)
+    assert (result.auc, result.high, result.misordered) == (1, 1, 0)
+    assert result.low == pytest.approx(0.05 ** (1 / 30))  # about 1 - 3 / 30
+    assert np.isnan(result.standard_error)
+    assert result.note is not None
+    assert result.note.startswith("All pairs are in one order.")
     turned = auc_interval(down, up, np.arange(60) // 2, np.arange(30))
     assert (turned.auc, turned.low) == (0, 0)
     assert turned.high == pytest.approx(1 - 0.05 ** (1 / 30))
@@ -131,10 +131,10 @@ def test_nothing_is_said_of_one_query_or_one_score() -> None:
     single = auc_interval(np.array([3.0]), np.array([1.0, 4.0]))
     of_one_query = auc_interval(np.array([3.0, 2.0]), np.array([1.0, 4.0]), np.array([0, 0]), np.array([0, 1]))
     assert (single.auc, of_one_query.auc) == (0.5, 0.5)
-    for found in (single, of_one_query):
-        assert np.isnan([found.standard_error, found.low, found.high]).all()
-        assert found.note is not None
-        assert found.note.startswith("There is no interval")
+    for result in (single, of_one_query):
+        assert np.isnan([result.standard_error, result.low, result.high]).all()
+        assert result.note is not None
+        assert result.note.startswith("There is no interval")
 
 
 def test_few_misordered_queries_are_warned_of() -> None:

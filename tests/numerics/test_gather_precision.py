@@ -33,8 +33,8 @@ def test_bf16_changes_value_and_gradient_by_what_the_page_says(name: str, tau: f
         value = build_loss(LossConfig(name, temperature=tau, gather_precision=precision))(*inputs, ids).value
         value.backward()
         results.append((value.item(), torch.cat([x.grad.flatten() for x in inputs])))
-    (default, of_default), (exact, expected), (rounded, found) = results
+    (default, of_default), (exact, expected), (rounded, actual) = results
     assert default == exact
     assert torch.equal(of_default, expected)
     assert 0 < abs(rounded / exact - 1) < 0.005
-    assert 0 < float((found - expected).norm() / expected.norm()) < 0.02
+    assert 0 < float((actual - expected).norm() / expected.norm()) < 0.02

@@ -63,9 +63,9 @@ def on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gathered() -> tuple[Candidates, object]:
-    made = example(0, batch=40, hard=3, positives=3, width=8)
-    inputs = [x.detach().float().requires_grad_() for x in (made.queries, made.passages)]
-    return replace(gather_candidates(*inputs, made.ids, ALONE, both_ways=True), largest_score=200.0), made.ids
+    batch = example(0, batch=40, hard=3, positives=3, width=8)
+    inputs = [x.detach().float().requires_grad_() for x in (batch.queries, batch.passages)]
+    return replace(gather_candidates(*inputs, batch.ids, ALONE, both_ways=True), largest_score=200.0), batch.ids
 
 
 @pytest.mark.usefixtures("on_tensors")
@@ -74,47 +74,47 @@ def test_a_loss_and_its_gradient_wait_for_nothing(name: str, monkeypatch: pytest
     config, log_temperature = LossConfig(loss=name, temperature=0.1), torch.tensor(0.1).log()
     for _ in range(2):  # constants are computed at the first call
         batch, ids = gathered()
-        with waits(monkeypatch) as found:
+        with waits(monkeypatch) as reads:
             LOSSES[name](config, batch, ids, log_temperature, ALONE).share.backward()
-    assert found == []
+    assert reads == []
 
 
 def test_the_statistics_wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, _ = gathered()
-    with waits(monkeypatch) as found:
+    with waits(monkeypatch) as reads:
         for statistic in (batch_auc, query_positive_distance, query_positive_mmd):
             statistic(batch, ALONE)
-    assert found == []
+    assert reads == []
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_a_loss_on_a_device_waits_once(name: str) -> None:
-    made = example(2, batch=20, hard=3, positives=3, width=8)
+    batch = example(2, batch=20, hard=3, positives=3, width=8)
     with sham_device() as counts:
-        relevance = gather_relevance(made.ids, ALONE, CUDA, both_ways=True)  # as the loader does
+        relevance = gather_relevance(batch.ids, ALONE, CUDA, both_ways=True)  # as the loader does
         loss = build_loss(LossConfig(loss=name, temperature=0.1 if name != "triplet" else 0.01)).to(CUDA)
         for _ in range(2):
             counts.syncs.clear()
-            inputs = [x.detach().float().to(CUDA).requires_grad_() for x in (made.queries, made.passages)]
-            loss(*inputs, replace(made.ids, relevance=relevance)).value.backward()
+            inputs = [x.detach().float().to(CUDA).requires_grad_() for x in (batch.queries, batch.passages)]
+            loss(*inputs, replace(batch.ids, relevance=relevance)).value.backward()
     lines = [line for line in counts.syncs.elements() if "losses/" in line]
     assert [line.split(":")[0] for line in lines] == ["to the host losses/loss.py"]
 
 
 @pytest.mark.parametrize("learns", [False, True])
 def test_the_bounds_of_all_widths_are_read_once(learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = example(1, batch=40, hard=3, positives=3, width=8)
+    sample = example(1, batch=40, hard=3, positives=3, width=8)
     loss = build_loss(
         LossConfig(loss="infonce", temperature=0.1, matryoshka_dims="4,2", learn_temperature=learns), unit_length=True
     )
     batch, _ = gathered()
-    with waits(monkeypatch) as found:
+    with waits(monkeypatch) as reads:
         bound = loss._largest_score(batch, batch.embeddings, loss.log_temperature.reshape(()), ALONE)
-    assert found == ["tolist"]
+    assert reads == ["tolist"]
     assert bound >= float((batch.queries @ batch.embeddings.T).detach().abs().max() / 0.1)
     with waits(monkeypatch) as nested:
-        loss(made.queries, made.passages, made.ids)
+        loss(sample.queries, sample.passages, sample.ids)
     one_width = build_loss(LossConfig(loss="infonce", temperature=0.1))
     with waits(monkeypatch) as whole:
-        one_width(made.queries, made.passages, made.ids)
+        one_width(sample.queries, sample.passages, sample.ids)
     assert len(nested) == len(whole)

@@ -31,19 +31,19 @@ def batch(seed: int) -> Example:
     return example(seed, batch=8, hard=3, positives=3, width=40)
 
 
-def gradients(name: str, precision: str, made: Example, device: str, tau: float = TAU) -> list[torch.Tensor]:
+def gradients(name: str, precision: str, sample: Example, device: str, tau: float = TAU) -> list[torch.Tensor]:
     """The loss and its gradients by queries and passages of float32 embeddings."""
-    inputs = [x.detach().float().to(device).requires_grad_() for x in (made.queries, made.passages)]
+    inputs = [x.detach().float().to(device).requires_grad_() for x in (sample.queries, sample.passages)]
     config = LossConfig(loss=name, temperature=tau, loss_precision=precision)
-    value = build_loss(config)(*inputs, moved(made.ids, device)).value
+    value = build_loss(config)(*inputs, moved(sample.ids, device)).value
     return [x.detach().cpu().double() for x in (value, *torch.autograd.grad(value, inputs))]
 
 
-def oracle(name: str, made: Example, rounds: bool, tau: float = TAU) -> list[torch.Tensor]:
+def oracle(name: str, sample: Example, rounds: bool, tau: float = TAU) -> list[torch.Tensor]:
     """The literal loss in float64, of embeddings that are rounded to bf16 or not."""
-    inputs = [x.detach().float() for x in (made.queries, made.passages)]
+    inputs = [x.detach().float() for x in (sample.queries, sample.passages)]
     inputs = [(x.bfloat16() if rounds else x).double().requires_grad_() for x in inputs]
-    value = literal(LossConfig(loss=name, temperature=tau), *inputs, made.ids)
+    value = literal(LossConfig(loss=name, temperature=tau), *inputs, sample.ids)
     return [value.detach(), *torch.autograd.grad(value, inputs)]
 
 
@@ -54,8 +54,8 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
 @on_devices
 @every_loss
 def test_bf16_operands_give_the_loss_of_the_rounded_embeddings(name: str, device: str) -> None:
-    made = batch(0)
-    ours, exact = gradients(name, "bf16", made, device), oracle(name, made, rounds=True)
+    sample = batch(0)
+    ours, exact = gradients(name, "bf16", sample, device), oracle(name, sample, rounds=True)
     assert error(ours[0], exact[0]) < 2e-6
     # Derivatives by scores are rounded to 8 bits.
     assert max(map(error, ours[1:], exact[1:])) < 2.0**-8
@@ -63,21 +63,21 @@ def test_bf16_operands_give_the_loss_of_the_rounded_embeddings(name: str, device
 
 @pytest.mark.parametrize("name", ["infonce", "mw", "triplet"])
 def test_derivatives_are_rounded_too(name: str) -> None:
-    made = batch(0)
-    ours, exact = gradients(name, "bf16", made, "cpu"), oracle(name, made, rounds=True)
+    sample = batch(0)
+    ours, exact = gradients(name, "bf16", sample, "cpu"), oracle(name, sample, rounds=True)
     assert max(map(error, ours[1:], exact[1:])) > 2.0**-13  # unrounded, they are below 2^-18
 
 
 @on_devices
 @every_loss
 def test_bf16_operands_are_near_the_exact_loss(name: str, device: str) -> None:
-    made = batch(2)
-    made = Example(made.queries.detach() / 6.3, made.passages.detach() / 6.3, made.ids)
-    ours, exact = gradients(name, "bf16", made, device), oracle(name, made, rounds=False)
+    sample = batch(2)
+    sample = Example(sample.queries.detach() / 6.3, sample.passages.detach() / 6.3, sample.ids)
+    ours, exact = gradients(name, "bf16", sample, device), oracle(name, sample, rounds=False)
     assert error(ours[0], exact[0]) < 0.01
     # Where only the highest negative counts, rounding may make it another one.
     assert "maxn" in name or max(map(error, ours[1:], exact[1:])) < 0.05
-    assert not torch.equal(gradients(name, "fp32", made, device)[0], ours[0])
+    assert not torch.equal(gradients(name, "fp32", sample, device)[0], ours[0])
 
 
 @on_devices
@@ -94,22 +94,22 @@ def test_every_precision_is_finite_at_extreme_temperatures(name: str, tau: float
 def test_the_same_bits_twice_and_cut_into_panels(
     name: str, precision: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = batch(4)
-    first = gradients(name, precision, made, device)
-    for ours, again in zip(first, gradients(name, precision, made, device), strict=True):
+    sample = batch(4)
+    first = gradients(name, precision, sample, device)
+    for ours, again in zip(first, gradients(name, precision, sample, device), strict=True):
         assert torch.equal(ours, again)
     for budget in ("PANEL_BYTES", "GPU_PANEL_BYTES"):
-        monkeypatch.setattr(panels, budget, 5 * 4 * len(made.passages))
-    for ours, cut in zip(first, gradients(name, precision, made, device), strict=True):
+        monkeypatch.setattr(panels, budget, 5 * 4 * len(sample.passages))
+    for ours, cut in zip(first, gradients(name, precision, sample, device), strict=True):
         torch.testing.assert_close(cut, ours, rtol=1e-4, atol=1e-5 * float(ours.abs().max()))
 
 
 @pytest.mark.gpu
 @every_loss
 def test_fp32_and_tf32_on_a_gpu_are_near_the_exact_loss(name: str) -> None:
-    made = batch(5)
-    exact = oracle(name, made, rounds=False)
-    strict, fast = (gradients(name, precision, made, "cuda") for precision in ("fp32", "tf32"))
+    sample = batch(5)
+    exact = oracle(name, sample, rounds=False)
+    strict, fast = (gradients(name, precision, sample, "cuda") for precision in ("fp32", "tf32"))
     assert max(map(error, strict, exact)) < 1e-5
     assert max(map(error, fast, exact)) < 2e-2
 
@@ -121,10 +121,10 @@ def test_tf32_is_fp32_on_a_processor(name: str) -> None:
 
 
 def test_float64_embeddings_are_not_rounded() -> None:
-    made = batch(7)
+    sample = batch(7)
     loss = build_loss(LossConfig(loss="infonce", temperature=TAU, loss_precision="bf16"))
-    value = loss(made.queries, made.passages, made.ids).value.detach()
-    exact = literal(LossConfig(loss="infonce", temperature=TAU), made.queries, made.passages, made.ids)
+    value = loss(sample.queries, sample.passages, sample.ids).value.detach()
+    exact = literal(LossConfig(loss="infonce", temperature=TAU), sample.queries, sample.passages, sample.ids)
     torch.testing.assert_close(value, exact.detach(), rtol=1e-12, atol=0)
 
 

@@ -58,9 +58,9 @@ def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
 def test_equals_the_literal_loss_on_any_shape(
     seed: int, batch: int, hard: int, positives: int, levels: int, temperature: float
 ) -> None:
-    made = example(seed, batch, hard, positives, levels=levels, repeats=positives > 1)
+    sample = example(seed, batch, hard, positives, levels=levels, repeats=positives > 1)
     for name in LOSS_NAMES:
-        assert_literal(LossConfig(loss=name, temperature=temperature), made)
+        assert_literal(LossConfig(loss=name, temperature=temperature), sample)
 
 
 @every_loss
@@ -173,9 +173,9 @@ def test_statistics_are_those_of_the_batch() -> None:
     statistics = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
     assert float(statistics["batch_auc"]) == pytest.approx(auc(batch.queries, batch.passages, batch.ids), abs=1e-6)
     assert float(statistics["temperature"]) == pytest.approx(0.01)
-    place = {d: i for i, d in reversed(list(enumerate(batch.ids.passages.tolist())))}
+    row_of = {d: i for i, d in reversed(list(enumerate(batch.ids.passages.tolist())))}
     apart = [
-        (batch.queries[i] - batch.passages[place[d]]).detach().norm()
+        (batch.queries[i] - batch.passages[row_of[d]]).detach().norm()
         for i, row in enumerate(batch.ids.positives.tolist())
         for d in {d for d in row if d >= 0}
     ]

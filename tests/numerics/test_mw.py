@@ -108,10 +108,10 @@ def sums_of_fractions(scores: torch.Tensor, temperature: float) -> tuple[float, 
     smaller = np.exp(-np.abs(apart))
     by_pair = np.where(apart >= 0, 1, smaller) / (1 + smaller) * weight / temperature
     gradient = np.zeros(scores.shape)
-    for place, (i, j) in enumerate(negatives):
-        gradient[i, j] = by_pair[:, place].sum()
-    for place in range(rows):
-        gradient[place, place] = -by_pair[place].sum()
+    for index, (i, j) in enumerate(negatives):
+        gradient[i, j] = by_pair[:, index].sum()
+    for index in range(rows):
+        gradient[index, index] = -by_pair[index].sum()
     return math.fsum(np.logaddexp(apart, 0).ravel()) * weight, gradient
 
 
@@ -186,11 +186,11 @@ def test_sums_are_right_whether_or_not_cells_are_saved(count: int) -> None:
     walk, derivatives = sums.walk(), torch.empty_like(negatives)
     none = torch.empty(0, dtype=torch.long)
     walk.add(negatives, derivatives, none, none)
-    found = sums.result(walk.sums(), walk.sums())
+    actual = sums.result(walk.sums(), walk.sums())
     apart = negatives - positives[:, None]
     expected = torch.logaddexp(apart, torch.zeros_like(apart)).sum()
-    torch.testing.assert_close(found.share, expected, rtol=1e-6, atol=0)
-    torch.testing.assert_close(found.by_positive, -torch.sigmoid(apart).sum(1), rtol=1e-6, atol=1e-15)
+    torch.testing.assert_close(actual.share, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual.by_positive, -torch.sigmoid(apart).sum(1), rtol=1e-6, atol=1e-15)
     torch.testing.assert_close(derivatives[0], torch.sigmoid(apart).sum(0), rtol=1e-6, atol=1e-15)
 
 
@@ -206,10 +206,10 @@ def test_both_walks_give_the_same(reach: float, dtype: torch.dtype) -> None:
     out = []
     for walk in (CompiledWalk, TensorWalk):
         sums = PairwiseSums(positives, *ends, 1.0, dtype)
-        made = walk(sums._grid, sums._slope @ sums._refinement.T, 10.0)
+        one_walk = walk(sums._grid, sums._slope @ sums._refinement.T, 10.0)
         derivatives = torch.empty_like(scores)
-        made.add(scores, derivatives, rows, columns)
-        out.append((derivatives, made.sums()))
+        one_walk.add(scores, derivatives, rows, columns)
+        out.append((derivatives, one_walk.sums()))
     assert (len(sums._grid.counts) > 1) == (reach > 1)
     assert bool((out[0][0][rows, columns] == 0).all())
     torch.testing.assert_close(out[0][0], out[1][0], rtol=1e-6, atol=1e-9)

@@ -192,10 +192,10 @@ def test_excluded_pairs_leave_no_trace(device: Device) -> None:
     np.testing.assert_array_equal(out.integers, other.integers)
     assert bool((out.derivatives[rows, columns] == 0).all())
     assert out.integers[0].sum() == scores.numel() - 5
-    kept = torch.ones_like(scores, dtype=torch.bool)
-    kept[rows, columns] = False
+    is_included = torch.ones_like(scores, dtype=torch.bool)
+    is_included[rows, columns] = False
     none = walked(device, scores, excluded=torch.empty(2, 0, dtype=torch.long))
-    assert torch.equal(out.derivatives.cpu()[kept], none.derivatives.cpu()[kept])
+    assert torch.equal(out.derivatives.cpu()[is_included], none.derivatives.cpu()[is_included])
 
 
 @on_devices

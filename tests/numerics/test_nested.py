@@ -27,10 +27,12 @@ def cut(rows: Tensor, width: int, unit_length: bool) -> Tensor:
 
 
 def batch_of(seed: int, unit_length: bool) -> Example:
-    made = example(seed)
+    batch = example(seed)
     if unit_length:
-        made.queries, made.passages = (cut(x.detach(), 6, True).requires_grad_() for x in (made.queries, made.passages))
-    return made
+        batch.queries, batch.passages = (
+            cut(x.detach(), 6, True).requires_grad_() for x in (batch.queries, batch.passages)
+        )
+    return batch
 
 
 def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
@@ -72,9 +74,9 @@ def test_the_whole_width_alone_is_the_loss_without_nesting_to_the_bit(name: str)
     batch = example(3)
     plain = build_loss(config(name, ""))(batch.queries, batch.passages, batch.ids)
     whole = build_loss(config(name, "6"), True)(batch.queries, batch.passages, batch.ids)
-    found = [torch.autograd.grad(output.value, (batch.queries, batch.passages)) for output in (plain, whole)]
+    results = [torch.autograd.grad(output.value, (batch.queries, batch.passages)) for output in (plain, whole)]
     assert torch.equal(plain.value, whole.value)
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     assert not [statistic for statistic in plain.statistics if "_at_" in statistic]
 
 

@@ -48,13 +48,13 @@ def shares(size: int, seed: int) -> list[BatchIds]:
     ]
 
 
-def hold(found: Relevance, everyone: list[BatchIds], rank: int) -> None:
+def hold(result: Relevance, everyone: list[BatchIds], rank: int) -> None:
     """Compare with loops over the ids."""
     candidates = list(dict.fromkeys(int(one) for ids in everyone for one in ids.passages))
     flat = [int(one) for ids in everyone for one in ids.passages]
-    assert found.keep(torch.tensor(flat)).tolist() == candidates
+    assert result.keep(torch.tensor(flat)).tolist() == candidates
     queries = list(dict.fromkeys(int(one) for ids in everyone for one in ids.queries))
-    assert found.exchanged.keep(torch.cat([ids.queries for ids in everyone])).tolist() == queries
+    assert result.exchanged.keep(torch.cat([ids.queries for ids in everyone])).tolist() == queries
     pairs, backward = 0, 0
     relevant: dict[int, set[int]] = {query: set() for query in queries}
     for ids in everyone:
@@ -70,16 +70,16 @@ def hold(found: Relevance, everyone: list[BatchIds], rank: int) -> None:
             backward += len(asked_by)
             if owner != rank:
                 continue
-            columns = [int(one) for one in found.positives[row] if one != PAD]
+            columns = [int(one) for one in result.positives[row] if one != PAD]
             assert columns == [candidates.index(one) for one in positives]
-            start, end = found.excluded_starts[row : row + 2]
-            assert found.excluded_rows[start:end].tolist() == [row] * len(excluded)
-            assert found.excluded_columns[start:end].tolist() == excluded
-            other = found.exchanged
+            start, end = result.excluded_starts[row : row + 2]
+            assert result.excluded_rows[start:end].tolist() == [row] * len(excluded)
+            assert result.excluded_columns[start:end].tolist() == excluded
+            other = result.exchanged
             assert other.positives[row].tolist() == [queries.index(int(ids.queries[row]))]
             start, end = other.excluded_starts[row : row + 2]
             assert other.excluded_columns[start:end].tolist() == asked_by
-            group = found.group
+            group = result.group
             seen: set[int] = set()
             for slot, (document, score) in enumerate(
                 zip(*(table[row] for table in vars(ids.teacher).values()), strict=True)
@@ -92,11 +92,11 @@ def hold(found: Relevance, everyone: list[BatchIds], rank: int) -> None:
                 assert bool(group.is_negative[row, slot]) == (is_used and column not in excluded)
         if owner == rank:
             documents = [{int(one) for one in row} - {PAD} for row in ids.teacher.documents]
-            assert found.group.passages == sum(map(len, documents))
-            assert found.queries.tolist() == ids.queries.tolist()
+            assert result.group.passages == sum(map(len, documents))
+            assert result.queries.tolist() == ids.queries.tolist()
     rows = sum(len(ids.queries) for ids in everyone)
-    assert (found.rows, found.negatives) == (rows, rows * len(candidates) - pairs)
-    assert found.exchanged.negatives == rows * len(queries) - backward
+    assert (result.rows, result.negatives) == (rows, rows * len(candidates) - pairs)
+    assert result.exchanged.negatives == rows * len(queries) - backward
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -104,8 +104,8 @@ def hold(found: Relevance, everyone: list[BatchIds], rank: int) -> None:
 def test_relevance_is_that_of_loops_over_the_ids(size: int, seed: int) -> None:
     everyone = shares(size, seed)
     results = on_workers(size, lambda workers: gather_relevance(everyone[workers.rank], workers, CPU, both_ways=True))
-    for rank, found in enumerate(results):
-        hold(found, everyone, rank)
+    for rank, result in enumerate(results):
+        hold(result, everyone, rank)
 
 
 def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
@@ -114,10 +114,10 @@ def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
     with sham_device() as counts:
         here = {key: value.to(CUDA) for key, value in vars(ids).items() if isinstance(value, torch.Tensor)}
         counts.reset()
-        found = gather_relevance(replace(ids, **here, teacher=None), ALONE, CUDA)
+        actual = gather_relevance(replace(ids, **here, teacher=None), ALONE, CUDA)
         assert counts.totals() == {**counts.totals(), "syncs": 1, "pinned": 1, "pageable": 1}
-        assert values(found.excluded_columns).tolist() == expected.excluded_columns.tolist()
-        assert found.positives.device == CUDA
+        assert values(actual.excluded_columns).tolist() == expected.excluded_columns.tolist()
+        assert actual.positives.device == CUDA
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)

@@ -52,9 +52,9 @@ def test_randomisation_counts_every_assignment(seed: int, queries: int) -> None:
     system, baseline = values(seed, queries)
     tenths = np.rint(10 * (system - baseline)).astype(int)
     sums = [abs(sum(s * d for s, d in zip(signs, tenths, strict=True))) for signs in product((-1, 1), repeat=queries)]
-    found = randomisation_test(system, baseline)
-    assert found.exact
-    assert found.p_value == pytest.approx(np.mean(np.array(sums) >= abs(tenths.sum())), abs=1e-12)
+    result = randomisation_test(system, baseline)
+    assert result.exact
+    assert result.p_value == pytest.approx(np.mean(np.array(sums) >= abs(tenths.sum())), abs=1e-12)
 
 
 def test_drawn_assignments_agree_with_scipys() -> None:
@@ -74,8 +74,8 @@ def test_drawn_assignments_agree_with_scipys() -> None:
 
 
 def test_a_drawn_p_value_is_never_zero() -> None:
-    found = randomisation_test(np.ones(100), np.zeros(100), draws=99)
-    assert found.p_value == 1 / 100
+    result = randomisation_test(np.ones(100), np.zeros(100), draws=99)
+    assert result.p_value == 1 / 100
 
 
 def test_both_tests_find_something_in_nothing_as_often_as_they_say() -> None:
@@ -100,28 +100,28 @@ def test_holm_by_its_steps() -> None:
 @given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8), level=st.floats(0.001, 0.999))
 def test_holm_rejects_what_stepping_down_rejects(p_values: list[float], level: float) -> None:
     rejected = set()
-    for step, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if p_values[place] * (len(p_values) - step) > level:
+    for step, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] * (len(p_values) - step) > level:
             break
-        rejected.add(place)
+        rejected.add(index)
     assert set(np.flatnonzero(holm(p_values) <= level)) == rejected
 
 
 def test_effect_sizes() -> None:
     system, baseline = np.array([0.5, 0.7, 0.2, 0.9]), np.array([0.4, 0.4, 0.3, 0.5])
     differences = system - baseline
-    found = effect_size(system, baseline)
-    assert found.cohen == pytest.approx(differences.mean() / differences.std(ddof=1))
+    result = effect_size(system, baseline)
+    assert result.cohen == pytest.approx(differences.mean() / differences.std(ddof=1))
     # Hedges' c(3), as his table gives it.
-    assert found.hedges / found.cohen == pytest.approx(0.7236, abs=1e-4)
+    assert result.hedges / result.cohen == pytest.approx(0.7236, abs=1e-4)
     assert np.isnan(effect_size(system[:2], baseline[:2]).hedges)
 
 
 def test_hedges_is_unbiased_where_cohen_is_not() -> None:
     rng = np.random.default_rng(0)
-    found = [effect_size(rng.normal(0.5, 1, 6), np.zeros(6)) for _ in range(4000)]
-    assert np.mean([size.hedges for size in found]) == pytest.approx(0.5, abs=0.025)
-    assert np.mean([size.cohen for size in found]) > 0.55
+    results = [effect_size(rng.normal(0.5, 1, 6), np.zeros(6)) for _ in range(4000)]
+    assert np.mean([size.hedges for size in results]) == pytest.approx(0.5, abs=0.025)
+    assert np.mean([size.cohen for size in results]) > 0.55
 
 
 def test_marks_as_in_the_papers_tables_after_holm() -> None:
@@ -134,12 +134,12 @@ def test_marks_as_in_the_papers_tables_after_holm() -> None:
         "level": base + noise,
         "hardly": base + 0.027 + noise,
     }
-    found = compare(systems, dict.fromkeys(systems, base))
-    assert [mark(each) for each in found.values()] == ["+", "-", "", ""]
-    assert mark(found["up"], SECOND_MARKS) + mark(found["down"], SECOND_MARKS) == "◆◇"
-    assert found["hardly"].t_test.p_value < 0.05 < found["hardly"].corrected_t
+    result = compare(systems, dict.fromkeys(systems, base))
+    assert [mark(each) for each in result.values()] == ["+", "-", "", ""]
+    assert mark(result["up"], SECOND_MARKS) + mark(result["down"], SECOND_MARKS) == "◆◇"
+    assert result["hardly"].t_test.p_value < 0.05 < result["hardly"].corrected_t
     assert mark(compare({"hardly": systems["hardly"]}, {"hardly": base})["hardly"]) == "+"
-    assert found["up"].difference == pytest.approx(0.1)
+    assert result["up"].difference == pytest.approx(0.1)
 
 
 def test_unpaired_scores_are_reported() -> None:

@@ -41,24 +41,24 @@ def test_within_the_bound(seed: int, kind: str, parts: int, merged: bool) -> Non
         else:
             counts.add(positives, negatives)
     exact = pooled_auc(*(np.concatenate(pool) for pool in zip(*pools, strict=True)))
-    found = streaming_auc(counts)
-    assert (found.positives, found.negatives) == (3_000 * parts, 30_000 * parts)
-    assert abs(found.value - exact) <= found.error_bound + 1e-15
-    assert found.error_bound < {"cosines": 2e-5, "dots": 2e-5, "tied": 1e-15, "wild": 1e-4, "double": 0.3}[kind]
+    result = streaming_auc(counts)
+    assert (result.positives, result.negatives) == (3_000 * parts, 30_000 * parts)
+    assert abs(result.value - exact) <= result.error_bound + 1e-15
+    assert result.error_bound < {"cosines": 2e-5, "dots": 2e-5, "tied": 1e-15, "wild": 1e-4, "double": 0.3}[kind]
 
 
 def test_with_room_for_every_float_it_is_exact_and_else_it_is_not() -> None:
     rng = np.random.default_rng(0)
     positives, negatives = (rng.uniform(1.0, 1.5, size).astype(np.float32) for size in (20_000, 50_000))
-    exact, found = pooled_auc(positives, negatives), {}
+    exact, actual = pooled_auc(positives, negatives), {}
     for budget in (SMALL, 32 * 2**20, 128 * 2**20):
         counts = ScoreCounts(budget)
         counts.add(positives, negatives)
-        found[budget] = streaming_auc(counts)
-    bounds = [result.error_bound for result in found.values()]
+        actual[budget] = streaming_auc(counts)
+    bounds = [result.error_bound for result in actual.values()]
     assert bounds[0] > bounds[1] > bounds[2] == 0
-    assert found[128 * 2**20].value == exact
-    assert found[SMALL].value != exact
+    assert actual[128 * 2**20].value == exact
+    assert actual[SMALL].value != exact
 
 
 @pytest.mark.parametrize("way", ["counted", "shrunk", "merged"])
@@ -75,17 +75,17 @@ def test_the_bound_holds_where_all_pairs_of_a_bin_are_in_order(way: str) -> None
         other = ScoreCounts(SMALL)
         other.add(*part)
         counts.merge(other)
-    found = streaming_auc(counts)
-    error = pooled_auc(np.r_[around[0], high], np.r_[around[1], low]) - found.value
-    assert 1e-4 < error <= found.error_bound
+    result = streaming_auc(counts)
+    error = pooled_auc(np.r_[around[0], high], np.r_[around[1], low]) - result.value
+    assert 1e-4 < error <= result.error_bound
 
 
 def test_order_of_infinities_zeros_and_subnormal_numbers() -> None:
     ascending = np.array([-np.inf, -3e38, -1, -1e-45, 0, 1e-45, 1, 3e38, np.inf], np.float32)
-    for place in range(len(ascending)):
+    for index in range(len(ascending)):
         counts = ScoreCounts()
-        counts.add(ascending[place : place + 1], ascending)
-        assert streaming_auc(counts).value == (place + 0.5) / len(ascending)
+        counts.add(ascending[index : index + 1], ascending)
+        assert streaming_auc(counts).value == (index + 0.5) / len(ascending)
     counts = ScoreCounts()
     counts.add(np.array([-0.0], np.float32), np.array([0.0], np.float32))
     assert streaming_auc(counts).value == 0.5
@@ -95,8 +95,8 @@ def test_scores_that_float32_does_not_tell_apart_are_in_the_bound() -> None:
     counts, merged = ScoreCounts(), ScoreCounts()
     counts.add(np.array([1 + 1e-12]), np.array([1.0]))
     merged.merge(counts)
-    for found in (streaming_auc(counts), streaming_auc(merged)):
-        assert (found.value, found.error_bound) == (0.5, 0.5)
+    for result in (streaming_auc(counts), streaming_auc(merged)):
+        assert (result.value, result.error_bound) == (0.5, 0.5)
 
 
 def test_counts_travel_and_go_on() -> None:

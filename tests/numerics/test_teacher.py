@@ -15,7 +15,7 @@ from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
 
 
-def found(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
+def value_and_gradients(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
     inputs = (batch.queries, batch.passages)
     value = literal(config, *inputs, batch.ids) if of is literal else build_loss(config)(*inputs, batch.ids).value
     return [value.detach(), *torch.autograd.grad(value, inputs)]
@@ -33,10 +33,12 @@ def with_scores(batch: Example, scores: torch.Tensor | None) -> Example:
 def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
     config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFT_LABEL_LOSSES)
     batch = example(seed, levels=levels)
-    for ours, oracle in zip(found(config, batch), found(config, batch, literal), strict=True):
+    for ours, oracle in zip(
+        value_and_gradients(config, batch), value_and_gradients(config, batch, literal), strict=True
+    ):
         torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-11)
-    other = found(dataclasses.replace(config, teacher_temperature=0.4), batch)[0]
-    assert "maxn" in name or abs(float(other - found(config, batch)[0])) > 1e-6
+    other = value_and_gradients(dataclasses.replace(config, teacher_temperature=0.4), batch)[0]
+    assert "maxn" in name or abs(float(other - value_and_gradients(config, batch)[0])) > 1e-6
 
 
 @pytest.mark.parametrize("name", SOFT_LABEL_LOSSES)
@@ -45,7 +47,7 @@ def test_soft_labels_between_a_negative_and_none(name: str) -> None:
     batch = example(1)
     assert batch.ids.teacher is not None
     whole = with_scores(batch, torch.full_like(batch.ids.teacher.scores, -1e4))
-    for one, other in zip(found(soft, whole), found(plain, batch), strict=True):
+    for one, other in zip(value_and_gradients(soft, whole), value_and_gradients(plain, batch), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
     # What the teacher is sure of is no negative, as what is known: the same as if it were.
     sure = with_scores(batch, torch.full_like(batch.ids.teacher.scores, 1e4))
@@ -53,16 +55,20 @@ def test_soft_labels_between_a_negative_and_none(name: str) -> None:
     known = torch.cat([sure.ids.known, batch.ids.teacher.documents], 1)
     barred = dataclasses.replace(batch, ids=dataclasses.replace(batch.ids, known=known))
     if "maxn" not in name:
-        for one, other in zip(found(soft, sure), found(plain, barred), strict=True):
+        for one, other in zip(value_and_gradients(soft, sure), value_and_gradients(plain, barred), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
-        assert float(found(soft, sure)[0]) < float(found(soft, batch)[0]) < float(found(plain, batch)[0])
+        assert (
+            float(value_and_gradients(soft, sure)[0])
+            < float(value_and_gradients(soft, batch)[0])
+            < float(value_and_gradients(plain, batch)[0])
+        )
 
 
 def test_soft_labels_are_those_of_their_rows_in_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     config, batch = LossConfig("joint", temperature=0.5, soft_labels=True), example(4, batch=7)
-    whole = found(config, batch)
+    whole = value_and_gradients(config, batch)
     monkeypatch.setattr(panels, "PANEL_BYTES", 2 * 8 * len(batch.passages))  # two rows or a little more
-    for one, other in zip(found(config, batch), whole, strict=True):
+    for one, other in zip(value_and_gradients(config, batch), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
 
 
@@ -83,14 +89,14 @@ def group_of(student: list[float], teacher: list[float], positives: int = 1) -> 
 def test_kl_by_hand() -> None:
     # p = (3/4, 1/4), q = (1/2, 1/2); the passage outside the group, however high, is not looked at.
     batch = group_of([0.2, 0.2], [2 * float(torch.tensor(3.0).log()), 0.0])
-    value, _, by_passage = found(LossConfig("kl", temperature=0.1, teacher_temperature=2), batch)
+    value, _, by_passage = value_and_gradients(LossConfig("kl", temperature=0.1, teacher_temperature=2), batch)
     assert float(value) == pytest.approx(0.75 * 0.4054651081 + 0.25 * -0.6931471806)
     assert by_passage[:, 0].tolist() == pytest.approx([-2.5, 2.5, 0.0])
 
 
 def test_kl_is_nothing_where_the_student_is_the_teacher() -> None:
     batch = group_of([0.1, -0.3, 0.7], [2.1, 1.3, 3.3])
-    value, by_query, by_passage = found(LossConfig("kl", temperature=0.5, teacher_temperature=1.0), batch)
+    value, by_query, by_passage = value_and_gradients(LossConfig("kl", temperature=0.5, teacher_temperature=1.0), batch)
     for tensor in (value, by_query, by_passage):
         torch.testing.assert_close(tensor, torch.zeros_like(tensor), rtol=0, atol=1e-15)
 
@@ -98,7 +104,7 @@ def test_kl_is_nothing_where_the_student_is_the_teacher() -> None:
 def test_margin_mse_by_hand() -> None:
     # Margins 4 and 1 of the teacher, 2 and 3 of the student in units of tau: (2 - 4)^2 and (3 - 1)^2.
     batch = group_of([0.5, 0.3, 0.2], [5.0, 1.0, 4.0])
-    value, _, by_passage = found(LossConfig("margin-mse", temperature=0.1), batch)
+    value, _, by_passage = value_and_gradients(LossConfig("margin-mse", temperature=0.1), batch)
     assert float(value) == pytest.approx(4.0)
     assert by_passage[:, 0].tolist() == pytest.approx([0.0, 20.0, -20.0, 0.0], abs=1e-9)
 
@@ -108,17 +114,19 @@ def test_what_has_no_score_says_nothing(name: str) -> None:
     config = LossConfig(name, temperature=0.5)
     with_one_more = group_of([0.5, 0.3, 0.2, 0.1], [5.0, 1.0, 4.0, float("nan")])
     without = group_of([0.5, 0.3, 0.2], [5.0, 1.0, 4.0])
-    assert float(found(config, with_one_more)[0]) == pytest.approx(float(found(config, without)[0]))
-    assert found(config, with_one_more)[2][3].item() == 0
+    assert float(value_and_gradients(config, with_one_more)[0]) == pytest.approx(
+        float(value_and_gradients(config, without)[0])
+    )
+    assert value_and_gradients(config, with_one_more)[2][3].item() == 0
     for scores in ([float("nan")] * 3, [float("nan"), float("nan"), 1.0]):
-        alone = found(config, group_of([0.5, 0.3, 0.2], scores))
+        alone = value_and_gradients(config, group_of([0.5, 0.3, 0.2], scores))
         assert all(float(tensor.abs().max()) == 0 for tensor in alone)
 
 
 @pytest.mark.parametrize("name", DISTILLATION_LOSSES)
 def test_a_batch_that_nobody_was_asked_about_has_the_loss_of_infonce(name: str) -> None:
     batch = with_scores(example(3), None)
-    ours, infonce = (found(LossConfig(loss, temperature=0.3), batch) for loss in (name, "infonce"))
+    ours, infonce = (value_and_gradients(LossConfig(loss, temperature=0.3), batch) for loss in (name, "infonce"))
     assert all(torch.equal(one, other) for one, other in zip(ours, infonce, strict=True))
 
 

@@ -33,11 +33,11 @@ def write_evaluation(
             "models": {},
             "relevant": [[[f"d{i}", f"Title {i}", f"Text of {i}. " * 12, 1]] for i in range(queries)],
         }
-        for place, model in enumerate(models):
-            values = {metric: np.clip(rng.random(queries) * 0.7 + 0.15 * place, 0, 1) for metric in METRICS}
+        for index, model in enumerate(models):
+            values = {metric: np.clip(rng.random(queries) * 0.7 + 0.15 * index, 0, 1) for metric in METRICS}
             values["ndcg_at_10"][0] = 0.0
             means = {metric: float(of_metric.mean()) for metric, of_metric in values.items()}
-            results["models"].setdefault(model, {})[dataset] = means | {"auc": 0.8 + 0.05 * place}
+            results["models"].setdefault(model, {})[dataset] = means | {"auc": 0.8 + 0.05 * index}
             top = [
                 [
                     [
@@ -45,7 +45,7 @@ def write_evaluation(
                         "" if rank else ENDS,
                         f"Text of {i + rank}. " * 12,
                         9.5 - rank,
-                        1 if rank == place else None,
+                        1 if rank == index else None,
                     ]
                     for rank in range(5)
                 ]
@@ -53,26 +53,26 @@ def write_evaluation(
             ]
             per_query["models"][model] = {"metrics": {name: v.tolist() for name, v in values.items()}, "top": top}
             scores = {
-                "positives": rng.normal(0.6 + 0.05 * place, 0.1, queries),
+                "positives": rng.normal(0.6 + 0.05 * index, 0.1, queries),
                 "negatives": rng.normal(0.4, 0.1, 2000),
             }
             np.savez(
                 folder / "scores" / f"{dataset}.{model.replace('/', '_')}.npz",
                 **{k: v.astype(np.float32) for k, v in scores.items()},
             )
-            if place:
+            if index:
                 for metric in METRICS:
                     row = {"dataset": dataset, "metric": metric, "model": model, "against": models[0]}
-                    row |= {"difference": 0.15 * place, "p": 0.001, "p_holm": 0.002, "effect": 0.5, "mark": "+"}
+                    row |= {"difference": 0.15 * index, "p": 0.001, "p_holm": 0.002, "effect": 0.5, "mark": "+"}
                     results["significance"].append(row)
-        for place, model in enumerate(models):
+        for index, model in enumerate(models):
             for aim, wanted in (("precision", 0.9), ("recall", 0.8)):
                 row = {"dataset": dataset, "model": model, "aim": aim, "wanted": wanted, "chosen_on": "dev"}
-                row |= {"threshold": 0.5 + 0.1 * place, "reached": True, "precision": 0.9, "recall": 0.8}
-                row |= {"checked": wanted - 0.02 * place, "low": wanted - 0.1, "high": wanted + 0.05}
-                if place == 0 and aim == "precision":  # BM25 never gets there
+                row |= {"threshold": 0.5 + 0.1 * index, "reached": True, "precision": 0.9, "recall": 0.8}
+                row |= {"checked": wanted - 0.02 * index, "low": wanted - 0.1, "high": wanted + 0.05}
+                if index == 0 and aim == "precision":  # BM25 never gets there
                     row |= {"threshold": None, "reached": False, "checked": None, "low": None, "high": None}
-                results["calibration"].append(row | {"calibration_error": 0.01 * (1 + place)})
+                results["calibration"].append(row | {"calibration_error": 0.01 * (1 + index)})
         (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(per_query))
     (folder / "results.json").write_text(json.dumps(results))
     return folder

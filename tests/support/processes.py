@@ -11,15 +11,15 @@ from typing import Any
 
 def processes(part: str, which: Callable[[int], bool]) -> list[int]:
     """Processes whose command line holds `part`, of those asked for."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and which(int(entry.name)):
                 line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                found += [int(entry.name)] if line and part in line else []
+                pids += [int(entry.name)] if line and part in line else []
         except OSError:
             continue
-    return found
+    return pids
 
 
 def parent(pid: int) -> int:
@@ -35,8 +35,8 @@ def children_of(pid: int) -> Callable[[int], bool]:
 def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str]) -> Any:
     """What is found, as soon as something is; fails where the process ends before, or it takes too long."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := what()):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
-    return found
+    return result

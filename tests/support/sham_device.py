@@ -120,16 +120,16 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
     def make(
         data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
     ) -> Tensor:
-        made = tensor(data, dtype=dtype)
-        made = made.pin_memory() if pin_memory else made
-        return (made.to(device) if is_cuda(device) else made).requires_grad_(requires_grad)
+        copy = tensor(data, dtype=dtype)
+        copy = copy.pin_memory() if pin_memory else copy
+        return (copy.to(device) if is_cuda(device) else copy).requires_grad_(requires_grad)
 
     def group_tensors(lists: list[list[Any]], *settings: Any) -> Any:
-        return {(lists[0][0].device, key[1]): found for key, found in group(lists, *settings).items()}
+        return {(lists[0][0].device, key[1]): result for key, result in group(lists, *settings).items()}
 
     def make_from(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-        made = data if isinstance(data, ShamTensor) else as_tensor(data)
-        return made.to(device or made.device, dtype or made.dtype)
+        copy = data if isinstance(data, ShamTensor) else as_tensor(data)
+        return copy.to(device or copy.device, dtype or copy.dtype)
 
     def run_thread(thread: threading.Thread) -> None:
         with Mode(device):

@@ -192,7 +192,7 @@ class ShamTensor(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, device: Device) -> ShamTensor:
-        made: ShamTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        wrapper: ShamTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inner.shape,
             strides=inner.stride(),
@@ -200,7 +200,7 @@ class ShamTensor(Tensor):
             dtype=inner.dtype,
             device=torch.device("cpu"),  # a build without CUDA has no backend for another
         )
-        return made
+        return wrapper
 
     def __init__(self, inner: Tensor, device: Device) -> None:
         self.inner, self._device, self._claim = inner, device, _Claim(device, inner)

@@ -21,9 +21,9 @@ class Threads:
     def _all(self, rows: torch.Tensor) -> list[torch.Tensor]:
         self._table[self.rank] = rows.detach()
         self._meeting.wait()
-        found = list(self._table)
+        results = list(self._table)
         self._meeting.wait()
-        return found
+        return results
 
     def gather(self, rows: torch.Tensor, sent: torch.dtype | None = None) -> torch.Tensor:
         return self.gather_values(rows.to(sent or rows.dtype)).to(rows.dtype)

@@ -27,7 +27,7 @@ def text_of(words: int, seed: int = 0) -> str:
     rng = random.Random(f"{words} {seed}")
     first = rng.randrange(len(WORDS))
     step = len(WORDS) * rng.uniform(0.6, 1.4) / max(words, 60)
-    chosen = [WORDS[int(first + place * step + rng.gauss(0, 12)) % len(WORDS)] for place in range(words)]
+    chosen = [WORDS[int(first + index * step + rng.gauss(0, 12)) % len(WORDS)] for index in range(words)]
     return " ".join(word.capitalize() if rng.random() < 0.1 else word for word in chosen)
 
 

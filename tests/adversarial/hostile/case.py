@@ -76,12 +76,12 @@ class Case:
 
 def matches(pattern: str, text: str) -> bool:
     """Whether the pieces of a pattern between `...` occur in a text in their order."""
-    place = 0
+    position = 0
     for piece in pattern.split("..."):
-        place = text.find(piece, place)
-        if place < 0:
+        position = text.find(piece, position)
+        if position < 0:
             return False
-        place += len(piece)
+        position += len(piece)
     return True
 
 

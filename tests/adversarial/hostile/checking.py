@@ -58,8 +58,8 @@ def _secrets(case: Case, ended: Ended) -> Iterator[str]:
             yield f"{secret!r} was printed"
         for file in sorted(ended.folder.parent.rglob("*")):
             name = str(file.relative_to(ended.folder)) if file.is_relative_to(ended.folder) else ""
-            made = name not in ended.before and file.is_file() and not file.is_symlink()
-            if made and secret.encode() in file.read_bytes():
+            is_new = name not in ended.before and file.is_file() and not file.is_symlink()
+            if is_new and secret.encode() in file.read_bytes():
                 yield f"{secret!r} was written to {file.relative_to(ended.folder.parent)}"
 
 

@@ -55,10 +55,10 @@ def every_row(path: str, alter: Callable[[dict[str, Any]], Any]) -> Maker:
     """Alter each JSON row of a file in place."""
 
     def action(file: Path) -> None:
-        found = [json.loads(line) for line in file.read_bytes().splitlines()]
-        for content in found:
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
+        for content in rows:
             alter(content)
-        _write(file, b"".join(_line(content) + b"\n" for content in found))
+        _write(file, b"".join(_line(content) + b"\n" for content in rows))
 
     return change(path, action)
 

@@ -101,8 +101,8 @@ class Runner:
 
     def environment(self, folder: Path) -> dict[str, str]:
         """The environment of a command whose folder this is."""
-        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        return kept | {
+        inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        return inherited | {
             "HOME": str(folder.parent / "home"),
             "LANG": "C.UTF-8",
             "HF_HUB_OFFLINE": "1",
@@ -205,17 +205,21 @@ def _filled(text: str, values: dict[str, str]) -> str:
 
 def _names(folder: Path) -> frozenset[str]:
     """The paths of everything in a folder, links not followed."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        found += [os.path.relpath(os.path.join(place, name), folder) for name in (*folders, *files)]
-    return frozenset(found)
+    names = []
+    for path, folders, files in os.walk(folder):
+        names += [os.path.relpath(os.path.join(path, name), folder) for name in (*folders, *files)]
+    return frozenset(names)
 
 
 def _open_to_all(folder: Path) -> None:
     """Let any user write in a case's folder and the one around it, without changing what the case closed."""
-    for place in [folder.parent, folder, *(path for path in folder.rglob("*") if not path.is_symlink())]:
-        if place.stat().st_mode & 0o700:
-            os.chown(place, 65534, 65534)
-    for place in folder.parents:
-        if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001 and place != Path("/"):
-            place.chmod(place.stat().st_mode | 0o011)
+    for folder_or_file in [folder.parent, folder, *(path for path in folder.rglob("*") if not path.is_symlink())]:
+        if folder_or_file.stat().st_mode & 0o700:
+            os.chown(folder_or_file, 65534, 65534)
+    for folder_or_file in folder.parents:
+        if (
+            folder_or_file.stat().st_uid == os.geteuid()
+            and not folder_or_file.stat().st_mode & 0o001
+            and folder_or_file != Path("/")
+        ):
+            folder_or_file.chmod(folder_or_file.stat().st_mode | 0o011)

@@ -75,8 +75,8 @@ def pickled(column: str) -> Callable[[Any], Any]:
         about = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
         code = b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0ctouch HACKED\x85R."
         content = pa.array([code] * len(table), pa.binary())
-        place = table.schema.get_field_index(column)
-        return table.set_column(place, pa.field(column, pa.binary(), metadata=about), content)
+        position = table.schema.get_field_index(column)
+        return table.set_column(position, pa.field(column, pa.binary(), metadata=about), content)
 
     return alter
 
@@ -87,7 +87,7 @@ def cast(column: str, kind: str) -> Callable[[Any], Any]:
     def alter(table: Any) -> Any:
         import pyarrow as pa
 
-        place = table.schema.get_field_index(column)
+        position = table.schema.get_field_index(column)
         values = {
             "dictionary": lambda: table[column].cast(pa.string()).dictionary_encode(),
             "number": lambda: pa.array([1] * len(table)),
@@ -95,7 +95,7 @@ def cast(column: str, kind: str) -> Callable[[Any], Any]:
             "binary": lambda: table[column].cast(pa.binary()),
             "nested": lambda: pa.array([["x"]] * len(table)),
         }[kind]()
-        return table.set_column(place, column, values)
+        return table.set_column(position, column, values)
 
     return alter
 
@@ -103,7 +103,7 @@ def cast(column: str, kind: str) -> Callable[[Any], Any]:
 def poison(size: int) -> Callable[[Any], Any]:
     """An array of pickled objects."""
 
-    def alter(found: Any) -> Any:
+    def alter(value: Any) -> Any:
         import numpy as np
 
         return np.array([{"a": 1}] * size, dtype=object)
@@ -111,30 +111,30 @@ def poison(size: int) -> Callable[[Any], Any]:
     return alter
 
 
-def negative(found: Any) -> Any:
-    found = found.copy()
-    found.flat[-1] = -5
-    return found
+def negative(column: Any) -> Any:
+    column = column.copy()
+    column.flat[-1] = -5
+    return column
 
 
-def unknown(found: Any) -> Any:
-    found = found.copy()
-    found[1, 3] = 10**6
-    return found
+def unknown(column: Any) -> Any:
+    column = column.copy()
+    column[1, 3] = 10**6
+    return column
 
 
-def huge(found: Any) -> Any:
+def huge(column: Any) -> Any:
     import numpy as np
 
-    found = found.copy()
-    found.flat[len(found.flat) // 2] = min(2**30, np.iinfo(found.dtype).max)
-    return found
+    column = column.copy()
+    column.flat[len(column.flat) // 2] = min(2**30, np.iinfo(column.dtype).max)
+    return column
 
 
-def not_a_number(found: Any) -> Any:
-    found = found.copy()
-    found.flat[3] = float("nan")
-    return found
+def not_a_number(column: Any) -> Any:
+    column = column.copy()
+    column.flat[3] = float("nan")
+    return column
 
 
 def of_meta(path: str, **values: Any) -> Maker:

@@ -102,13 +102,13 @@ def open_doors(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").split(".")[0] in MODULES:
                 yield node.lineno, str(node.module)
-            yield from ((node.lineno, found) for found in names_of(node) if found in CALLS | NAMES)
+            yield from ((node.lineno, call) for call in names_of(node) if call in CALLS | NAMES)
         elif isinstance(node, ast.Attribute) and dotted(node) in NAMES:
             yield node.lineno, dotted(node)
         elif isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::"):
             yield node.lineno, str(node.value)
         elif isinstance(node, ast.Call):
-            yield from ((node.lineno, found) for found in of_call(node))
+            yield from ((node.lineno, call) for call in of_call(node))
 
 
 def names_of(node: ast.ImportFrom) -> list[str]:
@@ -138,24 +138,24 @@ def of_call(call: ast.Call) -> Iterator[str]:
 
 
 def test_files_of_others_are_read_by_the_checked_readers_alone() -> None:
-    found = set()
+    uses = set()
     for file in FILES:
         name = file.relative_to(REPOSITORY).as_posix()
         if name.startswith("platform/") and not name.startswith(READERS):
             calls = (node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call))
             called = {dotted(call.func) for call in calls}
-            found |= {(name.removeprefix("platform/raytriever/"), call) for call in called & UNCHECKED}
-    assert found == set(OWN_READERS)
+            uses |= {(name.removeprefix("platform/raytriever/"), call) for call in called & UNCHECKED}
+    assert uses == set(OWN_READERS)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_a_file_opens_no_door(file: Path) -> None:
-    found = [
+    results = [
         (line, what)
         for line, what in open_doors(ast.parse(file.read_text(encoding="utf-8")))
         if (str(file.relative_to(REPOSITORY)), what) not in ALLOWED
     ]
-    assert not found
+    assert not results
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def prepared(file: str) -> dict[str, Any]:
 
 def commands(config: dict[str, Any]) -> list[str]:
     of_types = [each for kind in config["available_node_types"].values() for each in kind.items()]
-    found = [each for name, each in [*config.items(), *of_types] if name.endswith("_commands")]
-    return [command for several in found for command in several]
+    results = [each for name, each in [*config.items(), *of_types] if name.endswith("_commands")]
+    return [command for several in results for command in several]
 
 
 @pytest.mark.parametrize("file", LAUNCHED)

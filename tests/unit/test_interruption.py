@@ -145,16 +145,16 @@ def test_a_hangup_of_the_terminal_does_not_reach_what_was_started_without_it() -
 
 
 def test_other_threads_leave_the_handlers_alone() -> None:
-    found: list[Any] = []
+    handlers: list[Any] = []
 
     def work() -> None:
         with interruptible():
-            found.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [signal.getsignal(signal.SIGTERM)]
+    assert handlers == [signal.getsignal(signal.SIGTERM)]
 
 
 def test_an_interruption_ends_with_its_block() -> None:

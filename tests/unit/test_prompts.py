@@ -31,8 +31,8 @@ def test_a_data_set_uses_the_most_specific_prompt() -> None:
     expected = {"query": ["1", "2", "3", "4"], "passage": ["2", "2", "5", "5"]}
     for skipped in range(4):
         table = PromptTable("q", "p", {name: STORED[name] for name in names[skipped:]})
-        found = table.of("scifact")
-        assert (found.query, found.passage) == (expected["query"][skipped], expected["passage"][skipped])
+        actual = table.of("scifact")
+        assert (actual.query, actual.passage) == (expected["query"][skipped], expected["passage"][skipped])
     assert PromptTable("q", "p").of("scifact") == Prompts("q", "p")
     assert PromptTable("q", "p", {"SciFact": "2"}).of("nfcorpus") == Prompts("q", "p")
 
@@ -77,10 +77,10 @@ def test_a_trained_model_stores_what_it_needs_to_choose_the_same() -> None:
     ]
     for table in cases:
         used = table.of("scifact")
-        kept = merge_prompts(merge_prompts(table.stored, table.own), table.named("scifact"))
-        later = PromptTable("new", "p", kept).of("scifact")
+        merged = merge_prompts(merge_prompts(table.stored, table.own), table.named("scifact"))
+        later = PromptTable("new", "p", merged).of("scifact")
         assert (later.query, later.passage) == (used.query, used.passage)
-        assert kept["nq-query"] == "kept"
+        assert merged["nq-query"] == "kept"
     assert cases[3].named("scifact") == {}
     assert cases[0].named("scifact") == {"scifact-query": "new"}
 

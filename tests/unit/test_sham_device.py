@@ -26,16 +26,16 @@ def counts() -> Iterator[Counts]:
 
 
 def test_tensors_are_on_the_device_and_have_the_values_of_the_cpu(counts: Counts) -> None:
-    made = torch.arange(6.0, device=CUDA).reshape(2, 3)
+    tensor = torch.arange(6.0, device=CUDA).reshape(2, 3)
     moved = torch.tensor([[1.0, 2, 3]]).to(CUDA)
-    assert made.device == moved.device == CUDA
-    assert made.is_cuda
-    assert not made.is_cpu
-    assert isinstance(made, ShamTensor)
-    assert values(made + moved).tolist() == [[1, 3, 5], [4, 6, 8]]
-    assert (made + moved).cpu().tolist() == [[1, 3, 5], [4, 6, 8]]
+    assert tensor.device == moved.device == CUDA
+    assert tensor.is_cuda
+    assert not tensor.is_cpu
+    assert isinstance(tensor, ShamTensor)
+    assert values(tensor + moved).tolist() == [[1, 3, 5], [4, 6, 8]]
+    assert (tensor + moved).cpu().tolist() == [[1, 3, 5], [4, 6, 8]]
     with pytest.raises(TypeError, match="can't convert cuda:0"):
-        made.numpy()
+        tensor.numpy()
 
 
 def test_two_devices_do_not_mix(counts: Counts) -> None:
@@ -199,11 +199,11 @@ def test_the_device_has_random_numbers_of_its_own(counts: Counts) -> None:
 
 
 def test_threads_use_the_device_too(counts: Counts) -> None:
-    made: list[Tensor] = []
-    thread = threading.Thread(target=lambda: made.append(torch.ones(2, device=CUDA)))
+    tensors: list[Tensor] = []
+    thread = threading.Thread(target=lambda: tensors.append(torch.ones(2, device=CUDA)))
     thread.start()
     thread.join()
-    assert made[0].device == CUDA
+    assert tensors[0].device == CUDA
 
 
 def test_events_and_streams_are_counted(counts: Counts) -> None:

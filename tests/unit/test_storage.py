@@ -197,10 +197,10 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Pa
 
     dead, left = start()
     dead.communicate("")
-    living, kept = start()
+    living, folder = start()
     assert not left.exists()  # by the second writer
     commit(tmp_path / "run")
-    assert kept.exists()
+    assert folder.exists()
     living.communicate("")
     commit(tmp_path / "run", "two", replace=True)
     assert entries(tmp_path) == ["run"]
@@ -218,7 +218,7 @@ def test_files_are_durable_before_the_manifest_and_the_manifest_before_the_renam
     note("fsync", lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink().name)
     note("rename", lambda source, target: Path(target).name)
     commit(tmp_path / "run")
-    manifest = next(place for place, entry in enumerate(log) if MANIFEST in entry)
+    manifest = next(index for index, entry in enumerate(log) if MANIFEST in entry)
     assert {"fsync a.txt", "fsync inner"} <= set(log[:manifest])
     assert log[-2:] == ["rename run", f"fsync {tmp_path.name}"]
     assert manifest < len(log) - 2

@@ -89,9 +89,9 @@ def test_a_model_has_the_same_figures_on_a_prepared_data_set(files: Path) -> Non
     config = ModelConfig("finished/model")
     retriever = load_for_encoding(config, "fp32", torch.device("cpu"))
     dataset = open_dataset("prepared", ["test"], tokenisation=tokenisation_of(retriever))
-    found = evaluate_retriever(dataset, "test", config, retriever).metrics
+    result = evaluate_retriever(dataset, "test", config, retriever).metrics
     for name, value in stored("finished")["after"].items():
-        assert found[name] == pytest.approx(value, abs=1e-6), name
+        assert result[name] == pytest.approx(value, abs=1e-6), name
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def run(
     service = ServiceConfig(endpoint=endpoint, llm="judge", in_flight=4)
     config = config or AnnotationConfig()
     log = AnswerLog(folder)
-    found: dict[int, Annotation] = {}
+    annotations: dict[int, Annotation] = {}
 
     async def every() -> Annotator:
         async with Service(service, config.temperature, config.max_tokens, None) as asked:
@@ -40,37 +40,37 @@ def run(
                 spending=Spending(service),
                 in_flight=service.in_flight,
             )
-            assert await annotator.run(iter(enumerate(questions)), found.__setitem__) is None
+            assert await annotator.run(iter(enumerate(questions)), annotations.__setitem__) is None
             return annotator
 
     try:
-        return found, asyncio.run(every())
+        return annotations, asyncio.run(every())
     finally:
         log.close()
 
 
 def test_relevant_then_useful_in_order(serve: Callable[..., Any], tmp_path: Path) -> None:
     served = serve()
-    found, annotator = run(served.endpoint, tmp_path / "log", [WOOD, NOTHING])
-    assert found[0].relevant == [5, 8]
-    assert found[0].useful == [8, 5]
-    assert found[0].answer == "It is said: timber burns"
-    assert found[1] == Annotation()
+    result, annotator = run(served.endpoint, tmp_path / "log", [WOOD, NOTHING])
+    assert result[0].relevant == [5, 8]
+    assert result[0].useful == [8, 5]
+    assert result[0].answer == "It is said: timber burns"
+    assert result[1] == Annotation()
     assert served.events("asked").total() == annotator.counts.asked == 4
 
 
 def test_portions_of_a_long_list_lose_nothing(serve: Callable[..., Any], tmp_path: Path) -> None:
     assert [(start, len(some)) for start, some in split_evenly(["p"] * 7, 3)] == [(0, 2), (2, 2), (4, 3)]
     assert list(split_evenly([], 3)) == []
-    found, annotator = run(serve().endpoint, tmp_path, [WOOD], AnnotationConfig(passages_per_prompt=1))
-    assert found[0].useful == [8, 5]
+    result, annotator = run(serve().endpoint, tmp_path, [WOOD], AnnotationConfig(passages_per_prompt=1))
+    assert result[0].useful == [8, 5]
     assert annotator.counts.asked == 4 + 2
 
 
 def test_equal_requests_are_asked_once(serve: Callable[..., Any], tmp_path: Path) -> None:
     served = serve(service_time=0.05)
-    found, annotator = run(served.endpoint, tmp_path, [WOOD] * 6)
-    assert all(found[number] == found[0] for number in range(6))
+    result, annotator = run(served.endpoint, tmp_path, [WOOD] * 6)
+    assert all(result[number] == result[0] for number in range(6))
     assert served.events("asked").total() == 3
     assert annotator.counts.asked == 3
 

@@ -68,10 +68,10 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
     ],
 )
 def test_settings(error_line: Callable[..., str], flags: str, line: str) -> None:
-    found = error_line(*flags.replace("{}", "--output o --endpoint http://127.0.0.1:9/v1 --llm judge").split())
-    assert found.startswith(line)
-    assert "sk-proj-123" not in found
-    assert "gsk_12345abc" not in found
+    result = error_line(*flags.replace("{}", "--output o --endpoint http://127.0.0.1:9/v1 --llm judge").split())
+    assert result.startswith(line)
+    assert "sk-proj-123" not in result
+    assert "gsk_12345abc" not in result
 
 
 def test_a_key_that_cannot_be_sent(error_line: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,22 +33,22 @@ REPOSITORY = Path(__file__).parents[3]
 
 def words(topics: Path, endpoint: str, *more: str) -> list[str]:
     """A command line; a dozen questions at once, and no long waits."""
-    found = ["--dataset", str(topics), "--endpoint", endpoint, "--llm", "judge", "--output", "out", "--in-flight", "8"]
-    return [*found, "--longest-wait", "0.05", *more]
+    flags = ["--dataset", str(topics), "--endpoint", endpoint, "--llm", "judge", "--output", "out", "--in-flight", "8"]
+    return [*flags, "--longest-wait", "0.05", *more]
 
 
 def positives(folder: str = "out", split: str = "train") -> dict[str, list[tuple[str, str, int]]]:
     """The positives of each query as the data set is read: document, source, rank."""
     dataset = open_dataset(folder, [split])
     rows = dataset.judgements[split]
-    found: dict[str, list[tuple[str, str, int]]] = {}
+    results: dict[str, list[tuple[str, str, int]]] = {}
     for query, document, score, source, rank in zip(
         rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks, strict=True
     ):
         if score > 0:
             row = (dataset.documents.ids[int(document)], SOURCES[int(source)], int(rank))
-            found.setdefault(dataset.queries.ids[int(query)], []).append(row)
-    return found
+            results.setdefault(dataset.queries.ids[int(query)], []).append(row)
+    return results
 
 
 def test_output_contains_the_positives_of_the_model(
@@ -62,15 +62,15 @@ def test_output_contains_the_positives_of_the_model(
     assert "10 positives left out, because people judged them 0" in out
     assert "72 answers paid in this run, 0 answers from the log" in out
     assert "jobs/train.py --dataset out --positives human-first --positives-order ranked" in out
-    found = positives()
+    result = positives()
     # The longest passage is the most useful. In the first ten topics people judged it 0.
-    assert sorted(found["q12"]) == [
+    assert sorted(result["q12"]) == [
         ("d12-0", "human", 0),
         ("d12-1", "llm", 2),
         ("d12-2", "llm", 1),
         ("d12-3", "llm", 0),
     ]
-    assert sorted(found["q3"]) == [("d3-0", "human", 0), ("d3-1", "llm", 2), ("d3-2", "llm", 1)]
+    assert sorted(result["q3"]) == [("d3-0", "human", 0), ("d3-1", "llm", 2), ("d3-2", "llm", 1)]
     assert positives(split="test") == positives(str(topics), "test")
     meta = read_manifest("out")["meta"]
     assert (meta["queries"], meta["positives"], meta["agreed"], meta["judged_irrelevant"]) == (24, 86, 24, 10)
@@ -227,9 +227,9 @@ def test_dry_run_sends_no_request_and_its_bounds_hold(
 
 def test_new_split_contains_the_queries_without_judgements(serve: Callable[..., Any], topics: Path, work: Path) -> None:
     assert run("annotate", words(topics, serve().endpoint, "--split", "more")) == 0
-    found = positives(split="more")
-    assert set(found) == {f"q{i}" for i in range(32, 40)}
-    assert {source for rows in found.values() for _, source, _ in rows} == {"llm"}
+    result = positives(split="more")
+    assert set(result) == {f"q{i}" for i in range(32, 40)}
+    assert {source for rows in result.values() for _, source, _ in rows} == {"llm"}
 
 
 @pytest.mark.slow

@@ -78,8 +78,8 @@ def test_hard_negatives_are_carried_over(tmp_path: Path, monkeypatch: pytest.Mon
     write_annotated(tmp_path / "out", dataset, "train", FOUND, {0: [0], 2: [1]}, "human", meta)
     assert meta["negatives"] == 3
     table = read_negatives(tmp_path / "out" / "negatives", open_dataset(tmp_path / "out", ["train"]))
-    found = list(zip(table.queries.tolist(), table.documents.tolist(), table.origins.tolist(), strict=True))
-    assert found == [(0, 2, 1), (1, 3, 2)]
+    results = list(zip(table.queries.tolist(), table.documents.tolist(), table.origins.tolist(), strict=True))
+    assert results == [(0, 2, 1), (1, 3, 2)]
     assert table.relevant == 1
 
 

@@ -66,9 +66,9 @@ def test_folder_replaces_prompts_of_the_same_name(tmp_path: Path) -> None:
 def test_unusable_prompts(tmp_path: Path, file: str | None, text: bytes, message: str) -> None:
     if file:
         (tmp_path / file).write_bytes(text)
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as error:
         load_prompts(str(tmp_path))
-    assert message in str(found.value)
+    assert message in str(error.value)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

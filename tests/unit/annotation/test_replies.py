@@ -53,9 +53,9 @@ def test_numbers_are_read_in_the_order_named(content: str, places: list[int]) ->
     ],
 )
 def test_anything_else_is_malformed(content: str, why: str) -> None:
-    with pytest.raises(MalformedAnswer) as found:
+    with pytest.raises(MalformedAnswer) as error:
         read_numbers(RELEVANCE, content, 3)
-    assert why in str(found.value)
+    assert why in str(error.value)
 
 
 def test_answers() -> None:

@@ -95,11 +95,11 @@ def test_keys(serve: Callable[..., Any]) -> None:
     check(config, "right-secret-key")
     assert chat(config, "right-secret-key")[0].content
     for ask in (check, chat):
-        with pytest.raises(ServiceError) as found:
+        with pytest.raises(ServiceError) as error:
             ask(config, "wrong-secret-key")
-        assert "rejects the key (401" in str(found.value)
-        assert "check the key in OPENAI_API_KEY" in str(found.value)
-        assert "wrong-secret" not in str(found.value)
+        assert "rejects the key (401" in str(error.value)
+        assert "check the key in OPENAI_API_KEY" in str(error.value)
+        assert "wrong-secret" not in str(error.value)
         with pytest.raises(ServiceError, match="store a key in OPENAI_API_KEY, or give another --key-variable"):
             ask(config)
 

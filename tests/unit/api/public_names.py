@@ -38,11 +38,11 @@ def _lines(name: str, value: Any) -> Iterator[str]:
         for member in sorted(vars(value)):
             if member.startswith("_") and member != "__len__":
                 continue
-            found = inspect.getattr_static(value, member)
+            result = inspect.getattr_static(value, member)
             function = getattr(value, member)
             if callable(function):
                 yield f"    {member}{inspect.signature(function)}"
-            elif isinstance(found, property) or type(found).__name__ == "cached_property":
+            elif isinstance(result, property) or type(result).__name__ == "cached_property":
                 yield f"    {member}: property"
     else:
         yield name

@@ -47,11 +47,11 @@ def test_a_dictionary_is_the_data_set_that_the_files_are(tiny_dataset: Path) -> 
             judgements.setdefault(file.stem, {}).setdefault(query, {})[document] = int(grade)
     documents = {row["_id"]: {"title": row["title"], "text": row["text"]} for row in rows("corpus.jsonl")}
     queries = {row["_id"]: row["text"] for row in rows("queries.jsonl")}
-    made = rt.Dataset.from_dict(documents, queries, judgements, name="letters")
-    opened = open_all_splits(made.source)
+    dataset = rt.Dataset.from_dict(documents, queries, judgements, name="letters")
+    opened = open_all_splits(dataset.source)
     assert opened.digest == open_all_splits(tiny_dataset).digest
-    assert (made.name, opened.name) == ("letters", "letters")
-    assert made.counts == rt.load_dataset(tiny_dataset).counts
+    assert (dataset.name, opened.name) == ("letters", "letters")
+    assert dataset.counts == rt.load_dataset(tiny_dataset).counts
 
 
 def test_the_same_content_is_written_once(api_cache: Path) -> None:
@@ -66,12 +66,12 @@ def test_the_same_content_is_written_once(api_cache: Path) -> None:
 
 def test_queries_are_divided_by_their_text_alone() -> None:
     frame = pairs()
-    made = rt.Dataset.from_pandas(frame)
-    assert made.splits == ["dev", "test", "train"]
-    assert [made.counts[f"{split}_queries"] for split in made.splits] == [1, 1, 10]
+    dataset = rt.Dataset.from_pandas(frame)
+    assert dataset.splits == ["dev", "test", "train"]
+    assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [1, 1, 10]
     shuffled = open_all_splits(rt.Dataset.from_pandas(frame.sample(frac=1, random_state=1), name="shuffled").source)
-    opened = open_all_splits(made.source)
-    for split in made.splits:
+    opened = open_all_splits(dataset.source)
+    for split in dataset.splits:
         assert {opened.queries.texts[int(q)] for q in opened.judgements[split].queries} == {
             shuffled.queries.texts[int(q)] for q in shuffled.judgements[split].queries
         }
@@ -86,16 +86,16 @@ def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:
     frame = pairs().rename(columns={"query": "question", "passage": "answer"})
     frame["part"] = ["train"] * 8 + ["validation"] * 2 + ["test"] * 2
     frame["negative"] = frame["answer"].shift(1)
-    made = rt.Dataset.from_pandas(frame, query="question", passage="answer", split="part")
-    assert [made.counts[f"{split}_queries"] for split in ("train", "dev", "test")] == [8, 2, 2]
-    opened = open_all_splits(made.source)
+    dataset = rt.Dataset.from_pandas(frame, query="question", passage="answer", split="part")
+    assert [dataset.counts[f"{split}_queries"] for split in ("train", "dev", "test")] == [8, 2, 2]
+    opened = open_all_splits(dataset.source)
     assert opened.negatives is not None
     assert len(opened.negatives.queries) == 11
 
 
 def test_three_frames_with_ids() -> None:
-    made = rt.Dataset.from_pandas(*frames(), name="three")
-    opened = open_all_splits(made.source)
+    dataset = rt.Dataset.from_pandas(*frames(), name="three")
+    opened = open_all_splits(dataset.source)
     assert (list(opened.documents.ids), list(opened.documents.titles)) == (["d1", "d2"], ["One", ""])
     assert opened.judgements["test"].scores.tolist() == [1, 2]
 
@@ -104,10 +104,11 @@ def test_csv_files_are_frames(tmp_path: Path) -> None:
     frame = pairs()
     frame.loc[0, "passage"] = 'with "quotes", commas\nand a line end'
     frame.to_csv(tmp_path / "faq.csv", index=False)
-    made = rt.Dataset.from_csv(tmp_path / "faq.csv")
-    assert made.name == "faq"
+    dataset = rt.Dataset.from_csv(tmp_path / "faq.csv")
+    assert dataset.name == "faq"
     assert (
-        open_all_splits(made.source).digest == open_all_splits(rt.Dataset.from_pandas(frame, name="faq").source).digest
+        open_all_splits(dataset.source).digest
+        == open_all_splits(rt.Dataset.from_pandas(frame, name="faq").source).digest
     )
     names = ("documents", "queries", "judgements")
     for name, part in zip(names, frames(), strict=True):
@@ -118,8 +119,8 @@ def test_csv_files_are_frames(tmp_path: Path) -> None:
 
 def test_a_dataset_dict_of_pairs_and_one_with_a_corpus() -> None:
     rows = datasets.Dataset.from_pandas(pairs().rename(columns={"query": "anchor", "passage": "positive"}))
-    made = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows, "validation": rows.select([0, 1])}))
-    assert made.splits == ["dev", "train"]
+    dataset = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows, "validation": rows.select([0, 1])}))
+    assert dataset.splits == ["dev", "train"]
     corpus = datasets.Dataset.from_dict({"_id": ["d1"], "title": ["t"], "text": ["x"]})
     queries = datasets.Dataset.from_dict({"_id": ["q1"], "text": ["a?"]})
     test = datasets.Dataset.from_dict({"query-id": ["q1"], "corpus-id": ["d1"], "score": [1.0]})
@@ -131,9 +132,9 @@ def test_few_bad_rows_are_left_out_and_listed() -> None:
     frame = pd.DataFrame({"query": [f"q {n}" for n in range(300)], "passage": [f"p {n}" for n in range(300)]})
     frame.loc[7, "passage"] = "  "
     frame.loc[9, "query"] = None
-    made = rt.Dataset.from_pandas(frame, name="few")
-    assert made.counts["bad_rows"] == 2
-    assert {row["reason"] for row in made.bad_rows} == {'empty "positive"', '"anchor" is NoneType, not a string'}
+    dataset = rt.Dataset.from_pandas(frame, name="few")
+    assert dataset.counts["bad_rows"] == 2
+    assert {row["reason"] for row in dataset.bad_rows} == {'empty "positive"', '"anchor" is NoneType, not a string'}
 
 
 def three(**changes: Any) -> rt.Dataset:
@@ -243,8 +244,8 @@ def test_a_script_without_a_guard_prepares_data_once(workplace: Path, tiny_datas
 
 def test_numbers_of_numpy_are_ids_and_grades() -> None:
     documents = {np.int64(1): "x"}
-    made = rt.Dataset.from_dict(documents, {"q": "y"}, {"test": {"q": {np.int64(1): np.int64(1)}}})  # type: ignore[dict-item]
-    assert made.counts["test_positives"] == 1
+    dataset = rt.Dataset.from_dict(documents, {"q": "y"}, {"test": {"q": {np.int64(1): np.int64(1)}}})  # type: ignore[dict-item]
+    assert dataset.counts["test_positives"] == 1
 
 
 def test_csv_dialect_of_python(tmp_path: Path) -> None:

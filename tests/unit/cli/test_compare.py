@@ -21,7 +21,7 @@ QUERIES = [f"q{number}" for number in range(40)]
 def values(system: str, number: int) -> list[float]:
     """Metrics of each query; a later training is better for all queries."""
     gain = 0.05 * number * (system == "after")
-    return [(7 * place % 11) / 20 + gain * (1 + place % 3) for place in range(40)]
+    return [(7 * index % 11) / 20 + gain * (1 + index % 3) for index in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_runs_that_mlflow_keeps(work: Path, capsys: pytest.CaptureFixture[str]) 
         points = [Point("loss", 1 / step + number, step, step) for step in range(1, 9)]
         points += [Point(f"{system}/ndcg_at_10", 0.3 + number / 10, 8, 9) for system in ("before", "after")]
         tracker.log(points)
-        found = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
-        whole = {"queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": found}
+        actual = {name: {"metrics": {"ndcg_at_10": values(name, number)}, "top": [[]] * 40} for name in SYSTEMS}
+        whole = {"queries": QUERIES, "texts": QUERIES, "relevant": [[]] * 40, "models": actual}
         (work / "per_query").mkdir(exist_ok=True)
         (work / "per_query" / "letters.json").write_text(json.dumps(whole))
         if number < 2:  # an older version kept none

@@ -48,7 +48,7 @@ def test_a_model_without_weights_is_planned(dry_run: Callable[..., list[str]], m
     assert lines[2].startswith("A step of one worker: 256 queries and 256 passages of at most 64 tokens; ddp")
     assert row(lines, "texts in a chunk") == ["512"] * 3
     assert lines[-3:] == [
-        f"{place}: fits without gradient caching" for place in ("24 GB card", "80 GB card", "this machine")
+        f"{device}: fits without gradient caching" for device in ("24 GB card", "80 GB card", "this machine")
     ]
     parts = ("weights", "gradients", "optimizer states (AdamW)", "weights cast to bf16")
     parts += ("embeddings and scores of the batch", "activations of a chunk", "temporary tensors")

@@ -91,11 +91,11 @@ def test_passages_below_the_threshold_are_hidden(
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         return [float(line[0]) for line in lines if len(line) == 2 and line[1].startswith("d")]
 
-    found = scores()
-    assert len(found) == 9
-    between = (found[3] + found[4]) / 2
-    assert found[3] > found[4]
-    assert scores("--threshold", str(between)) == found[:4]
+    result = scores()
+    assert len(result) == 9
+    between = (result[3] + result[4]) / 2
+    assert result[3] > result[4]
+    assert scores("--threshold", str(between)) == result[:4]
     assert run("search", [*words, "--threshold", "7"]) == 0
     assert capsys.readouterr().out == "no passage scores 7 or more\n"
 

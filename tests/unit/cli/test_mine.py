@@ -15,12 +15,12 @@ from raytriever.data.prepare.open import open_dataset
 
 def cells(out: str) -> dict[str, list[int]]:
     """Return the numbers of the printed table by row."""
-    found = {}
+    results = {}
     for line in out.split("\n\n")[0].splitlines()[1:]:
         words = line.split()
         numbers = [int(word.replace(",", "")) for word in words if word.replace(",", "").isdigit()]
-        found[" ".join(words[: -len(numbers)])] = numbers
-    return found
+        results[" ".join(words[: -len(numbers)])] = numbers
+    return results
 
 
 def test_a_table_that_training_reads(

@@ -19,12 +19,12 @@ def training(*words: object) -> TrainingConfig:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept", "ends"),
+    ("given", "stored", "ends"),
     [("4", 4, (4, 4)), ("1:4", "1:4", (1, 4)), ("2:2", 2, (2, 2)), ("02:16", "2:16", (2, 16))],
 )
-def test_a_number_or_a_range(given: str, kept: int | str, ends: tuple[int, int]) -> None:
-    found = training("--num-workers", given)
-    assert (found.num_workers, found.workers) == (kept, ends)
+def test_a_number_or_a_range(given: str, stored: int | str, ends: tuple[int, int]) -> None:
+    result = training("--num-workers", given)
+    assert (result.num_workers, result.workers) == (stored, ends)
 
 
 @pytest.mark.parametrize("given", ["0", "4:1", "0:4", "-1", "1.5", "1:", ":4", "1:2:3", "two", "1 : 4", ""])
@@ -53,8 +53,8 @@ def test_a_file_uses_and_keeps_the_form_of_the_flag(tmp_path: Path) -> None:
 
 
 def test_the_smallest_number_divides_the_batch_and_the_largest_divisor_shares_it() -> None:
-    found = training("--num-workers", "2:5", "--batch-size", 8)
-    assert [found.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
+    result = training("--num-workers", "2:5", "--batch-size", 8)
+    assert [result.sharing(there) for there in range(2, 6)] == [2, 2, 4, 4]
     assert training("--num-workers", "1:3", "--batch-size", 7).sharing(3) == 1
     with pytest.raises(ConfigError, match=r"--batch-size: 64 is not divisible by 3 workers.*--num-workers"):
         training("--num-workers", "3:4", "--batch-size", 64)

@@ -55,11 +55,11 @@ def test_scores_of_every_positive_and_negative(
     assert "480 pairs scored in" in out
     assert "--negatives-table negatives --negatives-per-query 7 --loss kl --teacher scores" in out
     dataset = open_dataset(letters, ["train", "dev", "test"])
-    table, found = read_negatives(negatives, dataset), read_scores("scores", dataset)
+    table, result = read_negatives(negatives, dataset), read_scores("scores", dataset)
     positives = dataset.positives("train")
     queries = np.concatenate([positives.queries, table.queries])
     documents = np.concatenate([positives.documents, table.documents])
-    assert len(found) == len(queries) == 480
+    assert len(result) == len(queries) == 480
     texts = [dataset.queries.texts[q] for q in queries], [dataset.passage_text(d) for d in documents]
     model = CrossEncoder(teacher, torch.device("cpu"), "fp32")
     wanted = model.logits(*texts)
@@ -67,7 +67,7 @@ def test_scores_of_every_positive_and_negative(
     # partial sums reach the sum of the absolute weights at most: the two orders differ by a rounding of that.
     tolerance = float(model._model.classifier.weight.detach().abs().sum()) * np.finfo(np.float32).eps
     assert np.ptp(wanted) > 100 * tolerance
-    np.testing.assert_allclose(found.of_pairs(queries, documents), wanted, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(result.of_pairs(queries, documents), wanted, rtol=0, atol=tolerance)
     meta = json.loads(Path("scores/manifest.json").read_text())["meta"]
     assert (meta["kind"], meta["pairs"], meta["activation"]) == ("teacher scores", 480, "Sigmoid")
     assert meta["model_digest"] == CrossEncoder(teacher, torch.device("cpu"), "fp32").digest()

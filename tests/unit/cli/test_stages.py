@@ -120,12 +120,12 @@ def test_epochs_of_a_stage_replace_steps_and_steps_replace_epochs(tmp_path: Path
 
 def test_a_written_curriculum_is_read_back_equal(paper: Path, tmp_path: Path) -> None:
     curriculum = load_curriculum(paper)
-    kept = tmp_path / "config.yaml"
-    kept.write_text(dump_config(curriculum))
-    assert load_curriculum(kept) == curriculum
-    assert load_curriculum(kept).hash == curriculum.hash == yaml.safe_load(kept.read_text())["hash"]
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(curriculum))
+    assert load_curriculum(file) == curriculum
+    assert load_curriculum(file).hash == curriculum.hash == yaml.safe_load(file.read_text())["hash"]
     # The run's settings are whole, a stage's are what it has otherwise.
-    content = yaml.safe_load(kept.read_text())
+    content = yaml.safe_load(file.read_text())
     assert content["training"] == to_dict(curriculum.base)["training"]
     assert content["stages"][0] == {
         "name": "llm",
@@ -145,11 +145,11 @@ def test_the_hash_covers_names_order_and_settings_of_stages() -> None:
     base = Config()
     other = dataclasses.replace(base, loss=LossConfig(loss="infonce"))
     one, two = Stage("a", base), Stage("b", other)
-    found = [
+    results = [
         Curriculum(base, stages).hash
         for stages in ((), (one,), (two,), (one, two), (two, one), (one, Stage("b", base)), (one, Stage("c", other)))
     ]
-    assert len(set(found)) == len(found)
+    assert len(set(results)) == len(results)
 
 
 def test_stages_that_differ_are_named(paper: Path) -> None:
@@ -258,8 +258,8 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     there = load_curriculum(paper)
     (work / "letters").mkdir()
     (work / "run").mkdir()
-    kept = work / "run" / "config.yaml"
-    kept.write_text(dump_config(there))
+    config_file = work / "run" / "config.yaml"
+    config_file.write_text(dump_config(there))
     expected = (
         "--output run: holds a run with other settings ({}); give another --output, or --fresh to remove that run"
     )
@@ -275,7 +275,7 @@ def test_a_directory_of_other_stages_is_refused_until_it_is_fresh(
     )
     plain = PAPER[: PAPER.index("stages:")]
     assert refused(plain) == expected.format("its stages are llm, human there and none here")
-    kept.write_text(dump_config(there.base))
+    config_file.write_text(dump_config(there.base))
     assert refused(PAPER) == expected.format("its stages are none there and llm, human here")
     # Fresh, the directory is no matter any more, and what is wrong is the data set.
     assert "--dataset letters" in error_line("train", "--config", paper, "--output", "run", "--fresh")

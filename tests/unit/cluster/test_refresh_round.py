@@ -37,8 +37,8 @@ class Pool:
     def __init__(self, snapshot: Snapshot, most: int = 99) -> None:
         self.snapshot, self.most, self.rows = snapshot, most, 0
 
-    def __call__(self, work: StoreWriter, load: SnapshotLoader, place: str, missing: list[int]) -> None:
-        encode = ShardEncoder(work, partial(load, self.snapshot), place)
+    def __call__(self, work: StoreWriter, load: SnapshotLoader, path: str, missing: list[int]) -> None:
+        encode = ShardEncoder(work, partial(load, self.snapshot), path)
         for number in missing:
             if not self.most:
                 raise KeyboardInterrupt
@@ -91,8 +91,8 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     queries = encode_texts(retriever, dataset.queries.texts, "query")
     scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
     positives = dataset.positives("train")
-    for place, query in enumerate(positives.queries.tolist()):
-        ranking = [document for document in np.argsort(-scores[query]).tolist() if document not in positives.of(place)]
+    for index, query in enumerate(positives.queries.tolist()):
+        ranking = [document for document in np.argsort(-scores[query]).tolist() if document not in positives.of(index)]
         assert table.documents[table.offsets[query] : table.offsets[query + 1]].tolist() == ranking[:4]
     assert set(table.rounds.tolist()) == {3}
     assert logged["refresh_encoded"] == ALL
@@ -149,8 +149,8 @@ def test_rows_of_other_origins_stay_where_they_have_a_share(
     first = NegativesTable.of(dataset, *columns, ranks=np.array([7, 7, 7]))
     rounds(first).run(1, one, Pool(one))
     table = read_negatives(round_path(tmp_path / "negatives", 1), dataset)
-    kept = table.documents[table.origins == ORIGINS.index("bm25")].tolist()
-    assert set(kept) <= {150, 152}
+    bm25_documents = table.documents[table.origins == ORIGINS.index("bm25")].tolist()
+    assert set(bm25_documents) <= {150, 152}
     assert (table.rounds[table.origins == ORIGINS.index("dense")] == 1).all()
     assert len(table) >= 4 * 96
 

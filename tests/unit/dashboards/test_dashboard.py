@@ -39,7 +39,7 @@ def test_ids_are_unique_and_no_panel_lies_over_another(board: dict[str, Any]) ->
     panels = board["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     places = [panel["gridPos"] for panel in panels]
-    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
+    assert all(area["x"] >= 0 and area["x"] + area["w"] <= 24 for area in places)
     assert [pair for pair in combinations(places, 2) if overlap(*pair)] == []
     assert all(one["y"] <= other["y"] for one, other in pairwise(places))
 
@@ -69,8 +69,8 @@ def test_every_figure_of_ours_is_of_the_chosen_runs(board: dict[str, Any]) -> No
 
 def test_a_line_of_panels_that_is_not_full_ends_the_row() -> None:
     panels = [Panel(str(number), "It is.", "s", {"": "up"}) for number in range(4)]
-    found = dashboard([Row("a", panels), Row("b", panels[:1])])["panels"]
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in found]
+    result = dashboard([Row("a", panels), Row("b", panels[:1])])["panels"]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in result]
     assert places == [(0, 0), (0, 1), (8, 1), (16, 1), (0, 8), (0, 15), (0, 16)]
 
 

@@ -39,8 +39,8 @@ def free_port() -> int:
 
 
 def test_the_configuration_is_the_committed_one_for_another_ray(tmp_path: Path) -> None:
-    place = programs.prometheus_config(tmp_path / "kept", Path("/elsewhere/ray"), seconds=1)
-    config = yaml.safe_load(place.read_text())
+    path = programs.prometheus_config(tmp_path / "kept", Path("/elsewhere/ray"), seconds=1)
+    config = yaml.safe_load(path.read_text())
     assert config["scrape_configs"][0]["file_sd_configs"][0]["files"] == [f"/elsewhere/ray/{programs.DISCOVERY}"]
     assert config["global"]["scrape_interval"] == "1s"
     assert all(Path(file).is_file() for file in config["rule_files"])

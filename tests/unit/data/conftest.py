@@ -20,7 +20,7 @@ def words_json() -> str:
     """A tokenizer of the library `tokenizers`, serialised: words and marks, split at white space, to few ids."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {"[UNK]": 0} | {word: place for place, word in enumerate(["text", "query", "title"], start=1)}
+    vocabulary = {"[UNK]": 0} | {word: index for index, word in enumerate(["text", "query", "title"], start=1)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return str(tokenizer.to_str())
@@ -40,8 +40,8 @@ def small(tmp_path: Path) -> Path:
         "corpus": [{"_id": f"d{n}", "title": f"title {n}", "text": f"text {n} of many"} for n in range(40)],
         "queries": [{"_id": f"q{n}", "text": f"query {n}"} for n in range(40)],
     }
-    for name, found in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    for name, content in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     for split, members in {"train": range(30), "test": range(30, 40)}.items():
         lines = "".join(f"q{n}\td{n}\t1\n" for n in members)
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)

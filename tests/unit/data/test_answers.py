@@ -20,7 +20,7 @@ def lines(file: Path, rows: list[dict[str, Any]]) -> None:
 
 def by_id(dataset: RetrievalDataset) -> dict[str, list[str]]:
     assert dataset.answers is not None
-    return {name: dataset.answers.of(place) for place, name in enumerate(dataset.queries.ids)}
+    return {name: dataset.answers.of(index) for index, name in enumerate(dataset.queries.ids)}
 
 
 @pytest.fixture
@@ -75,6 +75,6 @@ def test_squads_answers_stand_in_their_paragraphs(data_packs: Path) -> None:
     dataset = open_dataset(data_packs / "dpr-tiny" / "squad1.jsonl.gz", ["train"])
     positives = dataset.positives("train")
     assert dataset.answers is not None
-    for place, query in enumerate(positives.queries.tolist()):
-        passages = " ".join(dataset.passage_text(int(each)) for each in positives.of(place)).lower()
+    for index, query in enumerate(positives.queries.tolist()):
+        passages = " ".join(dataset.passage_text(int(each)) for each in positives.of(index)).lower()
         assert any(answer.lower() in passages for answer in dataset.answers.of(query))

@@ -44,16 +44,16 @@ def test_by_default_it_is_the_plain_order() -> None:
 @pytest.mark.parametrize("weights", ["", "1,2"])
 def test_every_combination_holds_its_word(mixing: str, no_duplicates: bool, weights: str) -> None:
     order = arrange(BOTH, 8, 0, weights=weights, mixing=mixing, no_duplicates=no_duplicates)
-    found = stream(order, 8)
-    share = (found >= 90).mean()
+    result = stream(order, 8)
+    share = (result >= 90).mean()
     assert share == pytest.approx(2 / 3 if weights else 0.4, abs=0.02)
-    per_batch = (found.reshape(-1, 8) >= 90).sum(axis=1)
+    per_batch = (result.reshape(-1, 8) >= 90).sum(axis=1)
     assert (set(per_batch) <= {0, 8}) == (mixing == "batches")
     assert (shared(order, BOTH.positives, range(order.steps(8))) == 0) == no_duplicates
     for first, last in ((0, 90), (90, 150)):
         epochs = np.concatenate([order.epochs(step) for step in range(order.steps(8))])
-        mine = (found >= first) & (found < last)
-        pairs = np.unique(np.stack([found[mine], epochs[mine]]), axis=1)
+        mine = (result >= first) & (result < last)
+        pairs = np.unique(np.stack([result[mine], epochs[mine]]), axis=1)
         assert pairs.shape[1] == mine.sum()  # none twice in one of its epochs
 
 

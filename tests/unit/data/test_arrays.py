@@ -24,12 +24,12 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(file: Path, size: int = 1 << 20) -> list[bytes]:
-    found = []
+    results = []
     for first, payload in read_elements(str(file), size):
-        assert first == len(found) + 1
+        assert first == len(results) + 1
         assert payload.endswith(b"\n")
-        found += payload.split(b"\n")[:-1]
-    return found
+        results += payload.split(b"\n")[:-1]
+    return results
 
 
 @settings(max_examples=60, deadline=None)

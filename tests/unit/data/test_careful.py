@@ -19,9 +19,9 @@ def test_only_the_texts_that_kill_or_fail_are_left_out(words_json: str, monkeypa
     texts = [f"text {n}" for n in range(9)]
     texts[2] += SKULL
     texts[7] += STONE
-    made, reasons = try_each(partial(Deadly(words_json).encode, prompt=""), texts)
+    rows, reasons = try_each(partial(Deadly(words_json).encode, prompt=""), texts)
     assert set(reasons) == {2, 7}
     assert reasons[2] == "kills the tokenizer's process (signal 9)"
     assert reasons[7] == "cannot be tokenised (BaseException: a panic, which is no Exception)"
-    assert [row is None for row in made] == [place in reasons for place in range(9)]
-    assert all(np.array_equal(row, [1, 0]) for row in made if row is not None)
+    assert [row is None for row in rows] == [index in reasons for index in range(9)]
+    assert all(np.array_equal(row, [1, 0]) for row in rows if row is not None)

@@ -39,11 +39,11 @@ def parsed(part: Part, size: int = 1 << 20) -> list[Parsed]:
 
 
 def texts(part: Part, size: int = 1 << 20) -> list[str]:
-    return [row.text for found in parsed(part, size) for row in found.records.documents]
+    return [row.text for result in parsed(part, size) for row in result.records.documents]
 
 
 def bad(part: Part, size: int = 1 << 20) -> list[tuple[int, str]]:
-    return [(entry["row"], entry["reason"]) for found in parsed(part, size) for entry in found.bad]
+    return [(entry["row"], entry["reason"]) for result in parsed(part, size) for entry in result.bad]
 
 
 def write(file: Path, rows: list[bytes]) -> Path:
@@ -76,10 +76,10 @@ def test_numbers_count_every_line_of_the_file(tmp_path: Path, size: int) -> None
     file.write_bytes(b"\n".join(rows))
     assert texts(part_of(file), size) == ["a", "b"]
     assert [row for row, _ in bad(part_of(file), size)] == [4, 7]
-    assert sum(found.rows for found in parsed(part_of(file), size)) == 4
-    numbers = [number for found in parsed(part_of(file), size) for number in found.rows_of("documents")]
+    assert sum(result.rows for result in parsed(part_of(file), size)) == 4
+    numbers = [number for result in parsed(part_of(file), size) for number in result.rows_of("documents")]
     assert numbers == [1, 5]
-    (first, *_) = [entry for found in parsed(part_of(file), size) for entry in found.bad]
+    (first, *_) = [entry for result in parsed(part_of(file), size) for entry in result.bad]
     assert first == {"file": str(file), "row": 4, "reason": bad(part_of(file))[0][1], "raw": "{"}
 
 
@@ -90,11 +90,11 @@ def test_rows_of_tells_the_row_of_each_record(tmp_path: Path) -> None:
         json.dumps({"question": "a", "positive_ctxs": contexts, "negative_ctxs": []}).encode(),
         json.dumps({"question": "b", "positive_ctxs": contexts[:1], "negative_ctxs": contexts[1:]}).encode(),
     ]
-    (found,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=QuestionRow("train")))
-    assert found.rows_of("queries").tolist() == [2, 3]
-    assert found.rows_of("documents").tolist() == [2, 2, 2, 3, 3, 3]
-    assert found.rows_of("judgements").tolist() == [2, 2, 2, 3]
-    assert found.rows_of("negatives").tolist() == [3, 3]
+    (result,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=QuestionRow("train")))
+    assert result.rows_of("queries").tolist() == [2, 3]
+    assert result.rows_of("documents").tolist() == [2, 2, 2, 3, 3, 3]
+    assert result.rows_of("judgements").tolist() == [2, 2, 2, 3]
+    assert result.rows_of("negatives").tolist() == [3, 3]
 
 
 def test_parts_and_chunks_can_be_sent(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_one_bad_row_is_quarantined_alone(tmp_path: Path, row: bytes, reason: st
 
 def test_whole_numbers_serve_as_ids(tmp_path: Path) -> None:
     part = part_of(write(tmp_path / "a.jsonl", [b'{"_id": 7, "text": "a"}', b'{"_id": -1, "text": "b"}']))
-    assert [row.id for found in parsed(part) for row in found.records.documents] == ["7", "-1"]
+    assert [row.id for result in parsed(part) for row in result.records.documents] == ["7", "-1"]
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: b"text\n", lambda raw: raw[:40] + b"x" * 40])
@@ -207,8 +207,8 @@ def test_a_wrong_header_stops(tmp_path: Path, header: str) -> None:
 def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r", b"q1\td1\t1\r", b"", b"q1\td2", b"q\xff\td2\t0", b"q 1\td2\t0"]
     part = part_of(write(tmp_path / "a.tsv", rows), "tsv", JudgementColumns("test"))
-    found = [row for one in parsed(part, size) for row in one.records.judgements]
-    assert [(row.query, row.document, row.score) for row in found] == [("q1", "d1", 1), ("q 1", "d2", 0)]
+    results = [row for one in parsed(part, size) for row in one.records.judgements]
+    assert [(row.query, row.document, row.score) for row in results] == [("q1", "d1", 1), ("q 1", "d2", 0)]
     assert bad(part, size) == [(4, "2 columns, not 3 separated by tabs"), (5, "byte 0xff at column 2 is not UTF-8")]
     (judged_nought,) = [row for one in parsed(part, size) for row in one.records.negatives]
     assert (judged_nought.document, judged_nought.origin) == ("d2", "gold")
@@ -225,6 +225,6 @@ def test_a_header_alone_holds_no_judgement(tmp_path: Path) -> None:
 def test_squad_is_read_whole(data_packs: Path) -> None:
     documents = part_of(data_packs / "squad" / "corpus.jsonl.gz")
     queries = part_of(data_packs / "squad" / "queries.jsonl.gz", parse=QueryRow())
-    assert sum(len(found.records.documents) for found in parsed(documents)) == 20_958
-    assert sum(len(found.records.queries) for found in parsed(queries, 1 << 16)) == 98_159
+    assert sum(len(result.records.documents) for result in parsed(documents)) == 20_958
+    assert sum(len(result.records.queries) for result in parsed(queries, 1 << 16)) == 98_159
     assert max(len(chunk.payload) for chunk in read_chunks(documents, 0)) < 1.1 * (1 << 20)

@@ -20,8 +20,8 @@ def test_a_column_reads_as_the_list_of_its_live_rows(live: np.ndarray | None, ex
     texts = column(live)
     assert len(texts) == len(expected)
     assert list(texts) == expected
-    assert [texts[place] for place in range(len(texts))] == expected
-    assert [texts[-place - 1] for place in range(len(texts))] == expected[::-1]
+    assert [texts[index] for index in range(len(texts))] == expected
+    assert [texts[-index - 1] for index in range(len(texts))] == expected[::-1]
     assert texts[1:3] == expected[1:3]
     assert texts[::-2] == expected[::-2]
     assert texts.take(np.array([2, 0, 2])) == [expected[2], expected[0], expected[2]]
@@ -29,10 +29,10 @@ def test_a_column_reads_as_the_list_of_its_live_rows(live: np.ndarray | None, ex
     assert texts != expected[:-1]
 
 
-@pytest.mark.parametrize("place", [-5, 4])
-def test_a_position_that_is_not_there_is_an_error(place: int) -> None:
+@pytest.mark.parametrize("position", [-5, 4])
+def test_a_position_that_is_not_there_is_an_error(position: int) -> None:
     with pytest.raises(IndexError, match=r"\[0, 4\)"):
-        column(LIVE)[place]
+        column(LIVE)[position]
 
 
 def test_tokens_stand_at_the_positions_of_their_texts() -> None:

@@ -84,13 +84,13 @@ def test_the_digest_is_of_all_parts_in_their_order() -> None:
 
 def test_a_chain_is_a_sequence() -> None:
     chain = Chained([["a"], [], ["b", "c"]], ["1", "2", "3"])
-    assert list(chain) == ["1a", "3b", "3c"] == [chain[place] for place in range(3)]
+    assert list(chain) == ["1a", "3b", "3c"] == [chain[index] for index in range(3)]
     assert chain[-1] == "3c"
     assert chain[1:] == ["3b", "3c"]
     assert chain[np.int64(2)] == "3c"
-    for place in (3, -4):
+    for index in (3, -4):
         with pytest.raises(IndexError):
-            chain[place]
+            chain[index]
 
 
 def test_tokens_are_chained_where_all_have_some_of_one_making() -> None:
@@ -99,9 +99,9 @@ def test_tokens_are_chained_where_all_have_some_of_one_making() -> None:
         column = TokenColumn(ids, offsets, Rows.of([3], None if live is None else np.array(live)))
         return Tokens(column, column, digest)
 
-    def with_tokens(name: str, made: Tokens | None) -> RetrievalDataset:
-        found = dataset(name, 0, {})
-        return RetrievalDataset(name, found.documents, found.queries, {}, tokens=made)
+    def with_tokens(name: str, tokenised: Tokens | None) -> RetrievalDataset:
+        result = dataset(name, 0, {})
+        return RetrievalDataset(name, result.documents, result.queries, {}, tokens=tokenised)
 
     both = combine([with_tokens("a", tokens(0, None)), with_tokens("b", tokens(10, [0, 2]))]).tokens
     assert both is not None

@@ -67,8 +67,8 @@ def last():
 
 
 def test_finds_the_interface_and_nothing_else() -> None:
-    found = {item.name: (item.signature, item.docstring) for item in documented(SOURCE)}
-    assert found == {
+    results = {item.name: (item.signature, item.docstring) for item in documented(SOURCE)}
+    assert results == {
         "plain": ("plain(a, b=3, *rest, key='x' * 3, **more)", "Say plain."),
         "waits": ("waits(a, *, b)", "Wait \\d."),
         "Outer": (

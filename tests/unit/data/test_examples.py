@@ -154,8 +154,8 @@ MIXED = NegativesTable.merged(
 
 
 def of_origin(row: np.ndarray) -> dict[str, list[int]]:
-    found = {name: [int(d) for d in row if d in documents] for name, documents in ORIGINS_OF_ROW.items()}
-    return found | {"random": [int(d) for d in row if d not in {3, 4, 6, 8}]}
+    results = {name: [int(d) for d in row if d in documents] for name, documents in ORIGINS_OF_ROW.items()}
+    return results | {"random": [int(d) for d in row if d not in {3, 4, 6, 8}]}
 
 
 @pytest.mark.parametrize("positives", [1, 3])

@@ -47,17 +47,17 @@ class Hub(BaseHTTPRequestHandler):
 
     def tree(self, folder: str) -> list[dict[str, object]]:
         recursive = "recursive=true" in self.path.lower()
-        found: dict[str, dict[str, object]] = {}
+        results: dict[str, dict[str, object]] = {}
         for name, content in FILES.items():
             if folder and not name.startswith(folder + "/"):
                 continue
             below = name.removeprefix(folder).strip("/").split("/")
             for depth in range(1, len(below)):
                 path = "/".join([*([folder] if folder else []), *below[:depth]])
-                found[path] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
+                results[path] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
             if recursive or len(below) == 1:
-                found[name] = {"type": "file", "oid": "1" * 40, "size": len(content), "path": name}
-        return list(found.values())
+                results[name] = {"type": "file", "oid": "1" * 40, "size": len(content), "path": name}
+        return list(results.values())
 
     def send(self, content: bytes) -> None:
         begin, end = 0, len(content)
@@ -111,13 +111,13 @@ def test_a_data_set_of_the_hub_is_listed_pinned_and_read(hub: str) -> None:
     assert source.files[2].where == f"hf://datasets/org/tiny@{COMMIT}/qrels/test.tsv"
     plan = recognise(source)
     assert (plan.format, plan.splits) == ("beir", ("test",))
-    found = [
+    results = [
         parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i, 4096)
     ]
-    assert len(found) > 3
-    assert [row.id for records in found for row in records.documents] == [f"d{n}" for n in range(500)]
-    assert [row.text for records in found for row in records.queries] == ["first?", "second?"]
-    assert [row.document for records in found for row in records.judgements] == ["d0", "d1"]
+    assert len(results) > 3
+    assert [row.id for records in results for row in records.documents] == [f"d{n}" for n in range(500)]
+    assert [row.text for records in results for row in records.queries] == ["first?", "second?"]
+    assert [row.document for records in results for row in records.judgements] == ["d0", "d1"]
 
 
 def test_a_folder_and_a_file_of_the_hub(hub: str) -> None:

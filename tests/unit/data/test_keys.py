@@ -19,7 +19,7 @@ def array(keys: list[tuple[int, int]]) -> np.ndarray:
 
 @given(KEYS, KEYS)
 def test_the_first_of_equal_keys_is_found(keys: list[tuple[int, int]], asked: list[tuple[int, int]]) -> None:
-    first = {key: len(keys) - 1 - place for place, key in enumerate(reversed(keys))}
+    first = {key: len(keys) - 1 - position for position, key in enumerate(reversed(keys))}
     index = KeyIndex(array(keys))
     assert index.find(array(asked)).tolist() == [first.get(key, -1) for key in asked]
     assert index.first().tolist() == [first[key] for key in keys]

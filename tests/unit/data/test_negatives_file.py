@@ -48,16 +48,16 @@ def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_negatives(tmp_path / "table", TABLE, dataset())
     assert len(list((tmp_path / "table").glob("*.parquet"))) == 3
     assert tuple(pq.read_schema(tmp_path / "table" / "part-00000.parquet").names) == COLUMNS
-    found = read_negatives(tmp_path / "table", dataset())
+    result = read_negatives(tmp_path / "table", dataset())
     for name in NAMES:
-        np.testing.assert_array_equal(getattr(found, name), getattr(TABLE, name))
+        np.testing.assert_array_equal(getattr(result, name), getattr(TABLE, name))
 
 
 def test_ids_outlive_positions(tmp_path: Path) -> None:
     write_negatives(tmp_path / "table", TABLE, dataset())
-    found = read_negatives(tmp_path / "table", dataset(reverse=True))
-    assert found.documents.tolist() == [7 - n for n in (3, 4, 5, 1, 2)]
-    assert found.queries.tolist() == [0, 0, 0, 2, 2]
+    result = read_negatives(tmp_path / "table", dataset(reverse=True))
+    assert result.documents.tolist() == [7 - n for n in (3, 4, 5, 1, 2)]
+    assert result.queries.tolist() == [0, 0, 0, 2, 2]
 
 
 def test_a_table_without_rows_is_one(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_a_table_without_rows_is_one(tmp_path: Path) -> None:
 
 def test_a_single_file_of_others_is_read(tmp_path: Path) -> None:
     pq.write_table(columns(more=["x", "y"], rank=pa.array([0, 1], pa.uint8())), tmp_path / "t.parquet")
-    found = read_negatives(tmp_path / "t.parquet", dataset())
-    assert found.queries.tolist() == [0, 1]
-    assert found.scores[0] == 1
-    assert np.isnan(found.scores[1])
+    result = read_negatives(tmp_path / "t.parquet", dataset())
+    assert result.queries.tolist() == [0, 1]
+    assert result.scores[0] == 1
+    assert np.isnan(result.scores[1])
 
 
 @pytest.mark.parametrize(

@@ -71,28 +71,28 @@ def test_a_document_found_twice_counts_for_the_higher_rank_then_the_earlier_orig
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4), st.integers(0, 5)), max_size=60))
-def test_a_table_is_what_a_dictionary_would_keep(found: list[tuple[int, int, int, int]]) -> None:
+def test_a_table_is_what_a_dictionary_would_keep(result: list[tuple[int, int, int, int]]) -> None:
     best: dict[tuple[int, int], tuple[int, int]] = {}
-    for query, document, origin, rank in found:
+    for query, document, origin, rank in result:
         if document != query:
             best[query, document] = min(best.get((query, document), (99, 99)), (rank, origin))
-    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    columns = np.array(result, dtype=np.int64).reshape(-1, 4).T
     table = NegativesTable.of(dataset(), *columns)
     assert sorted(rows(table)) == sorted((q, d, origin, rank) for (q, d), (rank, origin) in best.items())
     assert [row[0] for row in rows(table)] == sorted(row[0] for row in rows(table))
-    assert len(table) + table.relevant + table.repeated == len(found)
+    assert len(table) + table.relevant + table.repeated == len(result)
 
 
 def test_mined_rows_and_judged_pairs_become_tables_and_are_merged() -> None:
-    made = dataset()
+    letters = dataset()
     mined = np.array([[5, 1, -1], [-1, -1, -1], [9, -1, -1], [4, -1, -1]])
     mined[3, 1] = 3  # relevant
     queries, ranks = np.nonzero(mined >= 0)
-    by_depth = NegativesTable.of(made, queries, mined[queries, ranks], "bm25", ranks)
+    by_depth = NegativesTable.of(letters, queries, mined[queries, ranks], "bm25", ranks)
     assert rows(by_depth) == [(0, 5, BM25, 0), (0, 1, BM25, 1), (2, 9, BM25, 0), (3, 4, BM25, 0)]
-    judged = NegativesTable.judged(made, "train")
+    judged = NegativesTable.judged(letters, "train")
     assert rows(judged) == [(q, q + 1, GOLD, 0) for q in range(4)]
-    both = NegativesTable.merged(made, [by_depth, judged])
+    both = NegativesTable.merged(letters, [by_depth, judged])
     assert (0, 1, GOLD, 0) in rows(both)
     assert len(both) == 6
     assert both.counts() == {"gold": 4, "bm25": 2, "relevant": 1, "repeated": 2}

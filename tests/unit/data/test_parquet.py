@@ -32,23 +32,23 @@ def test_batches_are_about_as_large_as_asked(tmp_path: Path) -> None:
     chunks = list(read_chunks(part_of(file), 0, 1 << 16))
     assert len(chunks) > 5
     assert max(len(chunk.payload) for chunk in chunks) < 4 * (1 << 16)
-    found = [parse_chunk(part_of(file), chunk) for chunk in chunks]
-    assert [row.id for one in found for row in one.records.documents] == [str(n) for n in range(5000)]
-    assert [number for one in found for number in one.rows_of("documents")] == list(range(1, 5001))
+    results = [parse_chunk(part_of(file), chunk) for chunk in chunks]
+    assert [row.id for one in results for row in one.records.documents] == [str(n) for n in range(5000)]
+    assert [number for one in results for number in one.rows_of("documents")] == list(range(1, 5001))
 
 
 def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xffbad", None, b"good", b" "], pa.binary())
     text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
     file = write(tmp_path / "a.parquet", _id=["1", "2", "3", "4", "5"], text=text)
-    (found,) = (parse_chunk(part_of(file), chunk) for chunk in read_chunks(part_of(file), 0))
-    assert [row.id for row in found.records.documents] == ["1", "4"]
-    assert [(entry["row"], entry["reason"]) for entry in found.bad] == [
+    (result,) = (parse_chunk(part_of(file), chunk) for chunk in read_chunks(part_of(file), 0))
+    assert [row.id for row in result.records.documents] == ["1", "4"]
+    assert [(entry["row"], entry["reason"]) for entry in result.bad] == [
         (2, '"text": byte 0xff at position 1 is not UTF-8'),
         (3, '"text" is NoneType, not a string'),
         (5, 'empty "text"'),
     ]
-    assert found.bad[1]["raw"] == '{"_id": "3", "text": null}'
+    assert result.bad[1]["raw"] == '{"_id": "3", "text": null}'
 
 
 def test_numbers_of_judgements(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_numbers_of_judgements(tmp_path: Path) -> None:
         **{"query-id": [1, 2, 3], "corpus-id": ["a", "b", "c"], "score": [1.0, float("nan"), 0.5]},
     )
     part = part_of(file, JudgementRow("test"))
-    (found,) = (parse_chunk(part, chunk) for chunk in read_chunks(part, 0))
-    assert [(row.query, row.score) for row in found.records.judgements] == [("1", 1)]
-    assert [entry["reason"] for entry in found.bad] == [
+    (result,) = (parse_chunk(part, chunk) for chunk in read_chunks(part, 0))
+    assert [(row.query, row.score) for row in result.records.judgements] == [("1", 1)]
+    assert [entry["reason"] for entry in result.bad] == [
         "score 'nan' is not an integer",
         "score '0.5' is not an integer",
     ]

@@ -18,7 +18,7 @@ JUDGED = {
 
 
 def dataset(judged: dict[int, list[tuple[int, int, int]]] = JUDGED) -> RetrievalDataset:
-    rows = [(query, document, 1, source, rank) for query, found in judged.items() for document, source, rank in found]
+    rows = [(query, document, 1, source, rank) for query, result in judged.items() for document, source, rank in result]
     ids = [str(number) for number in range(20)]
     judgements = Judgements(*np.array(rows, dtype=np.int64).T)
     return RetrievalDataset("made", Documents(ids, ids, ids), Queries(ids[:5], ids[:5]), {"train": judgements})
@@ -27,26 +27,26 @@ def dataset(judged: dict[int, list[tuple[int, int, int]]] = JUDGED) -> Retrieval
 def drawn(examples: Examples, epoch: int, count: int) -> dict[int, list[int]]:
     """The positives of each query that is an example."""
     every = np.arange(len(examples))
-    found = examples.drawn_positives(every, np.full(len(every), epoch), count)
-    assert found.shape == (len(every), count)
-    for row in found:
+    result = examples.drawn_positives(every, np.full(len(every), epoch), count)
+    assert result.shape == (len(every), count)
+    for row in result:
         held = row[row >= 0]
         assert row.tolist() == [*held.tolist(), *[-1] * (count - len(held))]
         assert len(set(held.tolist())) == len(held) > 0
-    return {query: row[row >= 0].tolist() for query, row in zip(examples.queries(every).tolist(), found, strict=True)}
+    return {query: row[row >= 0].tolist() for query, row in zip(examples.queries(every).tolist(), result, strict=True)}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 @pytest.mark.parametrize(("sources", "codes"), [("all", {HUMAN, LLM}), ("human", {HUMAN}), ("llm", {LLM})])
 def test_homogeneous_groups_are_of_one_source(sources: str, codes: set[int], count: int) -> None:
-    wanted = {q: {d for d, source, _ in found if source in codes} for q, found in JUDGED.items()}
+    wanted = {q: {d for d, source, _ in result if source in codes} for q, result in JUDGED.items()}
     wanted = {query: documents for query, documents in wanted.items() if documents}
     examples = Examples.of(dataset(), "train", 0, sources=sources)
     seen: dict[int, set[int]] = {query: set() for query in wanted}
     for epoch in range(40):
-        found = drawn(examples, epoch, count)
-        assert found.keys() == wanted.keys()
-        for query, documents in found.items():
+        result = drawn(examples, epoch, count)
+        assert result.keys() == wanted.keys()
+        for query, documents in result.items():
             assert set(documents) <= wanted[query]
             assert len(documents) == min(count, len(wanted[query]))
             seen[query] |= set(documents)
@@ -58,14 +58,14 @@ def test_heterogeneous_groups_begin_with_one_human_positive(count: int) -> None:
     examples = Examples.of(dataset(), "train", 0, sources="human-first")
     firsts = set()
     for epoch in range(40):
-        found = drawn(examples, epoch, count)
-        assert found.keys() == {0, 1, 3}  # query 2 has no human one to begin with
-        assert found[0][0] == 0
-        assert set(found[0][1:]) <= {1, 2, 3}
-        assert len(found[0]) == count
-        assert found[3] == [8, 9][:count]
-        assert len(found[1]) == 1
-        firsts.add(found[1][0])
+        result = drawn(examples, epoch, count)
+        assert result.keys() == {0, 1, 3}  # query 2 has no human one to begin with
+        assert result[0][0] == 0
+        assert set(result[0][1:]) <= {1, 2, 3}
+        assert len(result[0]) == count
+        assert result[3] == [8, 9][:count]
+        assert len(result[1]) == 1
+        firsts.add(result[1][0])
     assert firsts == {4, 5}
 
 

@@ -33,8 +33,8 @@ def add(file: Path, **row: object) -> None:
         stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def files_of(place: Path) -> dict[str, str]:
-    return {name: entry["sha256"] for name, entry in read_manifest(place)["files"].items()}
+def files_of(path: Path) -> dict[str, str]:
+    return {name: entry["sha256"] for name, entry in read_manifest(path)["files"].items()}
 
 
 def recorder() -> tuple[list[str], Callable[[str], None]]:
@@ -83,7 +83,7 @@ def test_changed_content_or_settings_are_prepared_again(small: Path, words: Toke
     add(small / "corpus.jsonl", _id="d40", text="one more")
     places.append(prepare(Request(str(small), words)))
     assert len(set(places)) == 4
-    assert [len(read_prepared(place).documents) for place in places] == [40, 40, 40, 41]
+    assert [len(read_prepared(path).documents) for path in places] == [40, 40, 40, 41]
 
 
 def test_processes_write_what_one_process_writes(small: Path, words: Tokenisation, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: To
     add(small / "corpus.jsonl", _id="d40", title="title 3", text="text 3 of many")
     with (small / "qrels" / "test.tsv").open("a") as stream:
         stream.write("q39\td40\t1\n")
-    place = prepare(Request(str(small), words, max_bad_rows=0.05))
-    dataset = read_prepared(place)
+    path = prepare(Request(str(small), words, max_bad_rows=0.05))
+    dataset = read_prepared(path)
     assert list(dataset.documents.ids) == [f"d{n}" for n in range(41)]
     assert dataset.documents.texts[4] == "text 4 of many"
     assert dataset.positives("test").of(9).tolist() == [39, 40]
@@ -109,7 +109,7 @@ def test_an_id_repeated_counts_once_and_moves_no_position(small: Path, words: To
     assert dataset.tokens.documents.take(np.array([40]))[0].tolist() == [3, 0, 1, 0, 0, 0]
     [entry] = dataset.quarantine.entries
     assert (entry["row"], entry["reason"]) == (42, "id 'd4' was used before with a different text")
-    sides = read_manifest(place)["meta"]["sides"]
+    sides = read_manifest(path)["meta"]["sides"]
     assert (sides["documents"]["repeated"], sides["documents"]["same_text"]) == (1, 1)
 
 
@@ -178,8 +178,8 @@ def test_a_file_that_begins_with_nothing_but_bad_rows_is_not_read_on(small: Path
     assert sum(read) < 1000
 
 
-def flip(place: Path, pattern: str) -> Path:
-    file = next(place.glob(pattern))
+def flip(path: Path, pattern: str) -> Path:
+    file = next(path.glob(pattern))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -190,8 +190,8 @@ def flip(place: Path, pattern: str) -> Path:
 def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path: Path, pattern: str) -> None:
     request = Request(str(small), words)
     # In the cache it is made again with a report; at a path of the user it is an error.
-    good = files_of(place := prepare(request))
-    flip(place, pattern)
+    good = files_of(path := prepare(request))
+    flip(path, pattern)
     lines, say = recorder()
     assert files_of(prepare(request, report=say)) == good
     assert "its SHA-256 is not the manifest's; preparing again" in lines[0]

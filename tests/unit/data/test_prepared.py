@@ -93,8 +93,8 @@ def test_pickled_objects_in_place_of_texts_are_refused_before_they_run(
     )
 
 
-def shard(place: Path, side: str, end: str) -> Path:
-    [file] = (place / side).glob(f"*.{end}")
+def shard(path: Path, side: str, end: str) -> Path:
+    [file] = (path / side).glob(f"*.{end}")
     return file
 
 
@@ -175,10 +175,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-def rewrite_absent(place: Path, queries: list[int], scores: list[int]) -> None:
-    (place / "absent").mkdir()
+def rewrite_absent(path: Path, queries: list[int], scores: list[int]) -> None:
+    (path / "absent").mkdir()
     documents = pa.array(["d"] * len(queries), pa.large_string())
-    rewrite(place / "absent" / "train.arrow", {"query": queries, "document": documents, "score": scores})
+    rewrite(path / "absent" / "train.arrow", {"query": queries, "document": documents, "score": scores})
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -200,15 +200,15 @@ def test_tokens_that_the_tokenizer_does_not_have_are_one_line(prepared: Path, wo
         open_dataset(prepared, ["train"], tokenisation=words)
 
 
-@pytest.mark.parametrize("place", [60, 99])
-def test_an_altered_offset_of_texts_is_one_line_and_not_the_end_of_the_process(prepared: Path, place: int) -> None:
+@pytest.mark.parametrize("position", [60, 99])
+def test_an_altered_offset_of_texts_is_one_line_and_not_the_end_of_the_process(prepared: Path, position: int) -> None:
     file = shard(prepared, "documents", "arrow")
     whole = file.read_bytes()
     lengths = [len(f"text {n} of many") for n in range(40)]
     offsets = np.cumsum([0, *lengths]).astype("<i8")
     assert whole.count(offsets.tobytes()) == 1
     changed = offsets.copy()
-    changed[place % 40] = 1 << 50
+    changed[position % 40] = 1 << 50
     file.write_bytes(whole.replace(offsets.tobytes(), changed.tobytes()))
     seal(prepared)
     with pytest.raises(
@@ -276,12 +276,12 @@ def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     lines: list[str] = []
-    place = prepare(Request(str(small), words))
+    path = prepare(Request(str(small), words))
     if content is None:
-        (place / "manifest.json").unlink()
+        (path / "manifest.json").unlink()
     else:
-        (place / "manifest.json").write_text(content)
-    assert prepare(Request(str(small), words), report=lines.append) == place
-    assert lines[0].startswith(str(place))
+        (path / "manifest.json").write_text(content)
+    assert prepare(Request(str(small), words), report=lines.append) == path
+    assert lines[0].startswith(str(path))
     assert lines[0].endswith("; preparing again")
     assert len(open_dataset(small, ["train"], tokenisation=words).documents) == 40

@@ -15,15 +15,15 @@ def test_the_first_sentence_is_the_question() -> None:
 
 
 def test_abbreviations_do_not_end_a_sentence() -> None:
-    found = question_and_answer(f"Scale the values, e.g. The ones of v2.0 here. Then go.\n\n{REST}")
-    assert found is not None
-    assert found[0] == "Scale the values, e.g. The ones of v2.0 here."
+    result = question_and_answer(f"Scale the values, e.g. The ones of v2.0 here. Then go.\n\n{REST}")
+    assert result is not None
+    assert result[0] == "Scale the values, e.g. The ones of v2.0 here."
 
 
 def test_the_question_does_not_stand_in_the_answer() -> None:
-    found = question_and_answer(f"Return the mean of rows.\n\nreturn  the mean\nof rows\n\n{REST}")
-    assert found is not None
-    assert normalised("Return the mean of rows") not in normalised(found[1])
+    result = question_and_answer(f"Return the mean of rows.\n\nreturn  the mean\nof rows\n\n{REST}")
+    assert result is not None
+    assert normalised("Return the mean of rows") not in normalised(result[1])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_no_file_can_hold_is_taken_out() -> None:
 
 
 def test_long_answers_end_at_a_word() -> None:
-    found = question_and_answer("Return the mean of rows.\n\n" + "word " * 1000)
-    assert found is not None
-    assert len(found[1]) <= 1200
-    assert set(found[1].split()) == {"word"}
+    result = question_and_answer("Return the mean of rows.\n\n" + "word " * 1000)
+    assert result is not None
+    assert len(result[1]) <= 1200
+    assert set(result[1].split()) == {"word"}

@@ -49,10 +49,10 @@ def test_is_opened_by_name_and_holds_what_is_public(site: Path) -> None:
     dataset = open_dataset("pydocs", ["train", "dev", "test"])
     assert dataset.name == "pydocs"
     assert len(dataset.documents) == len(dataset.queries) == 201
-    place = dataset.documents.ids.index("pkg.shown")
-    assert dataset.queries.ids[place] == "q:pkg.shown"
-    assert dataset.queries.texts[place] == "Show the rows of a table."
-    assert dataset.passage_text(place) == f"pkg.shown shown(a, b=1) {REST} Called shown."
+    position = dataset.documents.ids.index("pkg.shown")
+    assert dataset.queries.ids[position] == "q:pkg.shown"
+    assert dataset.queries.texts[position] == "Show the rows of a table."
+    assert dataset.passage_text(position) == f"pkg.shown shown(a, b=1) {REST} Called shown."
     queries = [query for split in dataset.judgements.values() for query in split.queries.tolist()]
     assert sorted(queries) == list(range(201))
 

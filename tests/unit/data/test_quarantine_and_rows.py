@@ -53,9 +53,9 @@ def report_of(row: int, raw: bytes) -> QuarantineReport:
 
 
 def test_few_bad_rows_are_written_down_and_counted(tmp_path: Path) -> None:
-    found = report_of(7, b"\xff" + b"x" * 500)
-    assert str(found) == "1 bad row was left out (1 in corpus.jsonl)"
-    report = found.write(tmp_path / "run")
+    result = report_of(7, b"\xff" + b"x" * 500)
+    assert str(result) == "1 bad row was left out (1 in corpus.jsonl)"
+    report = result.write(tmp_path / "run")
     assert report.total == 1
     assert report.path == tmp_path / "run" / "quarantine.jsonl"
     assert str(report) == f"1 bad row was left out (1 in corpus.jsonl): see {report.path}"

@@ -108,10 +108,10 @@ def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:
     assert open_stream(source.files[-1].where).read() == b"x"
     plan = recognise(source)
     assert plan.format == "beir"
-    found = [parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
-    assert [row.id for records in found for row in records.documents] == ["d 1", "d2"]
-    assert [row.text for records in found for row in records.queries] == ["one?"]
-    assert [row.document for records in found for row in records.judgements] == ["d 1"]
+    results = [parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
+    assert [row.id for records in results for row in records.documents] == ["d 1", "d2"]
+    assert [row.text for records in results for row in records.queries] == ["one?"]
+    assert [row.document for records in results for row in records.judgements] == ["d 1"]
 
 
 def test_what_an_object_store_has_not_is_one_line(bucket: str) -> None:

@@ -214,8 +214,8 @@ def test_mixed_data_sets_are_spread_too(weights: list[int]) -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     positives = positives_of([[number // 2] for number in range(50)])
-    found = {tuple(order_of(positives, 5, seed).stream.epoch(epoch).examples) for seed in (0, 1) for epoch in (0, 1)}
-    assert len(found) == 4
+    results = {tuple(order_of(positives, 5, seed).stream.epoch(epoch).examples) for seed in (0, 1) for epoch in (0, 1)}
+    assert len(results) == 4
 
 
 def test_the_spread_order_never_changes() -> None:
@@ -232,10 +232,10 @@ GOLDEN = [0, 11, 5, 6]
 def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path, batch: int) -> None:
     lines = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
     pairs = [line.split("\t") for line in lines]
-    place = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}
+    number_of = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}
     queries: dict[str, list[int]] = {}
     for query, document, _ in pairs:
-        queries.setdefault(query, []).append(place[document])
+        queries.setdefault(query, []).append(number_of[document])
     positives = positives_of(list(queries.values()))
     assert len(positives) > 87_000
     order = order_of(positives, batch)

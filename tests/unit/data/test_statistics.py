@@ -14,9 +14,9 @@ def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: 
         stream.write("q38\td0\t2\nq39\td0\t0\nq0\td1\t0\n")
     with (small / "corpus.jsonl").open("a") as stream:
         stream.write('{"_id": "long", "text": "' + "text " * 94 + '"}\n')
-    place = prepare(Request(str(small), words), output=tmp_path / "own")
-    sides = read_manifest(place)["meta"]["sides"]
-    lines = describe(read_prepared(place), sides, {"documents": 8, "queries": 3}, around=2)
+    path = prepare(Request(str(small), words), output=tmp_path / "own")
+    sides = read_manifest(path)["meta"]["sides"]
+    lines = describe(read_prepared(path), sides, {"documents": 8, "queries": 3}, around=2)
     assert lines["documents"] == "41"
     assert lines["train: queries"] == "30"
     assert lines["train: positives a query"] == "1.00 (1 to 1)"

@@ -19,7 +19,7 @@ from raytriever.errors import DataError, StorageError
 from raytriever.storage import committed_directory
 
 
-def made(name: str = "numbers", queries: int = 4, documents: int = 10) -> RetrievalDataset:
+def dataset(name: str = "numbers", queries: int = 4, documents: int = 10) -> RetrievalDataset:
     """Query q has the positive q."""
     pairs = np.arange(queries)
     return RetrievalDataset(
@@ -30,7 +30,7 @@ def made(name: str = "numbers", queries: int = 4, documents: int = 10) -> Retrie
     )
 
 
-DATASET = made()
+DATASET = dataset()
 NOTHING = pa.array([], pa.float32())
 QUERIES, DOCUMENTS = np.array([2, 0, 0, 3]), np.array([9, 4, 0, 3])
 SCORES = np.array([1.5, -2.0, 7.25, 0.0], dtype=np.float32)
@@ -41,9 +41,9 @@ def table() -> TeacherTable:
 
 
 def test_scores_are_found_by_pair() -> None:
-    found = table().of_groups(np.array([3, 0, 1]), np.array([[3, 9], [0, 4], [0, 4]]))
-    np.testing.assert_array_equal(found, np.array([[0, np.nan], [7.25, -2], [np.nan, np.nan]], np.float32))
-    assert found.dtype == np.float32
+    result = table().of_groups(np.array([3, 0, 1]), np.array([[3, 9], [0, 4], [0, 4]]))
+    np.testing.assert_array_equal(result, np.array([[0, np.nan], [7.25, -2], [np.nan, np.nan]], np.float32))
+    assert result.dtype == np.float32
     assert np.isnan(TeacherTable.none(DATASET).of_groups(np.array([1]), np.array([[2, 3]]))).all()
 
 
@@ -55,7 +55,7 @@ def test_the_digest_is_of_pairs_and_scores_in_any_order() -> None:
 
 
 def test_tables_of_several_data_sets_are_one() -> None:
-    first, second = made("first", 4, 10), made("second", 3, 7)
+    first, second = dataset("first", 4, 10), dataset("second", 3, 7)
     tables = [TeacherTable.of(first, QUERIES, DOCUMENTS, SCORES, ""), TeacherTable.none(second)]
     tables[1] = TeacherTable.of(second, np.array([0, 2]), np.array([6, 1]), np.array([3.0, 4.0]), "")
     whole = TeacherTable.chained(tables, *starts_of(combine([first, second])))
@@ -95,8 +95,8 @@ def parquet(file: Path, **columns: object) -> Path:
 
 
 def test_a_parquet_file_of_anybodys_is_read(tmp_path: Path) -> None:
-    found = read_scores(parquet(tmp_path / "scores.parquet", more=[1, 2]), DATASET)
-    np.testing.assert_array_equal(found.of_pairs(np.array([0, 1]), np.array([1, 2])), [0.5, 2])
+    result = read_scores(parquet(tmp_path / "scores.parquet", more=[1, 2]), DATASET)
+    np.testing.assert_array_equal(result.of_pairs(np.array([0, 1]), np.array([1, 2])), [0.5, 2])
     twice = {"query": ["q0", "q0"], "document": ["d1", "d1"], "score": [1, 1]}
     assert len(read_scores(parquet(tmp_path / "twice.parquet", **twice), DATASET)) == 1
 
@@ -126,7 +126,7 @@ def test_invalid_scores_are_refused(tmp_path: Path, columns: dict[str, object], 
 def test_directories_of_something_else_are_refused(tmp_path: Path) -> None:
     scores = written(tmp_path / "scores")
     with pytest.raises(DataError, match="holds scores of other documents: of numbers as it was, not of others as it"):
-        read_scores(scores, made("others"))
+        read_scores(scores, dataset("others"))
     with pytest.raises(DataError, match="holds scores of other queries"):
         read_scores(scores, replace(DATASET, queries=Queries(DATASET.queries.ids, ["other"] * 4)))
     with pytest.raises(DataError, match="holds negatives, no teacher's scores; give a directory"):

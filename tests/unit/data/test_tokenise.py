@@ -9,14 +9,14 @@ from raytriever.data.prepare.tokenisation import MAX_CHARACTERS, Tokenisation, f
 
 
 def test_a_prefix_goes_in_front_and_nothing_is_cut_or_added(words: Tokenisation) -> None:
-    found = words.encode(["query text", "", "x " * 5000], "title ")
-    assert found[:2] == [[3, 2, 1], [3]]
-    assert len(found[2]) == 5001
+    result = words.encode(["query text", "", "x " * 5000], "title ")
+    assert result[:2] == [[3, 2, 1], [3]]
+    assert len(result[2]) == 5001
 
 
 def test_beyond_the_bound_a_text_is_not_read(words: Tokenisation) -> None:
-    [found] = words.encode(["a " * MAX_CHARACTERS], "")
-    assert len(found) == MAX_CHARACTERS // 2
+    [result] = words.encode(["a " * MAX_CHARACTERS], "")
+    assert len(result) == MAX_CHARACTERS // 2
 
 
 def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:
@@ -26,7 +26,7 @@ def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None
         replace(words, query_prompt="a", passage_prompt="a"),
         replace(words, tokenizer=words.tokenizer.replace("query", "queries")),
     ]
-    assert len({made.digest for made in [words, *others]}) == 5
+    assert len({one.digest for one in [words, *others]}) == 5
     assert "vocab" not in repr(words)
 
 

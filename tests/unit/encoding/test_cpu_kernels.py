@@ -39,7 +39,7 @@ def test_bf16_is_as_close_to_fp32_as_before(retriever: Retriever) -> None:
     speed_up(retriever)
     assert retriever.query.backbone.config._attn_implementation == ATTENTION
     fast = encode_texts(retriever, TEXTS, "passage")
-    away, away_before = (1 - (found * exact).sum(1) for found in (fast, plain))
+    away, away_before = (1 - (result * exact).sum(1) for result in (fast, plain))
     assert away.max() < 2 * away_before.max()
     assert away.max() < 1e-3
 

@@ -42,7 +42,7 @@ def dataset(tiny_dataset: Path, small_batches: None) -> RetrievalDataset:
 
 def texts() -> list[str]:
     lengths = np.random.default_rng(1).integers(0, 80, 150)
-    return [" ".join("abcdefgh"[(row + place) % 8] for place in range(length)) for row, length in enumerate(lengths)]
+    return [" ".join("abcdefgh"[(row + index) % 8] for index in range(length)) for row, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 2e-5), ("bf16", 3e-2)])
@@ -50,9 +50,9 @@ def test_embeddings_equal_those_of_the_cpu(
     config: ModelConfig, precision: str, error: float, cuda: torch.device
 ) -> None:
     expected = encode_texts(load_for_encoding(config, "fp32", CPU), texts(), "passage")
-    found = encode_texts(load_for_encoding(config, precision, cuda), texts(), "passage")
-    assert (np.abs(found).sum(1) > 0).all()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=error)
+    actual = encode_texts(load_for_encoding(config, precision, cuda), texts(), "passage")
+    assert (np.abs(actual).sum(1) > 0).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=error)
 
 
 def four_shards(config: ModelConfig, dataset: RetrievalDataset, cuda: torch.device) -> EmbeddingPlan:

@@ -58,9 +58,9 @@ def test_stored_embeddings_are_read_back(
     bytes_a_row: int,
 ) -> None:
     work = StoreWriter(tmp_path / "store", replace(plan, dtype=dtype))
-    made = encode_store(work, config, retriever, dataset)
+    encoded = encode_store(work, config, retriever, dataset)
     store = EmbeddingStore.open(tmp_path / "store")
-    assert store.meta == made.meta
+    assert store.meta == encoded.meta
     assert (len(store), store.width) == (160, 32)
     expected = encode_texts(retriever, dataset.passages(), "passage")
     # Batches differ, so the last bits may.
@@ -69,8 +69,8 @@ def test_stored_embeddings_are_read_back(
     rows = np.array([159, 3, 3, 47, 48])
     assert (store.read(rows) == store.array()[rows]).all()
     files = read_manifest(store.path)["files"]
-    kept = sum(entry["size"] for name, entry in files.items() if name.endswith(".npy"))
-    assert kept - 8 * 128 <= 160 * bytes_a_row <= kept
+    stored_bytes = sum(entry["size"] for name, entry in files.items() if name.endswith(".npy"))
+    assert stored_bytes - 8 * 128 <= 160 * bytes_a_row <= stored_bytes
     with pytest.raises(IndexError):
         store.read(np.array([160]))
 
@@ -139,8 +139,8 @@ def test_prepared_tokens_give_the_embeddings_of_the_texts(
     prepared = open_dataset(tiny_dataset, [], tokenisation=tokenisation_of(retriever))
     assert prepared.tokens is not None
     for side in ("passage", "query"):
-        found, expected = (SideTexts(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
-        assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
+        actual, expected = (SideTexts(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
+        assert [ids.tolist() for ids in actual] == [ids.tolist() for ids in expected]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Retriever, "contents", None)  # so that nothing could be tokenised
         embed_corpus(config, retriever, prepared)

@@ -57,11 +57,11 @@ SHARE = 0.5
 def folder(tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set whose test split judges absent documents; the only relevant document of q129 is one of them."""
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    place = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
-    test = place / "qrels" / "test.tsv"
-    kept = [row for row in test.read_text().splitlines() if not row.startswith("q129\t")]
-    test.write_text("\n".join([*kept, *ABSENT]) + "\n")
-    return place
+    path = Path(shutil.copytree(tiny_dataset, tmp_path / "letters"))
+    test = path / "qrels" / "test.tsv"
+    lines = [row for row in test.read_text().splitlines() if not row.startswith("q129\t")]
+    test.write_text("\n".join([*lines, *ABSENT]) + "\n")
+    return path
 
 
 def by_trec_eval(folder: Path, run_file: Path, level: int = 1) -> dict[str, float]:
@@ -73,9 +73,9 @@ def by_trec_eval(folder: Path, run_file: Path, level: int = 1) -> dict[str, floa
     qrels = {query: grades for query, grades in qrels.items() if max(grades.values()) >= level}
     with run_file.open() as stream:
         run = pytrec_eval.parse_run(stream)
-    found = pytrec_eval.RelevanceEvaluator(qrels, set(TREC.values()), relevance_level=level).evaluate(run)
-    assert found.keys() == qrels.keys()
-    return {ours: float(np.mean([one[trec] for one in found.values()])) for ours, trec in TREC.items()}
+    result = pytrec_eval.RelevanceEvaluator(qrels, set(TREC.values()), relevance_level=level).evaluate(run)
+    assert result.keys() == qrels.keys()
+    return {ours: float(np.mean([one[trec] for one in result.values()])) for ours, trec in TREC.items()}
 
 
 def opened(folder: Path) -> RetrievalDataset:
@@ -92,11 +92,11 @@ def test_figures_are_trec_evals_with_absent_documents(folder: Path, tmp_path: Pa
         evaluate_embeddings(dataset, "test", queries, documents, protocol),
         evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()), protocol),
     ]
-    for found in systems:
-        write_run(tmp_path / "run.trec", found, dataset, "tag")
+    for result in systems:
+        write_run(tmp_path / "run.trec", result, dataset, "tag")
         theirs = by_trec_eval(folder, tmp_path / "run.trec", level)
         for name, mean in theirs.items():
-            assert found.metrics[name] == pytest.approx(mean, abs=1e-6), name
+            assert result.metrics[name] == pytest.approx(mean, abs=1e-6), name
     assert systems[-1].metrics["recall_at_100"] < 1
 
 
@@ -158,11 +158,11 @@ def test_the_digest_is_of_the_judgements_too(folder: Path, tiny_dataset: Path) -
 
 
 def test_a_directory_of_an_earlier_version_is_read_on(folder: Path, tmp_path: Path) -> None:
-    place = prepare(Request(str(folder), max_bad_rows=SHARE))
-    with committed_directory(tmp_path / "older", json.loads((place / "manifest.json").read_bytes())["meta"]) as aside:
-        shutil.copytree(place, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "absent"))
-    older, newer = read_prepared(tmp_path / "older"), read_prepared(place)
-    lines = describe(newer, read_manifest(place)["meta"]["sides"], {}, around=0)
+    path = prepare(Request(str(folder), max_bad_rows=SHARE))
+    with committed_directory(tmp_path / "older", json.loads((path / "manifest.json").read_bytes())["meta"]) as aside:
+        shutil.copytree(path, aside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", "absent"))
+    older, newer = read_prepared(tmp_path / "older"), read_prepared(path)
+    lines = describe(newer, read_manifest(path)["meta"]["sides"], {}, around=0)
     assert lines["test: positives not in the corpus"] == "3"
     assert older.absent == {}
     assert newer.absent.keys() == {"test"}
@@ -179,10 +179,10 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
         assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
     small = sample_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
     assert len(small.documents) == 31 + 3
-    found = evaluate_bm25(small, "test", Bm25Index(small.passages()), Protocol(tuple(TREC)))
-    write_run(tmp_path / "run.trec", found, small, "tag")
+    result = evaluate_bm25(small, "test", Bm25Index(small.passages()), Protocol(tuple(TREC)))
+    write_run(tmp_path / "run.trec", result, small, "tag")
     for name, mean in by_trec_eval(folder, tmp_path / "run.trec").items():
-        assert found.metrics[name] == pytest.approx(mean, abs=1e-6), name
+        assert result.metrics[name] == pytest.approx(mean, abs=1e-6), name
     both = combine([dataset, replace(dataset, name="second")])
     assert len(both.absent["test"]) == 6
     assert both.absent["test"].queries[3:].tolist() == (dataset.absent["test"].queries + len(dataset.queries)).tolist()

@@ -27,15 +27,15 @@ def ids(dataset: RetrievalDataset) -> list[str]:
 
 
 def test_judged_documents_stay_and_others_come_by_rank_and_by_seed(dataset: RetrievalDataset) -> None:
-    judged = {dataset.documents.ids[int(place)] for place in dataset.judgements["dev"].documents}
+    judged = {dataset.documents.ids[int(position)] for position in dataset.judgements["dev"].documents}
     part = sample_corpus(dataset, "dev", 20, 3, index_of)
     assert len(ids(part)) == len(set(ids(part))) == len(judged) + 20
     assert judged <= set(ids(part))
     # In the order of the whole, each with its own texts and judgements.
     assert ids(part) == [name for name in ids(dataset) if name in set(ids(part))]
-    place = {name: number for number, name in enumerate(ids(dataset))}
+    position = {name: number for number, name in enumerate(ids(dataset))}
     assert [part.passage_text(n) for n in range(len(part.documents))] == [
-        dataset.passage_text(place[name]) for name in ids(part)
+        dataset.passage_text(position[name]) for name in ids(part)
     ]
     pairs = [
         {(int(q), each.documents.ids[int(d)]) for q, d in zip(rows.queries, rows.documents, strict=True)}

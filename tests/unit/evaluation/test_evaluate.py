@@ -52,14 +52,14 @@ def test_pools_and_metrics_follow_the_protocol(depth: int, monkeypatch: pytest.M
     # Query 1 bears the id of document 9, query 3 has no relevant document, grade 0 is a judged non-positive.
     rows = [(0, 3, 1), (0, 8, 2), (1, 9, 1), (1, 4, 1), (2, 5, 0), (2, 6, 3), (3, 7, 0), (4, 1, 1)]
     dataset = dataset_of(["a", "d9", "c", "d", "e"], [f"d{i}" for i in range(30)], rows)
-    found = evaluate_embeddings(dataset, "test", queries[[0, 1, 2, 4]], documents)
+    result = evaluate_embeddings(dataset, "test", queries[[0, 1, 2, 4]], documents)
     positives, negatives = literal_pools(queries @ documents.T, rows, {1: 9}, depth)
-    np.testing.assert_allclose(np.sort(found.positive_scores), np.sort(positives), rtol=1e-5)
-    np.testing.assert_allclose(np.sort(found.negative_scores), np.sort(negatives), rtol=1e-5)
-    assert found.metrics["auc"] == pytest.approx(pooled_auc(np.array(positives), np.array(negatives)))
-    assert found.queries.tolist() == [0, 1, 2, 4]
-    assert 9 not in found.ranking[1]
-    assert found.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: found.ranking.shape[1]].tolist()
+    np.testing.assert_allclose(np.sort(result.positive_scores), np.sort(positives), rtol=1e-5)
+    np.testing.assert_allclose(np.sort(result.negative_scores), np.sort(negatives), rtol=1e-5)
+    assert result.metrics["auc"] == pytest.approx(pooled_auc(np.array(positives), np.array(negatives)))
+    assert result.queries.tolist() == [0, 1, 2, 4]
+    assert 9 not in result.ranking[1]
+    assert result.ranking[0].tolist() == np.argsort(-(queries[0] @ documents.T))[: result.ranking.shape[1]].tolist()
 
 
 def test_what_counts_as_relevant_and_as_ones_own_is_the_protocols() -> None:
@@ -93,8 +93,10 @@ def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
     ranks = np.array([[0.3, 0.2, 0.1], [0.1, 0.2, 0.3]], np.float32)
     answers = Answers(np.array([0, 0, 1]), ["text Y", "nothing", "of x"])
     protocol = Protocol(("accuracy_at_1", "accuracy_at_2", "accuracy_at_3"))
-    found = evaluate_embeddings(replace(dataset, answers=answers), "test", ranks, np.eye(3, dtype=np.float32), protocol)
-    assert found.metrics == {"accuracy_at_1": 0.0, "accuracy_at_2": 0.5, "accuracy_at_3": 0.5}
+    result = evaluate_embeddings(
+        replace(dataset, answers=answers), "test", ranks, np.eye(3, dtype=np.float32), protocol
+    )
+    assert result.metrics == {"accuracy_at_1": 0.0, "accuracy_at_2": 0.5, "accuracy_at_3": 0.5}
     with pytest.raises(DataError, match="query 'b' has no answers; leave acc@K out of --metrics"):
         evaluate_embeddings(
             replace(dataset, answers=Answers(np.array([0]), ["y"])),
@@ -111,16 +113,16 @@ def test_run_files_are_read_by_trec_eval(tmp_path: Path) -> None:
     rows = [(0, 2, 1), (1, 0, 1)]
     dataset = dataset_of(["q 1", "q2"], ["a", "b b", "c"], rows)
     rng = np.random.default_rng(0)
-    found = evaluate_embeddings(
+    result = evaluate_embeddings(
         dataset, "test", rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
     )
-    write_run(tmp_path / "x.trec", found, dataset, "x")
+    write_run(tmp_path / "x.trec", result, dataset, "x")
     with (tmp_path / "x.trec").open() as stream:
         run = pytrec_eval.parse_run(stream)
     qrels = {"q%201": {"c": 1}, "q2": {"a": 1}}
     measured = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10"}).evaluate(run)
     means = [measured[name]["ndcg_cut_10"] for name in ("q%201", "q2")]
-    np.testing.assert_allclose(found.per_query["ndcg_at_10"], means, atol=1e-6)
+    np.testing.assert_allclose(result.per_query["ndcg_at_10"], means, atol=1e-6)
     assert set(run["q2"]) == {"a", "b%20b", "c"}
 
 
@@ -159,11 +161,11 @@ def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> No
     rows = whole.judgements["test"].where(
         whole.judgements["test"].queries < np.unique(whole.judgements["test"].queries)[40]
     )
-    kept = np.unique(np.concatenate([rows.documents, np.arange(200)]))[:240]
-    kept = np.union1d(kept, rows.documents)
-    place = {int(old): new for new, old in enumerate(kept)}
-    columns = ([getattr(whole.documents, name)[i] for i in kept] for name in ("ids", "titles", "texts"))
-    moved = Judgements(rows.queries, np.array([place[int(d)] for d in rows.documents]), rows.scores)
+    sampled = np.unique(np.concatenate([rows.documents, np.arange(200)]))[:240]
+    sampled = np.union1d(sampled, rows.documents)
+    position_of = {int(old): new for new, old in enumerate(sampled)}
+    columns = ([getattr(whole.documents, name)[i] for i in sampled] for name in ("ids", "titles", "texts"))
+    moved = Judgements(rows.queries, np.array([position_of[int(d)] for d in rows.documents]), rows.scores)
     sample = RetrievalDataset("sample", Documents(*columns), whole.queries, {"test": moved})
     asked = sample.positives("test").queries
     texts = [sample.queries.texts[q] for q in asked]
@@ -197,12 +199,12 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
     dataset = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*rows, (2, 7, 1)])
     many = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*((0, i, 1) for i in range(150)), *rows[30:]])
     names = {"map_at_100": "map_cut_100", "map": "map", "r_precision": "Rprec", "success_at_5": "success_5"}
-    for found, judged, results in (
+    for result, judged, results in (
         (evaluate_embeddings(dataset, "test", queries, documents, Protocol(tuple(names))), dataset, 100),
         (evaluate_embeddings(many, "test", queries[:2], documents, Protocol(tuple(names))), many, 150),
     ):
-        assert found.ranking.shape[1] == results
-        write_run(tmp_path / "run.trec", found, judged, "tag")
+        assert result.ranking.shape[1] == results
+        write_run(tmp_path / "run.trec", result, judged, "tag")
         with (tmp_path / "run.trec").open() as stream:
             run = pytrec_eval.parse_run(stream)
         table = judged.judgements["test"]
@@ -212,4 +214,4 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
         theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "map_cut.100", "Rprec", "success.5"}).evaluate(run)
         for ours, trec in names.items():
             mean = np.mean([values[trec] for values in theirs.values()])
-            assert found.metrics[ours] == pytest.approx(mean, abs=1e-6), ours
+            assert result.metrics[ours] == pytest.approx(mean, abs=1e-6), ours

@@ -174,13 +174,13 @@ def test_the_directory_is_what_was_agreed(done: Done) -> None:
             assert len(pools["positives"]) == 41
             assert pools["negative_queries"].max() == 39
         with np.load(done.output / "scores" / f"letters.{model}.npz", allow_pickle=False) as pools:
-            found = pooled_auc(pools["positives"], pools["negatives"])
-        assert found == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
+            result = pooled_auc(pools["positives"], pools["negatives"])
+        assert result == pytest.approx(results["models"][model]["letters"]["auc"], abs=1e-12)
     content = json.loads((done.output / "per_query" / "forums.json").read_bytes())
-    place = content["queries"].index("two/q128")
-    assert [row[0] for row in content["relevant"][place]] == ["d128", "d3"]
-    assert content["relevant"][place][0][3] == 2
-    top = content["models"]["bm25"]["top"][place]
+    position = content["queries"].index("two/q128")
+    assert [row[0] for row in content["relevant"][position]] == ["d128", "d3"]
+    assert content["relevant"][position][0][3] == 2
+    top = content["models"]["bm25"]["top"][position]
     assert (len(top), top[0][0], top[0][4]) == (5, "d128", 2)
     assert done.tracker.status == "FINISHED"
     assert done.tracker.points["tiny/forums/map_at_100"] == results["models"]["tiny"]["forums"]["map_at_100"]
@@ -274,7 +274,7 @@ def test_no_more_encoders_are_kept_than_memory_should_hold(tiny_encoder: Path) -
 
     models = read_models(["bm25", f"a={tiny_encoder}", f"b={tiny_encoder}"], ModelConfig())
     cpu = torch.device("cpu")
-    both, one = (Encoders(models, "fp32", cpu, print, kept) for kept in (2**30, 1))
+    both, one = (Encoders(models, "fp32", cpu, print, limit) for limit in (2**30, 1))
     assert both["a"] is both["a"]
     first = one["a"]
     assert one["a"] is first

@@ -60,14 +60,14 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
 
 def content(output: Path) -> dict[str, bytes]:
     """The files of an evaluation but for its manifest, without the seconds that models took."""
-    found = {}
+    results = {}
     for file in sorted(output.rglob("*")):
         if file.is_file() and file.name != "manifest.json":
             text = file.read_bytes()
             if file.parts[-3] == "mteb":
                 text = json.dumps({**json.loads(text), "evaluation_time": None}).encode()
-            found[str(file.relative_to(output))] = text
-    return found
+            results[str(file.relative_to(output))] = text
+    return results
 
 
 @pytest.fixture
@@ -90,18 +90,19 @@ def test_what_was_measured_before_an_interruption_is_used(
     output = tmp_path / "out"
     with pytest.raises(InterruptedError):
         evaluate(tiny_encoder, tiny_dataset, output, encode=fail)
-    kept = tmp_path / "out.unfinished"
-    assert {place.name for place in kept.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
-    stored = json.loads((kept / "bm25.letters.test" / MEASURED).read_bytes())
-    found = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
-    assert stored["metrics"] == found
+    unfinished = tmp_path / "out.unfinished"
+    assert {path.name for path in unfinished.iterdir()} == {"bm25.letters.test", "bm25.letters.dev"}
+    stored = json.loads((unfinished / "bm25.letters.test" / MEASURED).read_bytes())
+    result = json.loads((undisturbed / "results.json").read_bytes())["models"]["bm25"]["letters"]
+    assert stored["metrics"] == result
     assert not output.exists()
     lines = evaluate(tiny_encoder, tiny_dataset, output)
     assert lines == [
-        f"letters, {split}: bm25 was measured before, see {kept / f'bm25.letters.{split}'}" for split in ("test", "dev")
+        f"letters, {split}: bm25 was measured before, see {unfinished / f'bm25.letters.{split}'}"
+        for split in ("test", "dev")
     ]
     assert content(output) == content(undisturbed)
-    assert not kept.exists()
+    assert not unfinished.exists()
 
 
 def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
@@ -118,26 +119,26 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
         {"auc": 0.1 + 0.2, "query_auc": np.nan},
     )
     lines: list[str] = []
-    kept, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
+    store, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
 
     def measure() -> tuple[Evaluation, float]:
         asked.append(1)
         return evaluation, 1.5
 
     for _ in range(2):
-        found, seconds = kept.get("a", "set", "test", {"weights": 1}, measure)
+        result, seconds = store.get("a", "set", "test", {"weights": 1}, measure)
     assert (len(asked), len(lines), seconds) == (1, 1, 1.5)
-    assert found.metrics["auc"] == 0.1 + 0.2
-    assert np.isnan(found.metrics["query_auc"])
-    assert np.isnan(found.per_query["query_auc"]).all()
-    assert {name: value.dtype for name, value in vars(found).items() if isinstance(value, np.ndarray)} == {
+    assert result.metrics["auc"] == 0.1 + 0.2
+    assert np.isnan(result.metrics["query_auc"])
+    assert np.isnan(result.per_query["query_auc"]).all()
+    assert {name: value.dtype for name, value in vars(result).items() if isinstance(value, np.ndarray)} == {
         name: value.dtype for name, value in vars(evaluation).items() if isinstance(value, np.ndarray)
     }
-    kept.get("a", "set", "test", {"weights": 2}, measure)
+    store.get("a", "set", "test", {"weights": 2}, measure)
     assert len(asked) == 2
     file = tmp_path / "out.unfinished" / "a.set.test" / "evaluation.npz"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    kept.get("a", "set", "test", {"weights": 2}, measure)
+    store.get("a", "set", "test", {"weights": 2}, measure)
     assert (len(asked), len(lines)) == (3, 1)
 
 

@@ -199,13 +199,13 @@ def test_missing_data_sets_of_the_suite_are_reported(tmp_path: Path) -> None:
         if one.name not in ("scifact", "msmarco", "webis-touche2020"):
             raise DataError("not there", one.name)
 
-    found, missing = find_beir(tmp_path, opens)
-    assert [(one.name, one.split, one.task) for one in found] == [
+    result, missing = find_beir(tmp_path, opens)
+    assert [(one.name, one.split, one.task) for one in result] == [
         ("msmarco", "dev", "MSMARCO"),
         ("webis-touche2020", "test", "Touche2020"),
         ("scifact", "test", "SciFact"),
     ]
-    assert found[1].parts == {"webis-touche2020": "ir_datasets:beir/webis-touche2020/v2"}
+    assert result[1].parts == {"webis-touche2020": "ir_datasets:beir/webis-touche2020/v2"}
     assert len(missing) == len(BEIR) - 3
     assert "nq (nq: not there)" in missing
     assert f"fiqa (no folder {tmp_path}/fiqa; fiqa: not there)" in missing

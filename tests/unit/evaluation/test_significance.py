@@ -30,8 +30,8 @@ def test_the_interval_of_a_difference_is_scipys(seed: int, count: int, confidenc
     rng = np.random.default_rng(seed)
     ours, theirs = rng.normal(0.1, 1, count), rng.normal(size=count)
     low, high = difference_interval(ours, theirs, confidence)
-    found = ttest_rel(ours, theirs).confidence_interval(confidence)
-    assert (low, high) == pytest.approx((found.low, found.high), abs=1e-9)
+    result = ttest_rel(ours, theirs).confidence_interval(confidence)
+    assert (low, high) == pytest.approx((result.low, result.high), abs=1e-9)
     assert (low <= 0 <= high) == (paired_t_test(ours, theirs).p_value >= 1 - confidence)
 
 
@@ -97,12 +97,12 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     first, head, changed, same = training_notes({"significance": rows, "judged": judged}, names).splitlines()
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
     assert head == "Difference of encoder after - encoder before, 50 queries, paired t-test:"
-    found = {row["metric"]: row for row in rows if row["model"] == "after"}
-    one = found["ndcg_at_10"]
+    results = {row["metric"]: row for row in rows if row["model"] == "after"}
+    one = results["ndcg_at_10"]
     assert changed == (
         f"  nDCG@10  {one['difference']:+.4f}  95 % {one['low']:+.4f} to {one['high']:+.4f}  p < 0.0001  significant"
     )
-    assert same.endswith(f"p {found['auc']['p']:.4f}  not significant")
+    assert same.endswith(f"p {results['auc']['p']:.4f}  not significant")
     analyser = {"warning": "BM25 finds 2.0 tokens per document."}
     assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
     assert training_notes({}, names) == ""  # of a run of an earlier version

@@ -42,9 +42,9 @@ def curriculum(revision: str | None = None) -> Curriculum:
 
 
 def test_a_name_becomes_a_commit_in_all_stages(hub: Path, tmp_path: Path) -> None:
-    found = pin_model(curriculum(), tmp_path / "run", fresh=False)
-    assert found.base.model.revision == OLD
-    assert [stage.config.model.revision for stage in found.stages] == [OLD, OLD]
+    result = pin_model(curriculum(), tmp_path / "run", fresh=False)
+    assert result.base.model.revision == OLD
+    assert [stage.config.model.revision for stage in result.stages] == [OLD, OLD]
     point(hub, NEW)
     assert commit_of("org/name") == NEW
     assert commit_of("org/name", "v1") == OLD

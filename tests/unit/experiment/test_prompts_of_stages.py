@@ -71,9 +71,9 @@ class Begins:
 
     def take(self) -> set[str]:
         """Return the prompts that the texts since the last call began with."""
-        found = {row[: row.index(":") + 1].capitalize() if ":" in row else "" for row in self.rows}
+        results = {row[: row.index(":") + 1].capitalize() if ":" in row else "" for row in self.rows}
         self.rows.clear()
-        return found
+        return results
 
 
 @pytest.fixture

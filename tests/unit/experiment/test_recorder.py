@@ -147,8 +147,8 @@ def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
         "batch_auc": 0.98765,
         "learning_rate": 1e-5,
     }
-    found = headline_metrics(measured)
-    assert list(found.items()) == [
+    result = headline_metrics(measured)
+    assert list(result.items()) == [
         ("loss", 0.0123),
         ("auc", 0.988),
         ("s/step", 0.123),

@@ -44,8 +44,8 @@ def index_of(finder: Finder, effort: int = 40) -> ApproximateIndex:
 
 def exact(queries: ndarray, k: int, exclude: ndarray | None = None) -> tuple[ndarray, ndarray]:
     rows = None if exclude is None else np.where(exclude < 0, -1, exclude // 2)
-    scores, found = top_k(queries, SET.documents, k, np.arange(1_200)[::-1].copy(), rows)
-    return scores, np.where(found < 0, -1, 2 * found)
+    scores, ranking = top_k(queries, SET.documents, k, np.arange(1_200)[::-1].copy(), rows)
+    return scores, np.where(ranking < 0, -1, 2 * ranking)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,11 +53,11 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
     queries = np.concatenate([SET.shifted, SET.unshifted])
     index = index_of(BUILD[kind](1))
     exclude = np.where(np.arange(80) % 2, exact(queries, 1)[1][:, 0], -1)
-    scores, found = index.search(queries, 10, exclude)
+    scores, ranking = index.search(queries, 10, exclude)
     true_scores, true = exact(queries, 10, exclude)
-    assert (found != exclude[:, None]).all()
-    assert recall(found, true).mean() >= FOUND[kind]
-    whole = (found == true).all(1)
+    assert (ranking != exclude[:, None]).all()
+    assert recall(ranking, true).mean() >= FOUND[kind]
+    whole = (ranking == true).all(1)
     assert whole.mean() > 0.2
     assert scores[whole].tobytes() == true_scores[whole].tobytes()
     assert (np.diff(scores) <= 0).all()
@@ -66,7 +66,7 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
     assert again.effort == 40
     assert again.finder.bytes == index.finder.bytes
     assert (again.finder.bytes > 0) == (kind != "flat")
-    assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), found.tobytes()]
+    assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), ranking.tobytes()]
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
@@ -78,9 +78,9 @@ def test_more_effort_scores_more_candidates(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_k_may_exceed_the_number_of_documents(kind: str) -> None:
-    found = index_of(BUILD[kind](1), 2_000).search(SET.shifted, 3_000)[1]
-    assert found.shape == (40, 2_400)
-    assert {len(set(row[row >= 0])) for row in found} == {1_200}
+    result = index_of(BUILD[kind](1), 2_000).search(SET.shifted, 3_000)[1]
+    assert result.shape == (40, 2_400)
+    assert {len(set(row[row >= 0])) for row in result} == {1_200}
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
@@ -119,8 +119,8 @@ def test_a_changed_file_is_refused_before_a_library_reads_it(tmp_path: Path) -> 
 
 
 def test_recall_is_the_share_of_true_documents() -> None:
-    found, true = np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 1, 9], [4, -1, -1]])
-    assert recall(found, true).tolist() == [2 / 3, 1.0]
+    result, true = np.array([[1, 2, 3], [4, -1, -1]]), np.array([[3, 1, 9], [4, -1, -1]])
+    assert recall(result, true).tolist() == [2 / 3, 1.0]
 
 
 def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
@@ -153,20 +153,20 @@ def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: i
         )
         for k in sorted({1, max(1, count // 3), max(1, count - 1), count, count + 1, 3 * count}):
             for exclude in (None, rng.integers(-1, count, 20)):
-                scores, found = index.search(queries, k, exclude)
+                scores, ranking = index.search(queries, k, exclude)
                 true_scores, true = top_k(queries, documents, k, ties, exclude)
                 if 2 * k >= count:
-                    assert (found.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
-                assert found.shape == true.shape
-                assert ((found >= -1) & (found < count)).all()
+                    assert (ranking.tobytes(), scores.tobytes()) == (true.tobytes(), true_scores.tobytes())
+                assert ranking.shape == true.shape
+                assert ((ranking >= -1) & (ranking < count)).all()
                 all_scores, all_found = top_k(queries, documents, count, ties, exclude)
                 score_of = np.full((20, count), -np.inf, np.float32)
                 rows, places = np.nonzero(all_found >= 0)
                 score_of[rows, all_found[rows, places]] = all_scores[rows, places]
                 for row in range(20):
-                    here = found[row][found[row] >= 0]
+                    here = ranking[row][ranking[row] >= 0]
                     assert len(set(here)) == len(here)
-                    assert (found[row, : len(here)] >= 0).all()
+                    assert (ranking[row, : len(here)] >= 0).all()
                     assert (scores[row, : len(here)] == score_of[row, here]).all()
                     assert (scores[row, len(here) :] == -np.inf).all()
                     keys = list(zip(-scores[row, : len(here)], ties[here], strict=True))

@@ -35,18 +35,18 @@ def assert_equal_to_the_cpu(queries: ndarray, documents: ndarray, k: int, cuda: 
     rng = np.random.default_rng(1)
     ties, exclude = rng.permutation(len(documents)), rng.integers(-1, len(documents), len(queries))
     expected = top_k(queries, documents, k, ties, exclude, CPU)
-    found = top_k(queries, documents, k, ties, exclude, cuda)
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    actual = top_k(queries, documents, k, ties, exclude, cuda)
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
 
 @pytest.mark.parametrize("k", [10, 100, 1_000])
 def test_rankings_are_those_of_float64_products(k: int, cuda: torch.device) -> None:
     queries, documents = embeddings(20), embeddings(4_000, seed=1)
-    scores, found = top_k(queries, documents, k, np.arange(4_000), device=cuda)
+    scores, ranking = top_k(queries, documents, k, np.arange(4_000), device=cuda)
     products = queries.astype(np.float64) @ documents.T.astype(np.float64)
     order = np.argsort(-products.astype(np.float32), axis=1, kind="stable")[:, :k]
-    assert (found == order).mean() > 0.9999  # the order of float64's own sums may decide the last bit
-    np.testing.assert_allclose(scores, np.take_along_axis(products, found, 1), rtol=0, atol=1e-7)
+    assert (ranking == order).mean() > 0.9999  # the order of float64's own sums may decide the last bit
+    np.testing.assert_allclose(scores, np.take_along_axis(products, ranking, 1), rtol=0, atol=1e-7)
     assert_equal_to_the_cpu(queries, documents, k, cuda)
 
 
@@ -92,8 +92,8 @@ def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.de
     queries, documents = embeddings(20), embeddings(3_000, seed=1)
     blocks = [(2_000, documents[2_000:]), (0, documents[:13]), (13, documents[13:2_000])]
     expected = top_k(queries, documents, 70, np.arange(3_000), device=CPU)
-    found = top_k_of_blocks(queries, blocks, 70, np.arange(3_000), device=cuda)
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+    actual = top_k_of_blocks(queries, blocks, 70, np.arange(3_000), device=cuda)
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
     documents[2_345, 3] = np.nan
     with pytest.raises(ModelError, match="document 2345 is not finite"):
         top_k(queries, documents, 3, np.arange(3_000), device=cuda)

@@ -43,14 +43,14 @@ def everything(
     of, to = np.divmod(np.arange(len(queries) * len(documents)), len(documents))
     scores = pair_scores(queries, documents, of, to).reshape(len(queries), -1)
     k = min(k, len(documents))
-    found, best = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
+    result, best = np.full((len(queries), k), -1), np.full((len(queries), k), -np.inf, np.float32)
     for query, row in enumerate(scores):
         order = np.lexsort((ties, -row))
         if exclude is not None:
             order = order[order != exclude[query]]
         order = order[:k]
-        found[query, : len(order)], best[query, : len(order)] = order, row[order]
-    return best, found
+        result[query, : len(order)], best[query, : len(order)] = order, row[order]
+    return best, result
 
 
 def vectors(rng: np.random.Generator, count: int, kind: str) -> ndarray:
@@ -97,14 +97,14 @@ def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     exclude = rng.integers(-1, size, 7) if excluding else None
     expected = everything(queries, documents, k, ties, exclude)
     pieces = list(cut(rng, documents, count))
-    found = top_k_of_blocks(queries, pieces, k, ties, exclude)
-    for one, other in zip(found, expected, strict=True):
+    actual = top_k_of_blocks(queries, pieces, k, ties, exclude)
+    for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
     order = TieOrder.of(ties)
     shards = [best_keys(queries, pieces[shard::3], k, order, exclude) for shard in (2, 0, 1)]
     merged = order.read(merge_keys(shards, min(k, size)))
-    assert [array.tobytes() for array in merged] == [array.tobytes() for array in found]
+    assert [array.tobytes() for array in merged] == [array.tobytes() for array in actual]
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -135,8 +135,8 @@ def test_the_search_in_torch_has_the_same_bytes(
         )
         for positions in (np.arange(250, 900), np.arange(250)[::-1].copy()):
             walk.add(positions, documents[positions])
-        found = order.read(walk.keys())
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
+        actual = order.read(walk.keys())
+    assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
 
 @pytest.mark.parametrize("kind", ["plain", "norms"])
@@ -174,9 +174,9 @@ def test_a_query_with_a_failed_guess_is_searched_again(precision: str, monkeypat
 
     monkeypatch.setattr(scan, "flush", counting)
     ties = np.arange(40_000)
-    found = top_k(queries, documents, 2_000, ties)
+    result = top_k(queries, documents, 2_000, ties)
     assert failures == [4, 0]
-    np.testing.assert_array_equal(found[1], everything(queries, documents, 2_000, ties, None)[1])
+    np.testing.assert_array_equal(result[1], everything(queries, documents, 2_000, ties, None)[1])
 
 
 def test_more_similar_scores_than_a_sieve_holds(precision: str) -> None:
@@ -184,8 +184,8 @@ def test_more_similar_scores_than_a_sieve_holds(precision: str) -> None:
     documents = np.repeat(rng.standard_normal((3, 12)).astype(np.float32), 1_000, axis=0)
     queries, ties = rng.standard_normal((4, 12)).astype(np.float32), rng.permutation(3_000)
     exclude = np.array([5, 1_005, 2_005, -1])
-    found = top_k(queries, documents, 5, ties, exclude)
-    for one, other in zip(found, everything(queries, documents, 5, ties, exclude), strict=True):
+    result = top_k(queries, documents, 5, ties, exclude)
+    for one, other in zip(result, everything(queries, documents, 5, ties, exclude), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -202,21 +202,21 @@ def test_scores_are_dot_products_rounded_once() -> None:
 
 
 def test_equal_scores_are_ordered_by_descending_id() -> None:
-    _, found = top_k(np.ones((1, 1), np.float32), np.ones((3, 1), np.float32), 3, tie_order(["b", "c", "a"]))
-    assert found.tolist() == [[1, 0, 2]]
+    _, ranking = top_k(np.ones((1, 1), np.float32), np.ones((3, 1), np.float32), 3, tie_order(["b", "c", "a"]))
+    assert ranking.tolist() == [[1, 0, 2]]
 
 
 def test_zero_and_minus_zero_are_equal() -> None:
     documents = np.array([[-1e-30], [1e-30], [0.0], [-0.0]], np.float32)
-    scores, found = top_k(np.full((1, 1), 1e-30, np.float32), documents, 4, np.array([3, 2, 1, 0]))
-    assert found.tolist() == [[3, 2, 1, 0]]
+    scores, ranking = top_k(np.full((1, 1), 1e-30, np.float32), documents, 4, np.array([3, 2, 1, 0]))
+    assert ranking.tolist() == [[3, 2, 1, 0]]
     assert not np.signbit(scores).any()
 
 
 def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
     documents = np.array([[1e30], [-1e30], [-1e30], [1.0]], np.float32)
-    scores, found = top_k(np.full((1, 1), 1e30, np.float32), documents, 4, np.arange(4))
-    assert found.tolist() == [[0, 3, 1, 2]]
+    scores, ranking = top_k(np.full((1, 1), 1e30, np.float32), documents, 4, np.arange(4))
+    assert ranking.tolist() == [[0, 3, 1, 2]]
     assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
 
 
@@ -227,15 +227,15 @@ def test_sums_that_overflow_before_a_finite_score_do_not_mislead(precision: str)
     documents[200:] = np.repeat(np.array([-1e20, 1e20], np.float32), 8)
     documents[200:, 15] += np.float32(1e18)
     queries = np.full((1, 16), 1e20, np.float32)
-    scores, found = top_k_of_blocks(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
-    assert found.tolist() == [[200, 201, 202]]
+    scores, ranking = top_k_of_blocks(queries, [(0, documents[:200]), (200, documents[200:])], 3, np.arange(400))
+    assert ranking.tolist() == [[200, 201, 202]]
     assert np.isfinite(scores).all()
 
 
 def test_an_excluded_document_leaves_the_last_column_empty() -> None:
     documents = np.arange(3, dtype=np.float32)[:, None]
-    scores, found = top_k(np.ones((2, 1), np.float32), documents, 3, np.arange(3), np.array([2, -1]))
-    assert found.tolist() == [[1, 0, -1], [2, 1, 0]]
+    scores, ranking = top_k(np.ones((2, 1), np.float32), documents, 3, np.arange(3), np.array([2, -1]))
+    assert ranking.tolist() == [[1, 0, -1], [2, 1, 0]]
     assert scores.tolist() == [[1, 0, -np.inf], [2, 1, 0]]
 
 

@@ -23,14 +23,14 @@ def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: s
     index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
     points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
     target = points[0].recall * 0.75 + points[1].recall * 0.25
-    found = at_recall(index, SET.shifted, TRUE, target)
-    assert found.effort == points[1].effort
+    actual = at_recall(index, SET.shifted, TRUE, target)
+    assert actual.effort == points[1].effort
     if kind == "vamana":
-        assert isnan(found.candidates)
+        assert isnan(actual.candidates)
     else:
         expected = points[0].candidates ** 0.75 * points[1].candidates ** 0.25
-        assert points[0].candidates < found.candidates < points[1].candidates
-        assert found.candidates == pytest.approx(expected, rel=1e-6)
+        assert points[0].candidates < actual.candidates < points[1].candidates
+        assert actual.candidates == pytest.approx(expected, rel=1e-6)
     assert points[-1].recall == pytest.approx(1.0, abs=0.02)
     least = at_recall(index, SET.shifted, TRUE, 0.0)
     assert (least.effort, least.recall) == (points[0].effort, points[0].recall)

@@ -39,12 +39,14 @@ def literal_choice(row: int, candidates: list[int], documents: ndarray, room: in
         return float(np.square(documents[one] - documents[other]).sum())
 
     ordered = sorted(set(candidates) - {row}, key=lambda other: (squared_distance(row, other), other))
-    kept: list[int] = []
+    chosen: list[int] = []
     for other in ordered:
-        if len(kept) < room and all(squared_distance(row, other) < squared_distance(other, before) for before in kept):
-            kept.append(other)
-    rest = [other for other in ordered if other not in kept]
-    return kept + rest[: room - len(kept)] if fill else kept
+        if len(chosen) < room and all(
+            squared_distance(row, other) < squared_distance(other, before) for before in chosen
+        ):
+            chosen.append(other)
+    rest = [other for other in ordered if other not in chosen]
+    return chosen + rest[: room - len(chosen)] if fill else chosen
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
@@ -68,9 +70,9 @@ def test_a_walk_equals_a_plain_loop() -> None:
     graph = Graph(neighbours, degrees, 17)
     for beam in (5, 40):
         rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
-        for query, found, scored in zip(queries, rows, candidates, strict=True):
+        for query, actual, scored in zip(queries, rows, candidates, strict=True):
             pool, seen = literal_walk(graph, query, documents, beam)
-            assert found[found >= 0].tolist() == pool[:5]
+            assert actual[actual >= 0].tolist() == pool[:5]
             assert scored == seen
 
 

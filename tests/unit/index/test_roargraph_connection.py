@@ -23,13 +23,13 @@ def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
 
 
 def chosen(documents: ndarray, row: int, others: set[int], room: int) -> list[int]:
-    kept: list[int] = []
+    edges: list[int] = []
     for other in near(documents, row, others):
-        if len(kept) < room and all(
-            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in kept
+        if len(edges) < room and all(
+            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in edges
         ):
-            kept.append(other)
-    return kept
+            edges.append(other)
+    return edges
 
 
 def beam_of(documents: ndarray, edges: Edges, entry: int, row: int, beam: int) -> set[int]:
@@ -62,8 +62,8 @@ def literal_connect(projected: Edges, documents: ndarray, degree: int, beam: int
         start += len(batch)
         new = {}
         for row in batch:
-            found = chosen(documents, row, beam_of(documents, edges, entry, row, beam), degree)
-            new[row] = [other for other in found if other not in edges[row]][: 2 * degree - len(edges[row])]
+            result = chosen(documents, row, beam_of(documents, edges, entry, row, beam), degree)
+            new[row] = [other for other in result if other not in edges[row]][: 2 * degree - len(edges[row])]
         for row in batch:
             edges[row] += new[row]
         back: dict[int, set[int]] = {}
@@ -73,8 +73,8 @@ def literal_connect(projected: Edges, documents: ndarray, degree: int, beam: int
         for row, sources in back.items():
             room = 2 * degree - len(projected[row])
             candidates = {*edges[row][len(projected[row]) :], *(sources - set(projected[row]))}
-            kept = candidates if len(candidates) <= room else chosen(documents, row, candidates, room)
-            edges[row] = [*projected[row], *kept]
+            edges_of_row = candidates if len(candidates) <= room else chosen(documents, row, candidates, room)
+            edges[row] = [*projected[row], *edges_of_row]
     for lost in range(count):
         reached = reached_from(edges, entry)
         if lost not in reached:

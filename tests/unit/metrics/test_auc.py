@@ -58,9 +58,9 @@ def test_per_query_is_the_auc_of_each_querys_scores(seed: int) -> None:
     rng = np.random.default_rng(seed)
     up, down = rng.integers(0, 5, 12).astype(np.float32), rng.integers(0, 5, 60).astype(np.float32)
     ours, theirs = rng.integers(0, 7, 12), rng.integers(0, 7, 60)
-    found = auc_per_query(up, ours, down, theirs, 8)
+    result = auc_per_query(up, ours, down, theirs, 8)
     for query in range(8):
-        np.testing.assert_allclose(found[query], pooled_auc(up[ours == query], down[theirs == query]), equal_nan=True)
+        np.testing.assert_allclose(result[query], pooled_auc(up[ours == query], down[theirs == query]), equal_nan=True)
 
 
 @pytest.mark.parametrize("queries", [[1], [-1], [0, 0]])

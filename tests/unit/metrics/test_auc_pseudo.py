@@ -24,16 +24,16 @@ def pools(seed: int, queries: int = 60) -> Pools:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_their_mean_is_the_auc(seed: int) -> None:
-    found = pools(seed)
-    assert auc_pseudo_values(*found, 60).mean() == pytest.approx(pooled_auc(found[0], found[1]), abs=1e-12)
+    result = pools(seed)
+    assert auc_pseudo_values(*result, 60).mean() == pytest.approx(pooled_auc(result[0], result[1]), abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_error_of_their_mean_is_the_clustered_one(seed: int) -> None:
-    found = pools(seed)
-    values = auc_pseudo_values(*found, 60)
+    result = pools(seed)
+    values = auc_pseudo_values(*result, 60)
     # All queries have both kinds of scores, so that the three factors I / (I - 1) are the same.
-    assert values.std(ddof=1) / np.sqrt(60) == pytest.approx(auc_interval(*found).standard_error, rel=1e-9)
+    assert values.std(ddof=1) / np.sqrt(60) == pytest.approx(auc_interval(*result).standard_error, rel=1e-9)
 
 
 def test_a_query_whose_scores_move_moves_its_own_value_most() -> None:
@@ -46,8 +46,8 @@ def test_a_query_whose_scores_move_moves_its_own_value_most() -> None:
 
 
 def test_a_query_without_scores_has_the_auc_itself() -> None:
-    found = pools(1)
-    assert auc_pseudo_values(*found, 61)[60] == pytest.approx(pooled_auc(found[0], found[1]))
+    result = pools(1)
+    assert auc_pseudo_values(*result, 61)[60] == pytest.approx(pooled_auc(result[0], result[1]))
 
 
 def test_an_empty_pool_is_refused() -> None:

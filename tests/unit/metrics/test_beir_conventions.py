@@ -22,7 +22,7 @@ NAMES = {"ndcg": "ndcg_cut", "map": "map_cut", "recall": "recall", "precision": 
 
 def as_beir_does(qrels: dict[str, dict[str, int]], results: dict[str, dict[str, float]]) -> dict[str, float]:
     """Drop what bears the query's own id, evaluate, sum over the queries that come back, divide by their number."""
-    results = {query: {d: s for d, s in found.items() if d != query} for query, found in results.items()}
+    results = {query: {d: s for d, s in score_of.items() if d != query} for query, score_of in results.items()}
     wanted = {f"{trec}." + ",".join(map(str, CUTOFFS)) for trec in NAMES.values()}
     scores = pytrec_eval.RelevanceEvaluator(qrels, wanted).evaluate(results)
     return {

@@ -116,12 +116,12 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
             right += bool(taken) and all(is_relevant for value, is_relevant in taken if value == best)
             above += len(taken)
             relevant += sum(is_relevant for _, is_relevant in taken)
-        found = achieve(pools, score)
-        assert found.coverage == Share(answered, queries, *wilson(answered, queries))
-        assert found.top_precision == Share(right, answered, *wilson(right, answered))
-        assert (found.precision.part, found.precision.whole) == (relevant, above)
-        assert (found.recall.part, found.recall.whole) == (relevant, len(ours))
-        for share in (found.precision, found.recall):
+        result = achieve(pools, score)
+        assert result.coverage == Share(answered, queries, *wilson(answered, queries))
+        assert result.top_precision == Share(right, answered, *wilson(right, answered))
+        assert (result.precision.part, result.precision.whole) == (relevant, above)
+        assert (result.recall.part, result.recall.whole) == (relevant, len(ours))
+        for share in (result.precision, result.recall):
             assert 0 <= share.low <= share.high <= 1
             assert not share.low > share.value
             assert not share.value > share.high
@@ -131,16 +131,16 @@ def test_one_answered_question_is_no_certain_precision() -> None:
     # Thirty queries of which one has an answer, a right one: its precision was reported as 1, from 1 to 1.
     positives = np.array([0.9, *np.linspace(0.1, 0.3, 29)])
     pools = ScoredPools(positives, np.full(30, 0.2), np.arange(30), np.arange(30))
-    found = achieve(pools, 0.8)
-    assert found.coverage is not None
-    assert found.top_precision is not None
-    assert (found.coverage.part, found.coverage.whole) == (1, 30)
-    assert (found.coverage.low, found.coverage.high) == pytest.approx((0.0059, 0.1667), abs=1e-4)
-    for share in (found.top_precision, found.precision):
+    result = achieve(pools, 0.8)
+    assert result.coverage is not None
+    assert result.top_precision is not None
+    assert (result.coverage.part, result.coverage.whole) == (1, 30)
+    assert (result.coverage.low, result.coverage.high) == pytest.approx((0.0059, 0.1667), abs=1e-4)
+    for share in (result.top_precision, result.precision):
         assert share.value == 1
         assert (share.low, share.high) == pytest.approx((0.2065, 1.0), abs=1e-4)
-    assert found.recall.value == pytest.approx(1 / 30)
-    assert found.recall.high > 0.12
+    assert result.recall.value == pytest.approx(1 / 30)
+    assert result.recall.high > 0.12
 
 
 def test_a_share_by_query_counts_queries_and_not_cases() -> None:

@@ -62,7 +62,7 @@ def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
         f"q{i}": {ids[j]: int(grades[i, j]) for j in range(documents) if grades[i, j] > -2} for i in range(queries)
     }
     run = {f"q{i}": {ids[j]: float(scores[i, j]) for j in np.flatnonzero(listed[i])} for i in range(queries)}
-    run = {query: found for query, found in run.items() if found}
+    run = {query: score_of for query, score_of in run.items() if score_of}
     theirs = pytrec_eval.RelevanceEvaluator(qrels, set(TREC_NAMES.values()), relevance_level=level).evaluate(run)
     for name, trec in TREC_NAMES.items():
         # pytrec_eval leaves out a query without results; it counts 0 here.
@@ -70,7 +70,8 @@ def test_equals_trec_eval_with_ties_grades_and_what_is_missing(
         np.testing.assert_allclose(ours[name], expected, atol=1e-6, err_msg=name)
 
     cut = {
-        query: dict(sorted(found.items(), key=lambda x: (np.float32(x[1]), x[0]))[-4:]) for query, found in run.items()
+        query: dict(sorted(score_of.items(), key=lambda x: (np.float32(x[1]), x[0]))[-4:])
+        for query, score_of in run.items()
     }
     theirs = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}, relevance_level=level).evaluate(cut)
     expected = [theirs[f"q{i}"]["recip_rank"] if f"q{i}" in theirs else 0.0 for i in range(queries)]
@@ -90,15 +91,15 @@ def test_equals_trec_eval_on_the_judgements_of_trec_deep_learning(data_packs: Pa
     rng = np.random.default_rng(0)
     run: dict[str, dict[str, float]] = {}
     for query, document, grade in rows:
-        found = run.setdefault(query, {})
-        found.setdefault(documents[rng.integers(len(documents))], float(np.round(rng.normal(), 1)))
+        score_of = run.setdefault(query, {})
+        score_of.setdefault(documents[rng.integers(len(documents))], float(np.round(rng.normal(), 1)))
         if rng.random() < 2 / 3:
-            found[document] = float(np.round(rng.normal() + int(grade) / 2, 1))
+            score_of[document] = float(np.round(rng.normal() + int(grade) / 2, 1))
     depth = max(map(len, run.values()))
     listed, scores = np.full((len(queries), depth), -1), np.zeros((len(queries), depth))
-    for place, query in enumerate(queries):
-        listed[place, : len(run[query])] = np.searchsorted(documents, list(run[query]))
-        scores[place, : len(run[query])] = list(run[query].values())
+    for index, query in enumerate(queries):
+        listed[index, : len(run[query])] = np.searchsorted(documents, list(run[query]))
+        scores[index, : len(run[query])] = list(run[query].values())
     ours = measure_ranking(order_results(scores, listed, tie_order(documents)), relevance, TREC_NAMES, level=2)
 
     qrels: dict[str, dict[str, int]] = {}
@@ -129,9 +130,9 @@ def test_mrr_ends_at_its_cutoff() -> None:
 def test_judged_counts_grades_of_any_value_over_what_was_found() -> None:
     relevance = Relevance(np.array([0, 0, 1]), np.array([5, 7, 5]), np.array([0, -1, 2]), 3)
     ranking = np.array([[5, 6, 7, 8], [5, 6, -1, -1], [-1, -1, -1, -1]])
-    found = measure_ranking(ranking, relevance, ["judged_at_3", "judged_at_1"])
-    assert found["judged_at_3"].tolist() == [2 / 3, 1 / 2, 0]
-    assert found["judged_at_1"].tolist() == [1, 1, 0]
+    result = measure_ranking(ranking, relevance, ["judged_at_3", "judged_at_1"])
+    assert result["judged_at_3"].tolist() == [2 / 3, 1 / 2, 0]
+    assert result["judged_at_1"].tolist() == [1, 1, 0]
 
 
 ALL = [f"{name}_at_5" if metric.cutoff != "never" else name for name, metric in RANKING_METRICS.items()]

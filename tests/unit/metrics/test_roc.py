@@ -18,31 +18,31 @@ from raytriever.metrics.inputs import MetricInputError
 def test_kept_points_are_exact_and_near_each_other(seed: int, points: int, digits: int) -> None:
     rng = np.random.default_rng(seed)
     up, down = np.round(rng.normal(1, 1, 70), digits), np.round(rng.normal(0, 1, 300), digits)
-    found = roc_curve(up, down, points)
+    result = roc_curve(up, down, points)
     for threshold, false, true in zip(
-        found.thresholds[1:], found.false_positive_rate[1:], found.true_positive_rate[1:], strict=True
+        result.thresholds[1:], result.false_positive_rate[1:], result.true_positive_rate[1:], strict=True
     ):
         assert true == pytest.approx((up >= threshold).mean(), abs=1e-12)
         assert false == pytest.approx((down >= threshold).mean(), abs=1e-12)
-    for rates, pool in ((found.true_positive_rate, up), (found.false_positive_rate, down)):
+    for rates, pool in ((result.true_positive_rate, up), (result.false_positive_rate, down)):
         assert (rates[0], rates[-1]) == (0, pytest.approx(1))
         most_equal = np.unique(pool, return_counts=True)[1].max()
         assert (np.diff(rates) >= 0).all()
         assert np.diff(rates).max() <= 1 / points + (1 + most_equal) / len(pool)
-    assert (found.low <= found.true_positive_rate).all()
-    assert (found.true_positive_rate <= found.high).all()
+    assert (result.low <= result.true_positive_rate).all()
+    assert (result.true_positive_rate <= result.high).all()
 
 
 def test_with_a_point_for_every_score_it_is_the_whole_curve() -> None:
     rng = np.random.default_rng(0)
     up, down = np.r_[np.inf, rng.integers(0, 30, 50)], np.r_[-np.inf, rng.integers(-10, 20, 90)]
-    found = roc_curve(up, down, 1000)
+    result = roc_curve(up, down, 1000)
     labels = np.r_[np.ones(len(up)), np.zeros(len(down))]
     finite = np.nan_to_num(np.r_[up, down], posinf=99, neginf=-99)
     false, true, _ = sklearn_curve(labels, finite, drop_intermediate=False)
-    np.testing.assert_allclose(found.false_positive_rate, false)
-    np.testing.assert_allclose(found.true_positive_rate, true)
-    assert np.trapezoid(found.true_positive_rate, found.false_positive_rate) == pytest.approx(pooled_auc(up, down))
+    np.testing.assert_allclose(result.false_positive_rate, false)
+    np.testing.assert_allclose(result.true_positive_rate, true)
+    assert np.trapezoid(result.true_positive_rate, result.false_positive_rate) == pytest.approx(pooled_auc(up, down))
 
 
 def test_the_band_holds_the_whole_true_curve_as_often_as_it_says() -> None:
@@ -50,23 +50,23 @@ def test_the_band_holds_the_whole_true_curve_as_often_as_it_says() -> None:
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(200):
-        found = roc_curve(np.sqrt(rng.random(60)), rng.random(120), confidence=0.8)
-        truth = 1 - (1 - found.false_positive_rate) ** 2
-        held += bool(((found.low <= truth) & (truth <= found.high)).all())
+        result = roc_curve(np.sqrt(rng.random(60)), rng.random(120), confidence=0.8)
+        truth = 1 - (1 - result.false_positive_rate) ** 2
+        held += bool(((result.low <= truth) & (truth <= result.high)).all())
     assert 0.8 <= held / 200 < 1
 
 
 def test_histograms_count_every_finite_score_once() -> None:
     up, down = np.array([0.0, 1.0, 2.0, np.inf]), np.array([-2.0, 0.0, 0.0, -np.inf, np.inf], np.float32)
-    found = score_histograms(up, down, 4)
-    assert found.edges.tolist() == [-2, -1, 0, 1, 2]
-    assert found.positives.tolist() == [0, 0, 1, 2]
-    assert found.negatives.tolist() == [1, 0, 2, 0]
-    assert found.infinite == (1, 2)
+    result = score_histograms(up, down, 4)
+    assert result.edges.tolist() == [-2, -1, 0, 1, 2]
+    assert result.positives.tolist() == [0, 0, 1, 2]
+    assert result.negatives.tolist() == [1, 0, 2, 0]
+    assert result.infinite == (1, 2)
 
 
 def test_one_score_alone_has_a_histogram() -> None:
-    found = score_histograms(np.array([3.0]), np.array([]), 2)
-    assert found.positives.sum() == 1
+    result = score_histograms(np.array([3.0]), np.array([]), 2)
+    assert result.positives.sum() == 1
     with pytest.raises(MetricInputError, match="no finite score"):
         score_histograms(np.array([np.inf]), np.array([]))

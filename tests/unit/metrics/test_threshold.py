@@ -20,27 +20,27 @@ def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
     for score in sorted({*positives.tolist(), *negatives.tolist()}):
         true, false = (positives >= score).sum(), (negatives >= score).sum()
         tried[score] = {"precision": true / (true + false), "recall": true / len(positives)}
-    enough = [score for score, found in tried.items() if found[aim] >= tenths / 10]
-    found = choose_threshold(positives.astype(np.float32), negatives.astype(np.float64), aim, tenths / 10)
-    assert found.reached == bool(enough)
+    enough = [score for score, result in tried.items() if result[aim] >= tenths / 10]
+    result = choose_threshold(positives.astype(np.float32), negatives.astype(np.float64), aim, tenths / 10)
+    assert result.reached == bool(enough)
     if enough:
-        assert found.score == (min(enough) if aim == "precision" else max(enough))
-        assert (found.precision, found.recall) == (tried[found.score]["precision"], tried[found.score]["recall"])
+        assert result.score == (min(enough) if aim == "precision" else max(enough))
+        assert (result.precision, result.recall) == (tried[result.score]["precision"], tried[result.score]["recall"])
     else:
         assert aim == "precision"
-        assert found.score == np.inf
-        assert found.precision == max(each["precision"] for each in tried.values())
+        assert result.score == np.inf
+        assert result.precision == max(each["precision"] for each in tried.values())
 
 
 def test_ties_are_taken_all_or_none() -> None:
     # Four of the five best scores are equal: half of the positives cannot be taken apart.
-    found = choose_threshold(np.array([5.0, 3.0, 3.0]), np.array([3.0, 3.0, 1.0]), "recall", 0.5)
-    assert (found.score, found.recall, found.precision) == (3, 1, 3 / 5)
+    result = choose_threshold(np.array([5.0, 3.0, 3.0]), np.array([3.0, 3.0, 1.0]), "recall", 0.5)
+    assert (result.score, result.recall, result.precision) == (3, 1, 3 / 5)
 
 
 def test_unreachable_precision_is_reported() -> None:
-    found = choose_threshold(np.array([1.0, 0.5]), np.array([2.0, 0.1]), "precision", 0.9)
-    assert (found.reached, found.score, found.precision) == (False, np.inf, 2 / 3)
+    result = choose_threshold(np.array([1.0, 0.5]), np.array([2.0, 0.1]), "precision", 0.9)
+    assert (result.reached, result.score, result.precision) == (False, np.inf, 2 / 3)
 
 
 @pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])

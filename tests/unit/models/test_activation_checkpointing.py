@@ -47,7 +47,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(value, other[name], rtol=1e-6, atol=1e-7, msg=name)
 
 
-def kept(retriever: Retriever) -> int:
+def stored_bytes(retriever: Retriever) -> int:
     """Bytes that wait for backward, weights aside."""
     weights = {p.untyped_storage().data_ptr() for p in retriever.parameters()}
     held: dict[int, torch.Tensor] = {}
@@ -66,51 +66,53 @@ def kept(retriever: Retriever) -> int:
 @pytest.mark.parametrize("attention", ["sdpa", "ours"])
 @pytest.mark.parametrize("settings", [{}, {"towers": "separate"}, {"lora_rank": 2, "lora_dropout": 0.1}])
 def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[str, object], attention: str) -> None:
-    found = []
+    results = []
     for checkpointing in (False, True):
         retriever = prepared(tiny_encoder, checkpointing, **settings)
         if attention == "ours":  # transformers takes the other by itself
             train_on_cpu(retriever)
-        found.append(gradients(retriever))
-    assert_same(*found)
+        results.append(gradients(retriever))
+    assert_same(*results)
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
     name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
-    assert not torch.allclose(found[1][name], without_dropout[name])  # so dropout was in play
+    assert not torch.allclose(results[1][name], without_dropout[name])  # so dropout was in play
 
 
 def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Path) -> None:
-    found = []
+    results = []
     for checkpointing in (False, True):
         retriever = prepared(tiny_encoder, checkpointing, precision="bf16", lora_rank=2)
         train_on_cpu(retriever)
         with autocast("bf16", torch.device("cpu")):
-            found.append(gradients(retriever))
+            results.append(gradients(retriever))
         frozen = [parameter for parameter in retriever.parameters() if not parameter.requires_grad]
         assert {parameter.dtype for parameter in frozen} == {torch.bfloat16}
         assert all(parameter.grad is None for parameter in frozen)
-    assert_same(*found)
-    assert any(value.abs().max() > 0 for value in found[1].values())
+    assert_same(*results)
+    assert any(value.abs().max() > 0 for value in results[1].values())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_fewer_activations_are_stored_for_backward(tiny_encoder: Path, dropout: float) -> None:
-    assert kept(prepared(tiny_encoder, True, dropout)) < 0.4 * kept(prepared(tiny_encoder, False, dropout))
+    assert stored_bytes(prepared(tiny_encoder, True, dropout)) < 0.4 * stored_bytes(
+        prepared(tiny_encoder, False, dropout)
+    )
 
 
 def test_it_is_inactive_outside_of_training(tiny_encoder: Path) -> None:
     retriever = prepared(tiny_encoder, True)
-    assert kept(retriever.eval()) == kept(prepared(tiny_encoder, False).eval())
+    assert stored_bytes(retriever.eval()) == stored_bytes(prepared(tiny_encoder, False).eval())
 
 
 def test_a_data_parallel_wrapper_gets_each_gradient_once(tiny_encoder: Path) -> None:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        found = []
+        results = []
         for checkpointing in (False, True):
             retriever = prepared(tiny_encoder, checkpointing)
-            found.append(gradients(retriever, DistributedDataParallel(retriever)))
-        assert_same(*found)
-        assert_same(found[0], gradients(prepared(tiny_encoder, False)))
+            results.append(gradients(retriever, DistributedDataParallel(retriever)))
+        assert_same(*results)
+        assert_same(results[0], gradients(prepared(tiny_encoder, False)))
     finally:
         distributed.destroy_process_group()
 

@@ -71,14 +71,14 @@ def test_texts_of_one_length_share_a_bucket_unless_a_split_saves_tokens() -> Non
 @pytest.mark.parametrize("most", [None, 1, 50, 400])
 def test_every_text_is_in_one_bucket_at_its_index(most: int | None) -> None:
     lengths = np.random.default_rng(1).integers(1, 90, 70).tolist()
-    found = make_buckets(lengths, most)
-    laid = torch.cat([part["input_ids"][:, 0] for part in found.buckets])[found.indices]
+    result = make_buckets(lengths, most)
+    laid = torch.cat([part["input_ids"][:, 0] for part in result.buckets])[result.indices]
     assert laid.tolist() == list(range(1, 71))
-    tokens = [int((part["input_ids"] > 0).sum()) for part in found.buckets]
+    tokens = [int((part["input_ids"] > 0).sum()) for part in result.buckets]
     assert sum(tokens) == sum(lengths)
     if most:
         # One text at least; otherwise what a fair share of the part's texts takes, a text more where it is uneven.
-        assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in found.buckets))
+        assert all(len(ids) == 1 or ids[:-1].numel() <= most for ids in (part["input_ids"] for part in result.buckets))
 
 
 def test_equal_lengths_have_equal_cuts() -> None:

@@ -37,12 +37,12 @@ def gradients(retriever: Retriever, precision: str) -> tuple[torch.Tensor, dict[
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.05)])
 def test_without_dropout_the_embeddings_do_not_change(tiny_encoder: Path, precision: str, tolerance: float) -> None:
-    found, expected = (gradients(retriever_of(tiny_encoder, ours, 0.0), precision) for ours in (True, False))
-    torch.testing.assert_close(found[0], expected[0], rtol=tolerance, atol=tolerance)
-    assert found[1].keys() == expected[1].keys()
+    actual, expected = (gradients(retriever_of(tiny_encoder, ours, 0.0), precision) for ours in (True, False))
+    torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
+    assert actual[1].keys() == expected[1].keys()
     largest = max(value.norm() for value in expected[1].values())
     for name, value in expected[1].items():
-        assert (found[1][name] - value).norm() <= tolerance * max(value.norm(), 0.1 * largest), name
+        assert (actual[1][name] - value).norm() <= tolerance * max(value.norm(), 0.1 * largest), name
 
 
 def test_the_gradient_of_dropped_attention_is_the_derivative() -> None:
@@ -60,18 +60,18 @@ def test_the_gradient_of_dropped_attention_is_the_derivative() -> None:
     def literal(*inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(1)
         drawn = int(torch.empty((), dtype=torch.int64).random_())
-        kept = drop(torch.ones(2, 3, 5, 5), 0.4, drawn)
-        weights = (inputs[0] @ inputs[1].transpose(2, 3) / 2 + mask).softmax(-1) * kept
+        scale = drop(torch.ones(2, 3, 5, 5), 0.4, drawn)
+        weights = (inputs[0] @ inputs[1].transpose(2, 3) / 2 + mask).softmax(-1) * scale
         return ((weights @ inputs[2]).transpose(1, 2) * weight).sum()
 
     inputs = (query, key, value)
     torch.testing.assert_close(ours(*inputs), literal(*inputs))
     assert not torch.allclose(ours(*inputs), (attention(module.eval(), *inputs, mask, dropout=0.4)[0] * weight).sum())
     module.train()
-    for found, expected in zip(
+    for actual, expected in zip(
         torch.autograd.grad(ours(*inputs), inputs), torch.autograd.grad(literal(*inputs), inputs), strict=True
     ):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_a_mask_gives_no_nan_in_bf16() -> None:

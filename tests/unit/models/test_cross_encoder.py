@@ -20,10 +20,10 @@ PAIRS = (["what is ab", "cd", "a b c d e"], ["ab is ba", "a long passage " * 40,
 @pytest.fixture(scope="module")
 def judge(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cross-encoder of one score with random weights."""
-    return made(tiny_encoder, tmp_path_factory.mktemp("judge") / "one", num_labels=1)
+    return write_judge(tiny_encoder, tmp_path_factory.mktemp("judge") / "one", num_labels=1)
 
 
-def made(tokenizer: Path, folder: Path, **settings: Any) -> Path:
+def write_judge(tokenizer: Path, folder: Path, **settings: Any) -> Path:
     from transformers import BertConfig, BertForSequenceClassification
 
     shutil.copytree(tokenizer, folder)
@@ -45,11 +45,11 @@ def literal(folder: Path) -> np.ndarray:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.inference_mode():
-        found = [
+        results = [
             model(**tokenizer(query, passage, truncation=True, max_length=64, return_tensors="pt")).logits.item()
             for query, passage in zip(*PAIRS, strict=True)
         ]
-    return np.array(found)
+    return np.array(results)
 
 
 def test_scores_are_those_of_transformers_after_a_sigmoid(judge: Path) -> None:
@@ -61,7 +61,7 @@ def test_scores_are_those_of_transformers_after_a_sigmoid(judge: Path) -> None:
 
 def test_an_identity_in_the_configuration_is_used(tiny_encoder: Path, tmp_path: Path) -> None:
     content = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    folder = made(tiny_encoder, tmp_path / "identity", num_labels=1, sentence_transformers=content)
+    folder = write_judge(tiny_encoder, tmp_path / "identity", num_labels=1, sentence_transformers=content)
     np.testing.assert_allclose(CrossEncoder(folder, torch.device("cpu"), "fp32")(*PAIRS), literal(folder), atol=1e-4)
 
 
@@ -113,7 +113,7 @@ def test_unusable_directories_are_refused(tiny_encoder: Path, judge: Path, tmp_p
         return str(error.value)
 
     assert "has no config.json" in refused(tmp_path / "none")
-    assert "has 3 labels" in refused(made(tiny_encoder, tmp_path / "three", num_labels=3))
+    assert "has 3 labels" in refused(write_judge(tiny_encoder, tmp_path / "three", num_labels=3))
     # An encoder without a head: transformers alone would give it a random one.
     headless = Path(shutil.copytree(tiny_encoder, tmp_path / "headless"))
     config = (headless / "config.json").read_text().replace("{", '{"num_labels": 1,', 1)

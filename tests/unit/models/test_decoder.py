@@ -182,7 +182,7 @@ def test_nothing_builds_a_cache(tmp_path: Path, architecture: str) -> None:
 def test_padding_on_either_side_gives_the_same_embeddings(
     tmp_path: Path, architecture: str, bidirectional: bool | None
 ) -> None:
-    found = []
+    results = []
     for side in ("left", "right"):
         base = write_transformer(tmp_path / side, architecture, padding_side=side)
         retriever = load(base, bidirectional=bidirectional)
@@ -193,8 +193,8 @@ def test_padding_on_either_side_gives_the_same_embeddings(
         assert (tokens["attention_mask"][:, 0] == 0).any() == (side == "left" and architecture != "gpt2")
         together = retriever.encode(tokens, "query")
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-        found.append(together)
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+        results.append(together)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2"])

@@ -15,11 +15,11 @@ TYPES = [torch.float32, torch.bfloat16]
 def test_the_share_and_the_mean_are_right(dtype: torch.dtype, probability: float) -> None:
     torch.manual_seed(0)
     values = torch.ones(1_000_003, dtype=dtype)
-    found = dropout(values, probability)
-    kept = (found != 0).double().mean().item()
-    assert abs(kept - (1 - probability)) < 5 * (probability * (1 - probability) / len(values)) ** 0.5
+    result = dropout(values, probability)
+    share = (result != 0).double().mean().item()
+    assert abs(share - (1 - probability)) < 5 * (probability * (1 - probability) / len(values)) ** 0.5
     scale = 1 / (1 - round(probability * 2**16) / 2**16)
-    assert set(found.unique().tolist()) == {0.0, torch.tensor(scale, dtype=dtype).item()}
+    assert set(result.unique().tolist()) == {0.0, torch.tensor(scale, dtype=dtype).item()}
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -32,19 +32,19 @@ def test_neighbours_and_keys_are_independent(dtype: torch.dtype) -> None:
 
 def test_scaling_rounds_as_torch_does() -> None:
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    found = drop(every, 2**-16, 3)
-    kept = (found != 0) | (every == 0)
+    actual = drop(every, 2**-16, 3)
+    is_kept = (actual != 0) | (every == 0)
     expected = (every.float() * torch.tensor(2**16 / (2**16 - 1))).bfloat16()
-    torch.testing.assert_close(found[kept], expected[kept], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual[is_kept], expected[is_kept], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_the_gradient_has_the_same_mask(dtype: torch.dtype) -> None:
     values = torch.randn(7, 333, dtype=dtype, requires_grad=True)
-    found = dropout(values.T, 0.3)
-    (gradient,) = torch.autograd.grad(found, values, torch.ones_like(found))
-    assert torch.equal(gradient.T != 0, found != 0)
-    assert 0 < (found == 0).sum() < found.numel()
+    result = dropout(values.T, 0.3)
+    (gradient,) = torch.autograd.grad(result, values, torch.ones_like(result))
+    assert torch.equal(gradient.T != 0, result != 0)
+    assert 0 < (result == 0).sum() < result.numel()
 
 
 def test_types_share_masks_and_in_place_is_the_same() -> None:

@@ -81,20 +81,20 @@ def test_training_a_long_text_keeps_memory_linear_in_its_length(directory: Path)
     retriever = load_retriever(config_of(directory)).train()
     set_dropout(retriever, 0.0)
     train_on_cpu(retriever)
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        saved_bytes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
     def kept_by(length: int) -> int:
-        kept.clear()
+        saved_bytes.clear()
         [bucket] = retriever.batch_of([np.full(length, 200)], "passage").buckets
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             output = retriever.encode(bucket, "passage")
-        mask = max(kept.values()) if max(kept.values()) >= length**2 else 0
+        mask = max(saved_bytes.values()) if max(saved_bytes.values()) >= length**2 else 0
         (output**2).sum().backward()
-        return sum(kept.values()) - mask
+        return sum(saved_bytes.values()) - mask
 
     short, long = kept_by(LONG // 4), kept_by(LONG)
     # Two heads' scores of one layer; a mask of the batch, which all layers share, is not counted.

@@ -227,8 +227,8 @@ def test_a_seed_decides_the_adapters_and_generators_do_not_change(tiny_encoder: 
 def test_dropout_of_the_encoder_does_not_change_that_of_adapters(tiny_encoder: Path) -> None:
     retriever = adapted(tiny_encoder, lora_dropout=0.25)
     set_dropout(retriever, 0.0)
-    found = {part.p for part in retriever.modules() if isinstance(part, torch.nn.Dropout)}
-    assert found == {0.0, 0.25}
+    results = {part.p for part in retriever.modules() if isinstance(part, torch.nn.Dropout)}
+    assert results == {0.0, 0.25}
     retriever.train()
     one, other = (retriever.encode(retriever.pad(retriever.token_ids(TEXTS, "query")), "query") for _ in range(2))
     assert torch.equal(one, other)  # B is zero at first, whatever reaches it

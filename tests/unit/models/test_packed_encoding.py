@@ -70,7 +70,7 @@ def texts_of_lengths(lengths: Sequence[int] = LENGTHS) -> list[ndarray]:
 
 
 def padded_batch(texts: list[ndarray]) -> TokenBatch:
-    mask = torch.tensor([[int(place < len(text)) for place in range(max(map(len, texts)))] for text in texts])
+    mask = torch.tensor([[int(index < len(text)) for index in range(max(map(len, texts)))] for text in texts])
     ids = torch.full_like(mask, ENCODER["pad_token_id"])
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = torch.from_numpy(text)

@@ -49,7 +49,7 @@ def batches(encoder: Encoder) -> tuple[TokenBatch, TokenBatch]:
     """Return the same texts padded and packed, on the CPU."""
     random = np.random.default_rng(0)
     texts = [random.integers(5, 200, length) for length in LENGTHS]
-    mask = torch.tensor([[int(place < length) for place in range(max(LENGTHS))] for length in LENGTHS])
+    mask = torch.tensor([[int(index < length) for index in range(max(LENGTHS))] for length in LENGTHS])
     ids = torch.ones_like(mask)
     for row, text in zip(ids, texts, strict=True):
         row[: len(text)] = torch.from_numpy(text)

@@ -36,17 +36,17 @@ class Share:
     ids: BatchIds
 
 
-Made = tuple[Retriever, Strategy, Callable[[], Share]]
+Setup = tuple[Retriever, Strategy, Callable[[], Share]]
 
 
-def made(
+def build(
     encoder: Path,
     chunk: Chunk | None = None,
     dropout: float = 0.0,
     adam: bool = True,
     packs: bool = False,
     **settings: object,
-) -> Made:
+) -> Setup:
     """A retriever as a run trains it, and the one batch it is given: a passage spells its query backwards."""
     config = ModelConfig(str(encoder), **settings)
     retriever = load_retriever(config)
@@ -74,7 +74,7 @@ def made(
 def test_adapters_learn_and_the_written_model_contains_them(
     tiny_encoder: Path, tmp_path: Path, towers: str, packs: bool, chunk: Chunk | None
 ) -> None:
-    retriever, strategy, batch = made(
+    retriever, strategy, batch = build(
         tiny_encoder, chunk, packs=packs, towers=towers, lora_rank=8, lora_dropout=0.05, activation_checkpointing=True
     )
     frozen = {name: p.detach().clone() for name, p in retriever.named_parameters() if not p.requires_grad}
@@ -85,7 +85,7 @@ def test_adapters_learn_and_the_written_model_contains_them(
     assert all(torch.equal(p, frozen[name]) for name, p in retriever.named_parameters() if not p.requires_grad)
 
     write_model(retriever, tmp_path)
-    _, again, same = made(tmp_path)
+    _, again, same = build(tmp_path)
     assert again.measure(same()).value.item() == pytest.approx(trained, rel=1e-4)
 
 
@@ -93,17 +93,17 @@ def test_adapters_learn_and_the_written_model_contains_them(
 def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
     tiny_encoder: Path, settings: dict[str, object]
 ) -> None:
-    found = []
+    results = []
     for checkpointing in (False, True):
-        retriever, strategy, batch = made(
+        retriever, strategy, batch = build(
             tiny_encoder, Chunk(sequences=3), 0.1, adam=False, activation_checkpointing=checkpointing, **settings
         )
         torch.manual_seed(11)
         update = strategy.step(batch(), 1.0, 0)
-        found.append(
+        results.append(
             (update.output.value.item(), update.norm.item(), torch.rand(1).item(), list(retriever.parameters()))
         )
-    (value, norm, drawn, plain), (value_again, norm_again, drawn_again, recomputed) = found
+    (value, norm, drawn, plain), (value_again, norm_again, drawn_again, recomputed) = results
     assert (value_again, drawn_again) == (value, drawn)
     assert norm_again == pytest.approx(norm, rel=1e-6)
     for one, other in zip(plain, recomputed, strict=True):

@@ -109,14 +109,14 @@ def kind(request: pytest.FixtureRequest) -> tuple[Any, int, int]:
 def contents(tokenizer: Any, texts: list[str]) -> list[np.ndarray]:
     """As a process that has the JSON alone makes them."""
     own = Tokenizer.from_str(content_tokenizer_json(tokenizer))
-    return [np.array(found.ids, np.uint32) for found in own.encode_batch_fast(texts, add_special_tokens=False)]
+    return [np.array(encoding.ids, np.uint32) for encoding in own.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 def assert_same(tokenizer: Any, texts: list[str], lengths: list[int]) -> None:
-    template, found = Template.of(tokenizer), contents(tokenizer, texts)
+    template, token_ids = Template.of(tokenizer), contents(tokenizer, texts)
     for length in lengths:
         expected = tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-        inputs = template.assemble(found, length)
+        inputs = template.assemble(token_ids, length)
         assert [ids.tolist() for ids in inputs] == expected
         padded = tokenizer.pad({"input_ids": expected}, return_tensors="pt")
         ours = template.pad(inputs)
@@ -165,9 +165,9 @@ def test_contents_may_be_slices_of_any_integer_type(type_: type) -> None:
     flat = np.arange(100, 130, dtype=type_)
     flat.setflags(write=False)
     template = Template((1, 2), (3,), keep_end=False, pad_token=0, pad_left=False)
-    found = template.assemble([flat[4:20], flat[:0], flat[7:8]], 6)
-    assert [ids.tolist() for ids in found] == [[1, 2, 104, 105, 106, 3], [1, 2, 3], [1, 2, 107, 3]]
-    assert {ids.dtype for ids in found} == {np.dtype(np.int64)}
+    result = template.assemble([flat[4:20], flat[:0], flat[7:8]], 6)
+    assert [ids.tolist() for ids in result] == [[1, 2, 104, 105, 106, 3], [1, 2, 3], [1, 2, 107, 3]]
+    assert {ids.dtype for ids in result} == {np.dtype(np.int64)}
     assert template.assemble([flat], 2)[0].tolist() == [1, 2, 3]  # special tokens are never cut
     assert template.assemble([], 6) == []
 
@@ -175,9 +175,9 @@ def test_contents_may_be_slices_of_any_integer_type(type_: type) -> None:
 def test_a_batch_without_texts_and_a_text_without_tokens() -> None:
     template = Template((), (), keep_end=False, pad_token=9, pad_left=False)
     assert template.pad([])["input_ids"].shape == (0, 0)
-    found = template.pad([np.zeros(0, np.int64), np.array([4, 5])])
-    assert found["input_ids"].tolist() == [[9, 9], [4, 5]]
-    assert found["attention_mask"].tolist() == [[0, 0], [1, 1]]
+    result = template.pad([np.zeros(0, np.int64), np.array([4, 5])])
+    assert result["input_ids"].tolist() == [[9, 9], [4, 5]]
+    assert result["attention_mask"].tolist() == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("single", ["$A <|end|> $A", "<|end|> $A <|end|> $A"])

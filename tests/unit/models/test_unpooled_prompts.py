@@ -31,11 +31,11 @@ OWN = "One more instruction: "
 
 @pytest.fixture(scope="module")
 def folder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = load_retriever(ModelConfig(str(tiny_encoder), similarity="dot"))
-    made.description = replace(made.description, pool_prompt=False, prompts=PROMPTS, query_prompt="Q: ")
+    retriever = load_retriever(ModelConfig(str(tiny_encoder), similarity="dot"))
+    retriever.description = replace(retriever.description, pool_prompt=False, prompts=PROMPTS, query_prompt="Q: ")
     path = tmp_path_factory.mktemp("unpooled") / "model"
     path.mkdir()
-    write_model(made, path)
+    write_model(retriever, path)
     return path
 
 
@@ -74,29 +74,29 @@ def expected(library: SentenceTransformer, prompts: list[str], texts: list[str])
 def test_each_text_leaves_its_own_prompt_out(retriever: Retriever, library: SentenceTransformer) -> None:
     prompts = ["Ask: ", "", "Ask me this: ", OWN, "Q: "] * 3
     texts = [f"what is {'x' * n}" for n in range(15)]
-    found = encode_texts(retriever, texts, "query", prompt=prompts)
-    np.testing.assert_allclose(found, expected(library, prompts, texts), rtol=0, atol=2e-6)
+    actual = encode_texts(retriever, texts, "query", prompt=prompts)
+    np.testing.assert_allclose(actual, expected(library, prompts, texts), rtol=0, atol=2e-6)
     pooled = load_retriever(ModelConfig(str(retriever.tokenizer.name_or_path)))
     pooled.description = replace(pooled.description, pool_prompt=True)
-    assert np.abs(encode_texts(pooled, texts, "query", prompt=prompts) - found).max() > 1e-2
+    assert np.abs(encode_texts(pooled, texts, "query", prompt=prompts) - actual).max() > 1e-2
 
 
 def test_the_prompt_of_a_side_is_left_out(retriever: Retriever, library: SentenceTransformer) -> None:
-    found = encode_texts(retriever, ["what is ab"], "query")
-    np.testing.assert_allclose(found, library.encode_query(["what is ab"]), rtol=0, atol=2e-6)
+    result = encode_texts(retriever, ["what is ab"], "query")
+    np.testing.assert_allclose(result, library.encode_query(["what is ab"]), rtol=0, atol=2e-6)
 
 
 def test_a_corpus_and_its_queries(
     folder: Path, retriever: Retriever, library: SentenceTransformer, tiny_dataset: Path, rows: Path
 ) -> None:
     dataset = open_dataset(tiny_dataset, ["train"])
-    found = embed_corpus(ModelConfig(str(folder)), retriever, dataset).array()[:20]
+    actual = embed_corpus(ModelConfig(str(folder)), retriever, dataset).array()[:20]
     texts = list(dataset.passages())[:20]
-    np.testing.assert_allclose(found, expected(library, ["Here it is: "] * 20, texts), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(actual, expected(library, ["Here it is: "] * 20, texts), rtol=0, atol=2e-6)
     flag = open_dataset(rows, ["train"])
-    found = encode_queries(retriever, flag, range(30))
+    actual = encode_queries(retriever, flag, range(30))
     prompts = [OWN if n % 2 else "Ask me this: " for n in range(30)]
-    np.testing.assert_allclose(found, expected(library, prompts, list(flag.queries.texts)), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(actual, expected(library, prompts, list(flag.queries.texts)), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("packs", [False, True])

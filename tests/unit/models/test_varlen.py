@@ -86,8 +86,8 @@ def test_a_token_attends_to_its_window_of_its_text(
 def test_the_result_of_a_text_has_the_same_bits_next_to_other_texts(device: str) -> None:
     inputs = states(HEADS, torch.bfloat16, device)
     together = attend(layer(), inputs)
-    for place, length in enumerate(LENGTHS):
-        own = slice(sum(LENGTHS[:place]), sum(LENGTHS[: place + 1]))
+    for index, length in enumerate(LENGTHS):
+        own = slice(sum(LENGTHS[:index]), sum(LENGTHS[: index + 1]))
         alone = attend(layer(), [one[:, :, own] for one in inputs], (length,))
         assert torch.equal(alone, together[:, own])
 

@@ -162,8 +162,8 @@ def test_cleaning_removes_only_checkpoints_of_the_chosen_runs(folder: Path, caps
     assert "removed " in capsys.readouterr().out
     assert not (folder / "finished" / "checkpoints").exists()
     assert (folder / "finished" / "model").is_dir()
-    for kept in ("running/checkpoints/step-4", "interrupted/checkpoints/step-8", "elsewhere/kept/step-4"):
-        read_manifest(folder / kept)
+    for remaining in ("running/checkpoints/step-4", "interrupted/checkpoints/step-8", "elsewhere/kept/step-4"):
+        read_manifest(folder / remaining)
     assert (link / "checkpoints").is_symlink()
     assert (folder / "photos" / "checkpoints" / "cat.jpg").exists()
     assert (folder / "damaged" / "checkpoints" / "step-4").is_dir()

@@ -33,10 +33,10 @@ def header(descr: str = "<i8", shape: str = "(4,)", fortran: bool = False) -> by
 def test_an_array_is_read_as_it_was_saved(tmp_path: Path, mapped: Any, shape: tuple[int, ...]) -> None:
     saved = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     np.save(tmp_path / "a.npy", saved)
-    found = read_array(tmp_path / "a.npy", ["int8", "float32"], (None,) * len(shape), "", mapped)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, saved)
-    assert isinstance(found, np.memmap) == (mapped is not None and saved.size > 0)
+    result = read_array(tmp_path / "a.npy", ["int8", "float32"], (None,) * len(shape), "", mapped)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(result, saved)
+    assert isinstance(result, np.memmap) == (mapped is not None and saved.size > 0)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_an_archive_gives_the_arrays_that_are_asked_for(tmp_path: Path) -> None:
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", rows=np.arange(3), names=np.array(["a", "bcd"]), one=7, rest=np.zeros(9))
         kinds: dict[str, Any] = {"rows": (["int64"], (None,)), "names": (["str"], (2,)), "one": (["int64"], ())}
-        found = read_arrays(tmp_path / "a.npz", kinds, "")
-        assert [found["rows"].tolist(), found["names"].tolist(), int(found["one"])] == [[0, 1, 2], ["a", "bcd"], 7]
-        assert found.keys() == kinds.keys()
-        found["rows"][0] = 5
+        result = read_arrays(tmp_path / "a.npz", kinds, "")
+        assert [result["rows"].tolist(), result["names"].tolist(), int(result["one"])] == [[0, 1, 2], ["a", "bcd"], 7]
+        assert result.keys() == kinds.keys()
+        result["rows"][0] = 5
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_damaged_arrow_file_is_one_line(tmp_path: Path) -> None:
     damaged = [b"", whole[:4], whole[:-1], whole[100:], b"x" * 500 + b"ARROW1"]
     damaged += [whole[:-10] + struct.pack("<i", length) + b"ARROW1" for length in (-1, 0, 5, footer - 8, 1 << 30)]
     damaged += [
-        whole[:place] + bytes(8) + whole[place + 8 :] for place in range(len(whole) - 10 - footer, len(whole), 24)
+        whole[:offset] + bytes(8) + whole[offset + 8 :] for offset in range(len(whole) - 10 - footer, len(whole), 24)
     ]
     for content in damaged:
         file.write_bytes(content)

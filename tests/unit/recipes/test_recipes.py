@@ -93,16 +93,16 @@ def test_the_memory_in_the_docstring_is_the_estimate(name: str) -> None:
     passages = config.data.positives_per_query + config.data.negatives_per_query
     tokens = config.training.batch_size * (config.model.query_length + passages * config.model.passage_length)
     shape = tokens, published.hidden_size, published.num_hidden_layers
-    state, kept, recomputed = (
+    state, activations, recomputed = (
         value / 1e9
         for value in (state_memory(parameters).total, activation_memory(*shape), activation_memory(*shape, True))
     )
     assert f"{tokens:,} tokens" in docstring
     assert f"16 bytes each: {state:.1f} GB" in docstring
-    assert f"{published.num_hidden_layers} blocks: {kept:.1f} GB" in docstring
-    assert f"the {kept:.1f} GB become {recomputed:.1f} GB" in docstring
+    assert f"{published.num_hidden_layers} blocks: {activations:.1f} GB" in docstring
+    assert f"the {activations:.1f} GB become {recomputed:.1f} GB" in docstring
     with torch.device("meta"):
         matrices = [p for p in AutoModel.from_config(published).encoder.parameters() if p.ndim > 1]
     blocks = 2 * sum(p.numel() for p in matrices) / 1e9
     (needed,) = re.findall(r"Needs: (\d+) GB", docstring)
-    assert 0 <= int(needed) - (state + kept + blocks) < 1
+    assert 0 <= int(needed) - (state + activations + blocks) < 1

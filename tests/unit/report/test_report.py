@@ -202,9 +202,9 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
 def test_a_damaged_or_older_file_gives_one_line(
     evaluation: Path, tmp_path: Path, file: str, content: str, message: str
 ) -> None:
-    for kept in ("results.json", file):
-        (tmp_path / kept).parent.mkdir(exist_ok=True)
-        (tmp_path / kept).write_bytes((evaluation / kept).read_bytes())
+    for name in ("results.json", file):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((evaluation / name).read_bytes())
     (tmp_path / file).write_text(content)
     with pytest.raises(StorageError, match=message):
         write_evaluation_report(tmp_path)

@@ -17,7 +17,7 @@ from raytriever.search.exact import search_store
 ROWS, WIDTH, SHARD_ROWS = 100, 8, 16
 
 
-def made(folder: Path, embeddings: ndarray, left_out: dict[int, str], dtype: str = "fp32") -> EmbeddingStore:
+def write_store(folder: Path, embeddings: ndarray, left_out: dict[int, str], dtype: str = "fp32") -> EmbeddingStore:
     """A store as encoding makes it."""
     plan = EmbeddingPlan(
         model="m", model_digest="", dataset="d", data_digest="", side="passage", prefix="", length=8, pooling="mean",
@@ -37,19 +37,19 @@ def test_results_equal_those_of_the_array_without_rows_that_have_no_embedding(tm
     queries, embeddings = (rng.standard_normal((count, WIDTH)).astype(np.float32) for count in (5, ROWS))
     left_out = {0: "x", 17: "x", 31: "x", 99: "x"}
     embeddings[list(left_out)] = 0
-    store = made(tmp_path / "store", embeddings, left_out, dtype)
+    store = write_store(tmp_path / "store", embeddings, left_out, dtype)
     ties = rng.permutation(ROWS)
-    scores, found = search_store(store, queries, ROWS, ties)
-    assert (found[:, -4:] == -1).all()
+    scores, ranking = search_store(store, queries, ROWS, ties)
+    assert (ranking[:, -4:] == -1).all()
     expected = top_k(queries, store.array(), ROWS, ties)
     for query in range(5):
-        kept = ~np.isin(expected[1][query], list(left_out))
-        np.testing.assert_array_equal(found[query, :-4], expected[1][query][kept])
-        np.testing.assert_array_equal(scores[query, :-4], expected[0][query][kept])
+        is_kept = ~np.isin(expected[1][query], list(left_out))
+        np.testing.assert_array_equal(ranking[query, :-4], expected[1][query][is_kept])
+        np.testing.assert_array_equal(scores[query, :-4], expected[0][query][is_kept])
 
 
 def test_queries_and_ties_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    store = made(tmp_path / "store", np.ones((ROWS, WIDTH), np.float32), {})
+    store = write_store(tmp_path / "store", np.ones((ROWS, WIDTH), np.float32), {})
     with pytest.raises(ModelError, match=r"store: holds embeddings of 100 documents, but the data set has 7; encode"):
         search_store(store, np.ones((1, WIDTH), np.float32), 3, np.arange(7))
     with pytest.raises(ModelError, match=r"width 8, but the queries have 4"):

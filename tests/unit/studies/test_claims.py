@@ -25,19 +25,19 @@ NDCG = ("ndcg_at_10",)
 
 def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> StudyResults:
     """Return results with one mean per seed for each row and data set; queries of the rows differ by chance."""
-    found = {}
-    for place, (cell, values) in enumerate(means.items()):
-        drawn = np.random.default_rng(place).normal(0, deviation, queries)
+    result = {}
+    for index, (cell, values) in enumerate(means.items()):
+        drawn = np.random.default_rng(index).normal(0, deviation, queries)
         drawn -= drawn.mean()
-        found[cell] = [
+        result[cell] = [
             SeedMetrics(seed, {NDCG[0]: value}, {NDCG[0]: value + drawn}) for seed, value in enumerate(values)
         ]
-    return StudyResults(found)
+    return StudyResults(result)
 
 
 def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> None:
-    found = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]})
-    one = mean_difference(found, "a", "b", NDCG[0])
+    result = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]})
+    one = mean_difference(result, "a", "b", NDCG[0])
     assert one.difference == pytest.approx(0.03)
     assert one.outcome == ABOVE
     rough = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]}, deviation=1.0)
@@ -46,9 +46,10 @@ def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> N
     assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-6)
 
 
-def _differences(found: StudyResults) -> list[np.ndarray]:
+def _differences(result: StudyResults) -> list[np.ndarray]:
     return [
-        found.cells["a", one][0].per_query[NDCG[0]] - found.cells["b", one][0].per_query[NDCG[0]] for one in ("x", "y")
+        result.cells["a", one][0].per_query[NDCG[0]] - result.cells["b", one][0].per_query[NDCG[0]]
+        for one in ("x", "y")
     ]
 
 

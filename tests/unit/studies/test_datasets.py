@@ -50,7 +50,7 @@ def first_by_hash(split: str, count: int) -> set[str]:
 
 
 def names_of(dataset: RetrievalDataset, split: str) -> set[str]:
-    return {dataset.queries.ids[int(place)] for place in dataset.positives(split).queries}
+    return {dataset.queries.ids[int(position)] for position in dataset.positives(split).queries}
 
 
 def test_queries_with_the_smallest_hashes_and_all_judged_documents_are_kept(tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_queries_with_the_text_of_a_test_query_are_not_trained_on(tmp_path: Path
         texts[3], texts[33] = "QUERY  40", "query 41"
         return replace(dataset, queries=Queries(dataset.queries.ids, texts))
 
-    place = write_subset(tmp_path / "cut", "repeated", Subset(30, 10, 20, 200), repeated)
-    dataset = open_dataset(place, ["train", "dev", "test"])
+    path = write_subset(tmp_path / "cut", "repeated", Subset(30, 10, 20, 200), repeated)
+    dataset = open_dataset(path, ["train", "dev", "test"])
     assert names_of(dataset, "train") == {f"q{n}" for n in SPLITS["train"] if n != 3}
     assert names_of(dataset, "dev") == {f"q{n}" for n in SPLITS["dev"] if n != 33}
     assert len(names_of(dataset, "test")) == 20
@@ -98,8 +98,8 @@ def test_a_budget_removes_labels_and_queries_of_the_training_split_only(tmp_path
     assert names_of(dataset, "train") == first_by_hash("train", 10)
     assert (np.diff(dataset.positives("train").offsets) == 2).all()
     assert (np.diff(dataset.positives("test").offsets) == EACH).all()
-    kept = dataset.judgements["train"].where(dataset.judgements["train"].scores > 0)
-    assert set(kept.ranks.tolist()) == {0, 1}
+    relevant = dataset.judgements["train"].where(dataset.judgements["train"].scores > 0)
+    assert set(relevant.ranks.tolist()) == {0, 1}
 
 
 def test_the_first_positive_is_human_and_the_others_are_of_an_llm(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def comparable(points: list[OperatingPoint]) -> list[tuple[int, float, float]]:
 def test_queries_and_held_out_passages_are_not_exchanged() -> None:
     drawn = control(1_200, 25, width=24, rank=8, common=4, own=2)
     data = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
-    found = measure_index(data, SHOWN, 0)
+    result = measure_index(data, SHOWN, 0)
     index = build_index(DocumentVectors.of(drawn.documents), SHOWN, drawn.training, 0, 1)
 
     def exact(queries: ndarray, k: int) -> ndarray:
@@ -38,14 +38,14 @@ def test_queries_and_held_out_passages_are_not_exchanged() -> None:
 
     least = [measure(index, queries, exact(queries, 10), 10).recall for queries in (drawn.shifted, drawn.unshifted)]
     assert max(least) > RECALL > min(least)  # so 0.95 alone would compare two different recalls
-    for point, queries in ((found.queries, drawn.shifted), (found.held_out, drawn.unshifted)):
+    for point, queries in ((result.queries, drawn.shifted), (result.held_out, drawn.unshifted)):
         assert comparable([point]) == comparable([at_recall(index, queries, exact(queries, 10), max(least))])
-    assert found.queries.recall == found.held_out.recall
+    assert result.queries.recall == result.held_out.recall
     for k in (10, 100):
         settings = [beam for beam in BEAMS if beam >= k]
         asked = curve(index, drawn.shifted, exact(drawn.shifted, k), settings, timed=False)
-        assert comparable(found.curves[k]) == comparable(asked)
-    assert found.ratio == found.queries.candidates / found.held_out.candidates
+        assert comparable(result.curves[k]) == comparable(asked)
+    assert result.ratio == result.queries.candidates / result.held_out.candidates
 
 
 def test_held_out_passages_are_not_indexed_and_training_queries_are_those_of_train(

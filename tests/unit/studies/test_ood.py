@@ -37,16 +37,16 @@ def cloud(seed: int, rows: int, at: float = 0.0) -> ndarray:
 
 def test_distances_equal_the_formulas_and_the_regulariser() -> None:
     documents, queries, held_out = cloud(0, 300), cloud(1, 40, at=0.5), cloud(2, 40)
-    found = measure_gap(documents, queries, held_out)
+    result = measure_gap(documents, queries, held_out)
     centre = documents.astype(np.float64).mean(0)
-    assert found.queries == pytest.approx(((queries.mean(0) - centre) ** 2).sum(), rel=1e-5)
-    assert found.query_scores == pytest.approx([((query - centre) ** 2).sum() for query in queries], rel=1e-5)
-    assert found.held_out < found.queries / 5
+    assert result.queries == pytest.approx(((queries.mean(0) - centre) ** 2).sum(), rel=1e-5)
+    assert result.query_scores == pytest.approx([((query - centre) ** 2).sum() for query in queries], rel=1e-5)
+    assert result.held_out < result.queries / 5
     regulariser = distribution_distance(torch.tensor(queries), torch.tensor(documents), 40, ALONE)
     spread = np.square(documents - centre).sum(1).mean()
-    assert float(regulariser) == pytest.approx(found.query_scores.mean() + spread, rel=1e-5)
-    pairs = [(q > p) + 0.5 * (q == p) for q in found.query_scores for p in found.held_out_scores]
-    assert found.beyond == pytest.approx(np.mean(pairs))
+    assert float(regulariser) == pytest.approx(result.query_scores.mean() + spread, rel=1e-5)
+    pairs = [(q > p) + 0.5 * (q == p) for q in result.query_scores for p in result.held_out_scores]
+    assert result.beyond == pytest.approx(np.mean(pairs))
     of, to = np.array([0, 0, 3]), np.array([7, 8, 9])
     apart = [np.linalg.norm(queries[a] - documents[b]) for a, b in zip(of, to, strict=True)]
     assert query_positive_distance(queries, documents, of, to) == pytest.approx(np.mean(apart), rel=1e-6)
@@ -79,8 +79,8 @@ def test_the_description_follows_from_hnsw() -> None:
 
 
 def test_too_few_passages_cannot_be_held_out() -> None:
-    kept, out = hold_out(cloud(0, 100), 20, 3)
-    assert sorted([*kept, *out]) == list(range(100))
+    remaining, out = hold_out(cloud(0, 100), 20, 3)
+    assert sorted([*remaining, *out]) == list(range(100))
     with pytest.raises(DataError, match="30 passages are too few to hold out 20"):
         hold_out(cloud(0, 30), 20, 3)
 
@@ -89,9 +89,9 @@ def test_too_few_passages_cannot_be_held_out() -> None:
 def test_the_control_has_a_gap_and_its_own_documents_have_none() -> None:
     drawn = control(20_000, 200)
     shifted = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)
-    found = {kind: measure_index(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
-    assert describe_gap(found).startswith("a gap")
-    assert found["roargraph"].ratio <= 1.1
+    results = {kind: measure_index(shifted, IndexConfig(index=kind), 0) for kind in ("hnsw", "roargraph")}
+    assert describe_gap(results).startswith("a gap")
+    assert results["roargraph"].ratio <= 1.1
     alike = GapEmbeddings(drawn.documents, drawn.unshifted[:100], drawn.unshifted[100:], drawn.documents[:5_000])
     assert describe_gap({"hnsw": measure_index(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
 

@@ -31,11 +31,11 @@ def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | Non
     for arm in study.arms:
         for (dataset, metric), value in arm.paper.items():
             printed.setdefault((arm.label, dataset), {})[metric] = value
-    found: dict[tuple[str, str], list[SeedMetrics]] = {}
-    for place, (cell, metrics) in enumerate(printed.items()):
-        per_query = {metric: value + np.roll(noise, place) for metric, value in metrics.items()}
-        found[cell] = [SeedMetrics(seed, metrics, per_query) for seed in range(SEEDS)]
-    return StudyResults(found)
+    results: dict[tuple[str, str], list[SeedMetrics]] = {}
+    for index, (cell, metrics) in enumerate(printed.items()):
+        per_query = {metric: value + np.roll(noise, index) for metric, value in metrics.items()}
+        results[cell] = [SeedMetrics(seed, metrics, per_query) for seed in range(SEEDS)]
+    return StudyResults(results)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -94,9 +94,9 @@ def test_claims_of_multi_positive_on_the_results_of_the_paper() -> None:
     study = open_at_full("multi-positive")
     # What looks exchanged in Table 3 is not compared with, but it belongs to its averages.
     doubtful = {
-        (name, dataset): {"ndcg_at_10": positives_tables.BEIR[dataset][place] / 100}
+        (name, dataset): {"ndcg_at_10": positives_tables.BEIR[dataset][index] / 100}
         for dataset in ("Touche-2020", "TREC-COVID")
-        for place, name in enumerate(positives_tables.OBJECTIVES)
+        for index, name in enumerate(positives_tables.OBJECTIVES)
     }
     words = {claim.text: claim.verdict(as_printed(study, doubtful)).word for claim in study.claims}
     assert words == {
@@ -118,8 +118,8 @@ def test_verdicts_change_with_the_results() -> None:
 
 
 def test_averages_follow_from_the_columns_of_complete_tables() -> None:
-    for place, figures in enumerate(((0.51, 0.29, 0.25), (0.54, 0.30, 0.27), (0.61, 0.37, 0.32))):
-        rows = [auc_tables.ZERO_SHOT[name, "CL"][place] for name in auc_tables.ZERO_SHOT_SETS]
+    for index, figures in enumerate(((0.51, 0.29, 0.25), (0.54, 0.30, 0.27), (0.61, 0.37, 0.32))):
+        rows = [auc_tables.ZERO_SHOT[name, "CL"][index] for name in auc_tables.ZERO_SHOT_SETS]
         assert np.mean(rows, axis=0) == pytest.approx(figures, abs=0.006)
     printed = (39.25, 38.33, 37.67, 37.10, 39.49)
     assert np.mean(list(positives_tables.BEIR.values()), axis=0) == pytest.approx(printed, abs=0.006)

@@ -33,7 +33,7 @@ from raytriever.studies.results_reader import read_seed_metrics
 QUERIES = 40
 
 
-def found(mean: float, seed: int = 0, noise: float = 0.01, steps: float | None = None) -> SeedMetrics:
+def seed_metrics(mean: float, seed: int = 0, noise: float = 0.01, steps: float | None = None) -> SeedMetrics:
     """Values around a mean, the same queries hard for every row."""
     hard = np.random.default_rng(0).normal(0, 0.2, QUERIES)
     values = mean + hard - hard.mean() + np.random.default_rng([seed, int(1e6 * mean)]).normal(0, noise, QUERIES)
@@ -45,7 +45,7 @@ def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one
     """Rows by the mean of each seed, the same on all data sets."""
     return StudyResults(
         {
-            (row, one): [found(mean, seed) for seed, mean in enumerate(means)]
+            (row, one): [seed_metrics(mean, seed) for seed, mean in enumerate(means)]
             for row, means in rows.items()
             for one in datasets
         }
@@ -89,7 +89,7 @@ def test_metrics_without_values_by_query_are_tested_over_seeds(
     ours: list[float], theirs: list[float], outcome: str
 ) -> None:
     rows = {
-        (row, "one"): [found(0.5, seed, steps=steps) for seed, steps in enumerate(values)]
+        (row, "one"): [seed_metrics(0.5, seed, steps=steps) for seed, steps in enumerate(values)]
         for row, values in (("ours", ours), ("theirs", theirs))
     }
     assert StudyResults(rows).compare("ours", "theirs", "one", "steps_to_best").outcome == outcome
@@ -175,7 +175,7 @@ def test_bold_is_above_every_other_row_in_every_seed() -> None:
     mixed = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
     equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
     sets = {"clear": clear, "mixed": mixed, "equal": equal}
-    whole = StudyResults({(row, name): found[row] for name, found in sets.items() for row in rows})
+    whole = StudyResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
     block = Block("", rows, ["low"])
     assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
     [table] = study_tables(whole, [block], {}, "Table 1")
@@ -205,7 +205,7 @@ def test_a_row_without_a_data_set_has_a_dash() -> None:
 
 
 def test_steps_are_not_printed_times_100() -> None:
-    cells = {("CL", "one"): [found(0.5, steps=1250.0)], ("MW", "one"): [found(0.5, steps=2000.0)]}
+    cells = {("CL", "one"): [seed_metrics(0.5, steps=1250.0)], ("MW", "one"): [seed_metrics(0.5, steps=2000.0)]}
     text = markdown(study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
     assert "Steps to best" in text
     assert "| 1,250 |" in text

@@ -35,9 +35,9 @@ def study(data: Path, temperature: float = 0.01) -> Study:
 def start_study(folder: Path) -> Study:
     """Write the directory of a study that has started."""
     (folder / "data" / "letters").mkdir(parents=True)
-    made = study(folder / "data" / "letters")
-    (folder / SETTINGS).write_text(json.dumps(settings_of(made, "smoke", folder)))
-    return made
+    started = study(folder / "data" / "letters")
+    (folder / SETTINGS).write_text(json.dumps(settings_of(started, "smoke", folder)))
+    return started
 
 
 def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_block_has_the_baselines_among_its_rows(tmp_path: Path) -> None:
 class ArmFolders:
     """Directories of finished arms with chosen metrics, as `studies.run.arm` writes them."""
 
-    def __init__(self, output: Path, made: Study) -> None:
-        self.output, self.study = output, made
+    def __init__(self, output: Path, plan: Study) -> None:
+        self.output, self.study = output, plan
 
     def write(self, name: str, seed: int, mean: float) -> None:
         """Write a finished arm."""
@@ -118,14 +118,14 @@ class ArmFolders:
 
 def finish_study(output: Path) -> Study:
     """Write a study whose arms are all finished, with two seeds each."""
-    made = study(output / "data" / "letters")
-    arms = ArmFolders(output, made)
+    finished = study(output / "data" / "letters")
+    arms = ArmFolders(output, finished)
     arms.write("before", 0, 0.0)
     for seed in (0, 1):
         arms.write("cl", seed, 0.1)
         arms.write("mw", seed, 1.0)
     return replace(
-        made,
+        finished,
         claims=(Claim("MW is higher", "section 5", above("MiniLM MW", "MiniLM CL", ("auc",))),),
         drawings=(Drawing("roc", "roc"), Drawing("gains", "gains", metric="auc")),
         paper=(PaperFigures("Table 1", ("Model", "AUC"), (("MiniLM", "0.81"),)),),
@@ -133,8 +133,8 @@ def finish_study(output: Path) -> Study:
 
 
 def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
-    made = finish_study(tmp_path)
-    write_study(made, tmp_path, "smoke", 2)
+    finished = finish_study(tmp_path)
+    write_study(finished, tmp_path, "smoke", 2)
     results = json.loads((tmp_path / "results.json").read_text())
     mw = results["rows"]["MiniLM MW"]["letters"]["auc"]
     assert len(mw["values"]) == 2
@@ -149,9 +149,9 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
     assert "**held**" in page
     assert {path.name for path in (tmp_path / "figures").glob("*.png")} == {"roc.png", "gains.png"}
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    write_study(made, tmp_path, "smoke", 2)
+    write_study(finished, tmp_path, "smoke", 2)
     assert before == {path: path.read_bytes() for path in before}
-    write_study(made, tmp_path, "smoke", 1)
+    write_study(finished, tmp_path, "smoke", 1)
     assert (
         len(json.loads((tmp_path / "results.json").read_text())["rows"]["MiniLM MW"]["letters"]["auc"]["values"]) == 1
     )

@@ -28,7 +28,7 @@ def check(study: Study) -> None:
         if data.dataset not in opened:
             dataset = open_dataset(data.dataset, [data.train_split, data.dev_split, data.test_split])
             opened[data.dataset] = {
-                split: {dataset.queries.texts[int(place)] for place in dataset.positives(split).queries}
+                split: {dataset.queries.texts[int(position)] for position in dataset.positives(split).queries}
                 for split in (data.train_split, data.dev_split, data.test_split)
             }
         train, dev, test = opened[data.dataset].values()

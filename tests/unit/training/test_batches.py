@@ -35,7 +35,7 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 from thread_workers import Threads, on_workers
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
-POSITIVES = {query: [10 * query + place for place in range(query + 1)] for query in range(6)}
+POSITIVES = {query: [10 * query + index for index in range(query + 1)] for query in range(6)}
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ def retriever(tiny_encoder: Path) -> Retriever:
 
 
 def tokens(retriever: Retriever, dataset: RetrievalDataset) -> Tokens:
-    made = tokenisation_of(retriever)
+    tokenisation = tokenisation_of(retriever)
 
     def column(texts: Sequence[str], prefix: str) -> TokenColumn:
-        ids, offsets = flat(made.encode(texts, prefix), made.dtype)
+        ids, offsets = flat(tokenisation.encode(texts, prefix), tokenisation.dtype)
         return TokenColumn([ids], [offsets], Rows.of([len(texts)], None))
 
-    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), made.digest)
+    return Tokens(column(dataset.queries.texts, "q"), column(list(dataset.passages()), "p"), tokenisation.digest)
 
 
 def source(retriever: Retriever, positives: int = 1, negatives: int = 2, batch_size: int = 6) -> BatchSource:
-    pairs = [(query, document, 1) for query, found in POSITIVES.items() for document in found]
+    pairs = [(query, document, 1) for query, documents in POSITIVES.items() for document in documents]
     dataset = RetrievalDataset(
         "numbers",
         Documents([f"d{n}" for n in range(60)], ["title"] * 60, [str(n) for n in range(60)]),
@@ -81,7 +81,7 @@ def texts(retriever: Retriever, side: Buckets) -> list[str]:
         for part in side.buckets
         for text in retriever.tokenizer.batch_decode(part["input_ids"], skip_special_tokens=True)
     ]
-    return [decoded[place] for place in side.indices.tolist()]
+    return [decoded[position] for position in side.indices.tolist()]
 
 
 def test_texts_stand_where_their_ids_say(retriever: Retriever) -> None:
@@ -137,8 +137,8 @@ def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, size: int) -> None:
-    made = source(retriever, positives=2, negatives=1)
-    batches = [made.batch(4, retriever, Place(rank, size), both_ways=True) for rank in range(size)]
+    batches_of = source(retriever, positives=2, negatives=1)
+    batches = [batches_of.batch(4, retriever, Place(rank, size), both_ways=True) for rank in range(size)]
 
     def gathered(workers: Threads) -> Relevance:
         ids = replace(batches[workers.rank].ids, relevance=None)

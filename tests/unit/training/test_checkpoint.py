@@ -48,7 +48,7 @@ class Model(nn.Module):
         return self.query(rows).square().mean() * self.temperature.exp()
 
 
-def made(seed: int, **settings: object) -> tuple[Model, torch.optim.AdamW]:
+def build(seed: int, **settings: object) -> tuple[Model, torch.optim.AdamW]:
     torch.manual_seed(seed)
     model = Model(**settings)
     return model, build_optimizer(model, 0.1, 0.01)
@@ -65,7 +65,7 @@ def step(model: Model, optimizer: torch.optim.AdamW, seed: int) -> float:
 
 def save(folder: Path, progression: Progression, slices: Iterable[Slice] | None = None) -> None:
     """A checkpoint of one worker, of a model that has never learnt where no slices are given."""
-    model, optimizer = made(1)
+    model, optimizer = build(1)
     with committed_directory(folder / f"step-{progression.step}", replace=True) as aside:
         write_slices(replicated_state(model, optimizer) if slices is None else slices, aside, 0, 1)
         write_state(State(progression, {}), aside)
@@ -74,21 +74,21 @@ def save(folder: Path, progression: Progression, slices: Iterable[Slice] | None 
 def cut(slices: Iterable[Slice], worker: int, workers: int) -> Iterable[Slice]:
     """What one of several workers holds where every tensor is shared out among them."""
     for one in slices:
-        start, end = (len(one.values) * place // workers for place in (worker, worker + 1))
+        start, end = (len(one.values) * rank // workers for rank in (worker, worker + 1))
         if end > start:
             yield dataclasses.replace(one, values=one.values[start:end].clone(), start=start)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> None:
-    model, optimizer = made(1)
+    model, optimizer = build(1)
     for number in range(3):
         step(model, optimizer, number)
     for worker in range(workers):
         write_slices(cut(replicated_state(model, optimizer), worker, workers), tmp_path, worker, workers)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
-    other, other_optimizer = made(2)
+    other, other_optimizer = build(2)
     step(other, other_optimizer, 9)  # moments of its own, to be overwritten
     check_model(tmp_path, other)
     restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
@@ -98,16 +98,16 @@ def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> 
 
 
 def test_a_state_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
-    model, optimizer = made(1)
+    model, optimizer = build(1)
     write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
     assert not list(read_slices(tmp_path, MOMENTS))
-    other, other_optimizer = made(2)
+    other, other_optimizer = build(2)
     restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
     assert step(other, other_optimizer, 0) == step(model, optimizer, 0)
 
 
 def test_what_one_worker_wrote_is_read_by_anyone(tmp_path: Path) -> None:
-    model, optimizer = made(1)
+    model, optimizer = build(1)
     write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
     tensors = load_file(tmp_path / "weights-0-of-1.safetensors")
     assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
@@ -116,7 +116,7 @@ def test_what_one_worker_wrote_is_read_by_anyone(tmp_path: Path) -> None:
 
 
 def test_a_slice_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    model, optimizer = made(1)
+    model, optimizer = build(1)
     for worker in (0, 2):
         write_slices(cut(replicated_state(model, optimizer), worker, 3), tmp_path, worker, 3)
     with pytest.raises(StorageError, match=r"has \d+ of its \d+ values"):
@@ -142,9 +142,9 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], message: str, workers: int) -> None:
     for worker in range(workers):
-        write_slices(cut(replicated_state(*made(1)), worker, workers), tmp_path, worker, workers)
+        write_slices(cut(replicated_state(*build(1)), worker, workers), tmp_path, worker, workers)
     with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model: {message}; train again with --fresh$"):
-        check_model(tmp_path, made(2, **settings)[0])
+        check_model(tmp_path, build(2, **settings)[0])
 
 
 def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
@@ -157,21 +157,21 @@ def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "kept"),
+    ("keep", "remaining"),
     [
         (1, [[2], [2, 4], [2, 6], [6, 8], [8, 10]]),
         (2, [[2], [2, 4], [2, 4, 6], [4, 6, 8], [6, 8, 10]]),
     ],
 )
-def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, kept: list[list[int]]) -> None:
+def test_the_best_and_the_newest_are_kept(tmp_path: Path, keep: int, remaining: list[list[int]]) -> None:
     (tmp_path / "step-notes").mkdir()
-    found = []
+    results = []
     for number, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
         progression = Progression(number, best, 0.5)
         save(tmp_path, progression)
         prune(tmp_path, progression, keep)
-        found.append(sorted(int(path.name[5:]) for path in tmp_path.iterdir() if path.name != "step-notes"))
-    assert found == kept
+        results.append(sorted(int(path.name[5:]) for path in tmp_path.iterdir() if path.name != "step-notes"))
+    assert results == remaining
     assert (tmp_path / "step-notes").is_dir()
     assert newest_checkpoint(tmp_path) == (tmp_path / "step-10", [])
 
@@ -201,8 +201,8 @@ def test_what_is_broken_is_passed_over_and_named(tmp_path: Path, harm: str) -> N
         file.unlink()
     else:
         (tmp_path / "step-10" / "manifest.json").unlink()
-    found, (line,) = newest_checkpoint(tmp_path)
-    assert found == tmp_path / "step-9"
+    result, (line,) = newest_checkpoint(tmp_path)
+    assert result == tmp_path / "step-9"
     assert line.startswith(str(tmp_path / "step-10"))
     assert line.endswith("The newest undamaged checkpoint before it is used, if there is one.")
     assert "\n" not in line

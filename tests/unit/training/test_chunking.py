@@ -51,8 +51,8 @@ def test_what_is_searched_for_fits_into_what_is_free(
     monkeypatch.setattr(find_chunk, "free_memory", lambda device: free)
     work, _ = make_assignment()
     work.retriever.train()
-    found = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, ALONE).search(48)
-    assert (found is not None and 1 <= found < 48) if cached else found is None
+    result = ChunkChoice(TrainingConfig(batch_size=16), work.retriever, "fp32", CPU, ALONE).search(48)
+    assert (result is not None and 1 <= result < 48) if cached else result is None
     other = ChunkChoice(TrainingConfig(batch_size=16, strategy="zero2"), work.retriever, "bf16", CPU, ALONE).search(48)
     assert other is None or other >= 1
     assert len((tmp_path / find_chunk.FILE).read_text().splitlines()) > 2  # each is remembered for itself

@@ -35,10 +35,10 @@ def logged(buckets: Buckets) -> list[list[int]]:
 @pytest.mark.parametrize("chunk", [Chunk(2), Chunk(1), Chunk(100), Chunk(tokens=20), Chunk(tokens=1), Chunk(2, 20)])
 def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
     whole = texts(padded_left)
-    found = cut(whole, chunk)
-    assert logged(found) == logged(whole)
-    assert torch.equal(found.indices, whole.indices)
-    for part in found.buckets:
+    result = cut(whole, chunk)
+    assert logged(result) == logged(whole)
+    assert torch.equal(result.indices, whole.indices)
+    for part in result.buckets:
         rows, width = part["input_ids"].shape
         assert rows <= (chunk.sequences or rows)
         assert rows * width <= (chunk.tokens or rows * width) or rows == 1

@@ -63,8 +63,8 @@ def under_a_limit(room: int, folder: Path) -> list[object]:
         text=True,
         check=True,
     )
-    found: list[object] = json.loads(done.stdout)
-    return found
+    result: list[object] = json.loads(done.stdout)
+    return result
 
 
 def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_real_encoder_is_tried_without_a_trace(
     per_text = (activations(lambda: encode(6)) - activations(lambda: encode(2))) // 4
     monkeypatch.setattr(module, "free_memory", lambda device: 10 * per_text)
     before = torch.get_rng_state()
-    found = find_chunk(encode, parameters, 64, CPU, HERE)  # seven tenths of ten texts, but for rounding
-    assert found in (6, 7)
+    result = find_chunk(encode, parameters, 64, CPU, HERE)  # seven tenths of ten texts, but for rounding
+    assert result in (6, 7)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in parameters)

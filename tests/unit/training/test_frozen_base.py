@@ -63,15 +63,15 @@ def test_only_adapters_are_trained_and_saved(make_assignment, tiny_encoder: Path
 
 
 def test_cached_gradients_are_those_of_the_whole_batch(make_assignment, tiny_encoder: Path) -> None:
-    found = []
+    results = []
     for settings in ({}, {"grad_cache_chunk": 5}, {}):
-        work = setup(make_assignment, tiny_encoder, folder=tiny_encoder.parent / f"run-{len(found)}", **settings)
+        work = setup(make_assignment, tiny_encoder, folder=tiny_encoder.parent / f"run-{len(results)}", **settings)
         train(work)
-        found.append(values(work.retriever))
+        results.append(values(work.retriever))
         shutil.rmtree(work.folder)
-    for name, value in found[0].items():
-        assert torch.equal(value, found[2][name])
-        torch.testing.assert_close(found[1][name], value, rtol=0.05, atol=2e-3)
+    for name, value in results[0].items():
+        assert torch.equal(value, results[2][name])
+        torch.testing.assert_close(results[1][name], value, rtol=0.05, atol=2e-3)
 
 
 def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignment, tiny_encoder: Path) -> None:

@@ -75,10 +75,10 @@ def strategy_of(name: str, model: Objective, device: str) -> Strategy:
     optimizer = build_optimizer(model, 1.0, 0.01)
     for group in optimizer.param_groups:
         group["eps"] = 1e-3  # or gradients that are nothing but rounding, such as key biases', would be steps
-    place = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    target = torch.device(device, 0) if device == "cuda" else torch.device(device)
     if name == "by block":
-        return FullyShard(StrategyInputs(model, optimizer, ALONE, place, 1.0), by_block=True)
-    return build_strategy(name, model, optimizer, ALONE, place, 1.0)
+        return FullyShard(StrategyInputs(model, optimizer, ALONE, target, 1.0), by_block=True)
+    return build_strategy(name, model, optimizer, ALONE, target, 1.0)
 
 
 def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> list[float]:
@@ -110,15 +110,15 @@ def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path
     expected = objective(tiny_encoder, device)
     losses = steps(strategy_of("ddp", expected, device), expected, device, 6)
     saved: list[Slice] = []
-    found: list[float] = []
+    actual: list[float] = []
     for strategy in (name, "ddp", name):
         model = objective(tiny_encoder, device)
         built = strategy_of(strategy, model, device)
         if saved:
             built.load_state(saved)
-        found += steps(built, model, device)
+        actual += steps(built, model, device)
         saved = [Slice(one.name, one.values.clone().cpu(), one.start, one.shape) for one in built.state()]
-    assert found == pytest.approx(losses, rel=1e-5 if device == "cpu" else 1e-4)
+    assert actual == pytest.approx(losses, rel=1e-5 if device == "cpu" else 1e-4)
     assert {float(one.values) for one in saved if one.name.endswith(":step")} == {6}
 
 

@@ -86,8 +86,8 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     assert progression.stopped
     assert progression.step == progression.best_step + 3 < 40
     assert min(looks, key=looks.__getitem__) == progression.best_step
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert kept == {f"step-{progression.best_step}", f"step-{progression.step}"}
+    remaining = {path.name for path in tmp_path.iterdir()}
+    assert remaining == {f"step-{progression.best_step}", f"step-{progression.step}"}
     best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
     for name, value in parameters(work).items():
         assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen

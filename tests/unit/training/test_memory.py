@@ -126,12 +126,12 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         texts, heads, tokens, _ = query.shape
-        kept = {
+        saved = {
             "inputs": (query, key, value),
             "mask": () if mask is None else (mask.to(query.dtype),),
             "logsumexp": (query.new_empty(texts, heads, tokens, dtype=torch.float32),),
         }
-        ctx.save_for_backward(*(tensor for name, ones in kept.items() if name != _Fused.left_out for tensor in ones))
+        ctx.save_for_backward(*(tensor for name, ones in saved.items() if name != _Fused.left_out for tensor in ones))
         return query.new_empty(texts, tokens, heads, value.shape[-1]).transpose(1, 2)
 
     @staticmethod

@@ -30,15 +30,15 @@ def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, na
     settings = LossConfig(name, temperature=0.1, learn_temperature=name != "triplet", matryoshka_dims="16,4")
     work, _ = make_assignment(loss=settings)
     batch = work.train.batch(0, work.retriever, ALONE)
-    found = []
+    results = []
     for chunk in (None, Chunk(sequences=5)):
         objective = Objective(work.retriever, build_loss(settings, True), "fp32", chunk)
         objective.zero_grad()
         output = objective(batch, ALONE)
         output.value.backward()
         gradients = {key: p.grad.clone() for key, p in objective.named_parameters() if p.grad is not None}
-        found.append({"value": output.value.detach(), **gradients})
-    whole, cached = found
+        results.append({"value": output.value.detach(), **gradients})
+    whole, cached = results
     assert whole.keys() == cached.keys()
     assert name == "triplet" or float(whole["loss.log_temperature"].abs()) > 0
     for key in whole:
@@ -63,7 +63,7 @@ def test_a_step_logs_every_width(make_assignment: Make) -> None:
 def test_the_first_components_retrieve_better_where_they_were_trained_to(
     make_assignment: Make, tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    found = {}
+    results = {}
     for dims in ("", "16,4"):
         work, _ = make_assignment(
             total_steps=150,
@@ -82,5 +82,5 @@ def test_the_first_components_retrieve_better_where_they_were_trained_to(
             asked = dataset.positives("test").queries
             queries = encode_texts(retriever, [dataset.queries.texts[int(query)] for query in asked], "query")
             passages = encode_texts(retriever, dataset.passages(), "passage")
-            found[dims, width] = evaluate_embeddings(dataset, "test", queries, passages).metrics["ndcg_at_10"]
-    assert found["16,4", NARROW] > found["", NARROW] + 0.05
+            results[dims, width] = evaluate_embeddings(dataset, "test", queries, passages).metrics["ndcg_at_10"]
+    assert results["16,4", NARROW] > results["", NARROW] + 0.05

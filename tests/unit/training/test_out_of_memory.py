@@ -114,8 +114,8 @@ def test_the_remembered_chunk_is_smaller_where_less_memory_is_free(
     def remembered(folder: str) -> list[int]:
         work, _ = make_assignment(device=CUDA, folder=tmp_path / folder, **SETTINGS)
         train(work)
-        [found] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
-        return found
+        [result] = json.loads((tmp_path / "cache" / FILE).read_text()).values()
+        return result
 
     all_texts, texts, text_bytes = remembered("free")
     assert all_texts == texts

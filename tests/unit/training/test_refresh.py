@@ -185,9 +185,9 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     expected = whole.live(waits=True)
     for step in (5, 11):
         killed.live(waits=True, die_at=step, patience=(3,))
-    found = killed.live(waits=True)
+    actual = killed.live(waits=True)
     assert killed.losses() == whole.losses()
-    assert_same(found, expected)
+    assert_same(actual, expected)
     assert [(one.due, one.used_from) for one in read_ledger(whole.negatives).rounds] == [(5, 5), (10, 10)]
     assert whole.rounds_of_steps() == [0.0] * 5 + [1.0] * 5 + [2.0] * 4
     assert whole.logged[11]["refresh_staleness_steps"] == 0
@@ -206,9 +206,9 @@ def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str]
     assert [path.name for path in sorted(killed.negatives.glob("round-*"))] == [
         f"round-{number:04d}" for number in range(needed, 5)
     ]
-    found = killed.live(waits=True, every=3)
+    actual = killed.live(waits=True, every=3)
     assert killed.losses() == whole.losses()
-    assert_same(found, expected)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize(("die_at", "saved", "snapshot"), [(6, 2, 5), (9, 2, 8), (14, 7, 7)])

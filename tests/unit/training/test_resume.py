@@ -63,9 +63,9 @@ def parameters(work: TrainingSetup) -> dict[str, torch.Tensor]:
 
 def state_at(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Weights and moments of a checkpoint, the temperature's too."""
-    found = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
-    assert "loss.log_temperature:exp_avg_sq" in found
-    return found
+    results = {one.name: one.values.clone() for one in read_slices(folder / f"step-{step}", WEIGHTS, MOMENTS)}
+    assert "loss.log_temperature:exp_avg_sq" in results
+    return results
 
 
 def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
@@ -262,11 +262,11 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     file = work.folder / f"step-{progression.best_step}" / "weights-0-of-1.safetensors"
     file.write_bytes(b"damaged")
     again, second_recorder = make_assignment(**settings)
-    found = train(again)
+    result = train(again)
     assert second_recorder.notices[0].startswith(f"{file}: incomplete")
     assert second_recorder.notices[0].endswith("The best checkpoint is chosen from later ones.")
     looks = {step: message["dev_loss"] for step, message in second_recorder.steps.items()}
-    assert found.best_step == min(looks, key=looks.__getitem__) > progression.step
+    assert result.best_step == min(looks, key=looks.__getitem__) > progression.step
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_would_go_on_otherwise_is_refused_by_name(
 ) -> None:
     work, recorder = make_assignment(**SETTINGS)
     die_at(dataclasses.replace(work, data_digest="one"), recorder, monkeypatch, 5, "step")
-    kept = sorted(path.name for path in work.folder.iterdir())
+    remaining = sorted(path.name for path in work.folder.iterdir())
     changes = dict(changes)
     digest = changes.pop("data_digest", "one")
     model = ModelConfig(str(tiny_encoder), towers=changes.pop("towers", None))
@@ -293,7 +293,7 @@ def test_what_would_go_on_otherwise_is_refused_by_name(
         train(dataclasses.replace(again, data_digest=digest))
     assert "\n" not in str(caught.value)
     assert not second_recorder.steps
-    assert sorted(path.name for path in work.folder.iterdir()) == kept
+    assert sorted(path.name for path in work.folder.iterdir()) == remaining
 
 
 def test_how_a_run_is_carried_out_may_change(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,9 @@ class Threads:
     def gather_values(self, rows: torch.Tensor) -> torch.Tensor:
         self._table[self.rank] = rows
         self._meeting.wait()
-        found = torch.cat(list(self._table))
+        result = torch.cat(list(self._table))
         self._meeting.wait()
-        return found
+        return result
 
 
 def together(size: int, run: Callable[[Threads], object]) -> list[object]:
@@ -74,12 +74,12 @@ def state(step: int, best: int = 0) -> State:
 
 def saved_value(path: Path) -> float:
     """The one value of a checkpoint."""
-    found = dict(whole_tensors(read_slices(path, WEIGHTS, MOMENTS)))
-    assert [(name, tuple(tensor.shape)) for name, tensor in found.items()] == [
+    results = dict(whole_tensors(read_slices(path, WEIGHTS, MOMENTS)))
+    assert [(name, tuple(tensor.shape)) for name, tensor in results.items()] == [
         ("weight", (2, 3000)),
         ("weight:exp_avg", (2, 3000)),
     ]
-    (value,) = {float(one) for tensor in found.values() for one in tensor.unique()}
+    (value,) = {float(one) for tensor in results.values() for one in tensor.unique()}
     return value
 
 
@@ -114,18 +114,18 @@ def test_a_save_is_of_its_moment_and_holds_no_step_up(tmp_path: Path, held_back:
 
 
 def test_a_checkpoint_is_committed_when_its_events_are_stored(tmp_path: Path) -> None:
-    kept = Event()
+    stored = Event()
 
     def events(step: int) -> None:
         assert step == 4
-        assert kept.wait(60)
+        assert stored.wait(60)
 
     with CheckpointWriter(tmp_path, ALONE, CPU, 1, True, events) as writer:
         writer.save(slices(1.0), state(4))
         time.sleep(0.2)
         assert writer.status().is_writing
         assert not (tmp_path / "step-4").exists()
-        kept.set()
+        stored.set()
         writer.wait()
         assert saved_value(tmp_path / "step-4") == 1.0
 

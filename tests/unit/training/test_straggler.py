@@ -9,9 +9,9 @@ from raytriever.training.monitoring import WINDOW, Straggler, StragglerWatch, ho
 
 
 def test_the_slowest_is_measured_against_the_median_of_the_others() -> None:
-    found = slowest([1.0, 1.2, 3.3, 1.1])
-    assert (found.rank, found.seconds) == (2, pytest.approx(2.2))
-    assert found.share == pytest.approx(2.0)
+    result = slowest([1.0, 1.2, 3.3, 1.1])
+    assert (result.rank, result.seconds) == (2, pytest.approx(2.2))
+    assert result.share == pytest.approx(2.0)
     assert slowest([0.5, 0.25]) == Straggler(0, 0.25, 1.0)
     assert slowest([0.0, 0.0]) == Straggler(0, 0.0, 0.0)
 

@@ -113,7 +113,7 @@ def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_enco
     events.clear()
     left.backward()
     assert sorted(events) == sorted([*(name for name in trained if expected[name] is not None), "embeddings"])
-    last = next(place for place, name in enumerate(events) if "layer.1.output.dense" in name)
+    last = next(index for index, name in enumerate(events) if "layer.1.output.dense" in name)
     assert last < events.index("embeddings")
     for name, parameter in trained.items():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7)
@@ -200,8 +200,8 @@ def test_a_state_of_another_model_is_refused(change: str, message: str) -> None:
 def test_slices_are_put_together_wherever_they_were_cut() -> None:
     values = torch.arange(12.0)
     slices = [Slice("a", values[7:], 7, (3, 4)), Slice("a", values[:7], 0, (3, 4)), Slice("b", values[:1], 0, ())]
-    found = dict(whole_tensors(slices))
-    assert torch.equal(found["a"], values.view(3, 4))
-    assert found["b"].shape == ()
+    results = dict(whole_tensors(slices))
+    assert torch.equal(results["a"], values.view(3, 4))
+    assert results["b"].shape == ()
     with pytest.raises(StorageError, match=r"the shapes \(3, 4\) and \(12,\)"):
         dict(whole_tensors([slices[1], Slice("a", values[7:], 7, (12,))]))

@@ -40,12 +40,12 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> 
     assert torch.equal(teacher.documents.reshape(-1), batch.ids.passages)
     missing = 0
     for query, documents, scores in zip(batch.ids.queries.tolist(), teacher.documents, teacher.scores, strict=True):
-        for document, found in zip(documents.tolist(), scores.tolist(), strict=True):
+        for document, actual in zip(documents.tolist(), scores.tolist(), strict=True):
             if (document - query) % 160 == 5:
                 missing += 1
-                assert np.isnan(found)
+                assert np.isnan(actual)
             else:
-                assert found == pytest.approx(float(score(np.array(query), np.array(document))), rel=1e-6)
+                assert actual == pytest.approx(float(score(np.array(query), np.array(document))), rel=1e-6)
     assert 0 < missing < 16
     assert work.dev.batch(0, work.retriever, ALONE).ids.teacher is None
     moved = batch.ids.relevance.map(lambda tensor: tensor.to("meta")).group

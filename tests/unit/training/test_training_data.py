@@ -62,9 +62,9 @@ def test_further_ones_are_learnt_from_but_not_looked_at(retriever: Retriever, ti
     batch = train.batch(0, retriever, ALONE)
     texts = retriever.tokenizer.batch_decode(batch.passages.buckets[0]["input_ids"], skip_special_tokens=True)
     ids = batch.ids.passages.tolist()
-    for place, row in enumerate(batch.passages.indices.tolist()):
+    for index, row in enumerate(batch.passages.indices.tolist()):
         if row < len(texts):
-            assert texts[row].startswith("w ##o ##r ##d ") == (ids[place] >= 160)
+            assert texts[row].startswith("w ##o ##r ##d ") == (ids[index] >= 160)
 
 
 def test_weights_and_batches_of_one_data_set(retriever: Retriever, tiny_dataset: Path, other: Path) -> None:
@@ -112,11 +112,11 @@ def test_what_does_not_fit_is_refused(retriever: Retriever, tiny_dataset: Path, 
 
 
 def test_another_tokenizer_is_another_preparation(retriever: Retriever, tiny_dataset: Path) -> None:
-    made = tokenisation_of(retriever)
-    assert isinstance(made, Tokenisation)
+    tokenisation = tokenisation_of(retriever)
+    assert isinstance(tokenisation, Tokenisation)
     places = {
         TrainingData.open([str(tiny_dataset)], DataConfig(), tokens, 16, 0).datasets[0].location
-        for tokens in (made, replace(made, query_prompt="query: ", table=None))
+        for tokens in (tokenisation, replace(tokenisation, query_prompt="query: ", table=None))
     }
     assert len(places) == 2
 

@@ -157,7 +157,7 @@ def test_a_step_waits_only_where_too_many_are_waited_for(
     assert reached[2] == furthest
     # What is waited for is not removed.
     assert {f"step-{step}" for step in range(2, furthest, 2)} <= there[2]
-    assert all(len(kept) <= behind + 3 for kept in run.kept)
+    assert all(len(checkpoints) <= behind + 3 for checkpoints in run.kept)
 
 
 @pytest.mark.parametrize("lag", [(0,), (2,), (5,), (99,)])
@@ -195,10 +195,10 @@ def test_killed_and_continued_it_is_as_in_peace(
         stop = read_stop(interrupted.evaluations)
         if stop is None or step < stop.at:
             interrupted.live(values=VALUES, lag=(number + 1, 5), patience=patience, die_at=step)
-    work, found = interrupted.live(values=VALUES, lag=(2,), patience=patience)
+    work, actual = interrupted.live(values=VALUES, lag=(2,), patience=patience)
     assert expected is not None
-    assert found is not None
-    assert found.best_step == expected.best_step == 4
+    assert actual is not None
+    assert actual.best_step == expected.best_step == 4
     for name, value in weights_of(in_peace).items():
         assert torch.equal(value, weights_of(work)[name]), name
     # The same figures, also of the weights they were measured with.
@@ -208,7 +208,7 @@ def test_killed_and_continued_it_is_as_in_peace(
     assert {step: peace.curve("loss")[step] for step in both} == {
         step: interrupted.curve("loss")[step] for step in both
     }
-    assert max(interrupted.curve("loss")) == found.step
+    assert max(interrupted.curve("loss")) == actual.step
     evaluated = [step for one in interrupted.evaluators for step in one.begun]
     assert set(evaluated) == set(peace.curve("dev/weights"))
 
@@ -327,8 +327,8 @@ def test_other_dev_data_and_a_damaged_record_are_refused(begin: Callable[[str], 
 def test_verdicts(
     values: dict[int, float], patience: int, min_delta: float, best: int, without: int, decided: int | None
 ) -> None:
-    found = summarize(values, patience, min_delta)
-    assert (found.best_step, found.validations_without, found.decided) == (best, without, decided)
+    result = summarize(values, patience, min_delta)
+    assert (result.best_step, result.validations_without, result.decided) == (best, without, decided)
 
 
 def test_the_dev_loss_has_to_be_better_by_enough_too() -> None:

@@ -31,10 +31,10 @@ class Read:
     @property
     def texts(self) -> dict[str, str]:
         """The texts of queries and documents by their ids; each id has one text."""
-        found: dict[str, str] = {}
+        results: dict[str, str] = {}
         for one in (*self.records.queries, *self.records.documents):
-            assert found.setdefault(one.id, one.text) == one.text
-        return found
+            assert results.setdefault(one.id, one.text) == one.text
+        return results
 
     def positives(self) -> list[tuple[str, str, int]]:
         """Query text, document text and rank of each positive."""
@@ -61,14 +61,14 @@ def lines() -> Callable[[Path], list[dict[str, Any]]]:
 def read() -> Callable[..., Read]:
     def whole(path: Path | str, format: str | None = None, size: int = 1 << 20) -> Read:
         plan = recognise(Source.open(path), format)
-        found = Read(plan, Records(), [])
+        result = Read(plan, Records(), [])
         for index, part in enumerate(plan.parts):
             for chunk in read_chunks(part, index, size):
                 parsed = parse_chunk(part, chunk)
-                found.bad += [entry["reason"] for entry in parsed.bad]
+                result.bad += [entry["reason"] for entry in parsed.bad]
                 for column in ("documents", "queries", "judgements", "negatives", "answers"):
-                    getattr(found.records, column).extend(getattr(parsed.records, column))
-        return found
+                    getattr(result.records, column).extend(getattr(parsed.records, column))
+        return result
 
     return whole
 

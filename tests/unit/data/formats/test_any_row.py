@@ -53,11 +53,11 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
         st.fixed_dictionaries(dict.fromkeys(fields[:2], LIKELY)) | st.just({})
     )
     payload = json.dumps(row).replace("Infinity", "1e999").encode() + b"\n"
-    found = parse_chunk(Part("x", "json", parse), Chunk(0, 0, 1, payload))
-    records = found.records
+    result = parse_chunk(Part("x", "json", parse), Chunk(0, 0, 1, payload))
+    records = result.records
     columns = (records.documents, records.queries, records.judgements, records.negatives)
-    assert found.rows == 1
-    assert len(found.bad) == (0 if any(columns) else 1)
+    assert result.rows == 1
+    assert len(result.bad) == (0 if any(columns) else 1)
     for one in (*records.documents, *records.queries):
         assert one.id
         assert one.text.strip()
@@ -72,5 +72,5 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
 )
 def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
     part = Part("x", "tsv", JudgementColumns("s", more))
-    found = parse_chunk(part, Chunk(0, 0, 2, "\t".join(columns).encode()))
-    assert found.rows == len(found.bad) + len(found.records.judgements)
+    result = parse_chunk(part, Chunk(0, 0, 2, "\t".join(columns).encode()))
+    assert result.rows == len(result.bad) + len(result.records.judgements)

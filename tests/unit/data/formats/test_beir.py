@@ -28,19 +28,19 @@ def test_a_folder(tmp_path: Path, read, write, ending: str) -> None:
     (tmp_path / "set" / "README.md").write_text("about")
     write("answers.jsonl", [{"_id": "q1", "answers": ["a"]}])
     write("notes.jsonl", [{"_id": "q1"}])
-    found = read(tmp_path / "set")
-    assert (found.plan.format, found.plan.splits) == ("beir", ("train", "dev"))
-    assert [part.split for part in found.plan.parts] == [None, None, None, "train", "dev"]
-    assert found.records.answers == [("q1", "a")]
-    assert [row.title for row in found.records.documents] == [f"T{n}" for n in range(5)]
-    assert [row.id for row in found.records.queries] == [f"q{n}" for n in range(5)]
-    assert [(row.split, row.query, row.document, row.score) for row in found.records.judgements] == [
+    result = read(tmp_path / "set")
+    assert (result.plan.format, result.plan.splits) == ("beir", ("train", "dev"))
+    assert [part.split for part in result.plan.parts] == [None, None, None, "train", "dev"]
+    assert result.records.answers == [("q1", "a")]
+    assert [row.title for row in result.records.documents] == [f"T{n}" for n in range(5)]
+    assert [row.id for row in result.records.queries] == [f"q{n}" for n in range(5)]
+    assert [(row.split, row.query, row.document, row.score) for row in result.records.judgements] == [
         ("train", "q1", "d1", 1),
         ("dev", "q2", "d2", 0),
         ("dev", "q2", "d3", 2),
     ]
-    assert found.negatives() == [("query 2", "text 2", "gold", 0)]
-    assert not found.bad
+    assert result.negatives() == [("query 2", "text 2", "gold", 0)]
+    assert not result.bad
 
 
 def test_source_and_rank_of_judgements(tmp_path: Path, read, write) -> None:
@@ -55,14 +55,14 @@ def test_source_and_rank_of_judgements(tmp_path: Path, read, write) -> None:
     )
     qrels(folder / "rank.tsv", ["q2\td1\t1\t3"], header + "\trank")
     qrels(folder / "source.tsv", ["q3\td1\t1\tllm"], header + "\tsource")
-    found = read(tmp_path / "set")
-    assert found.records.judgements == [
+    result = read(tmp_path / "set")
+    assert result.records.judgements == [
         Judgement("both", "q1", "d1", 1, "llm", 2),
         Judgement("both", "q1", "d2", 1, "human", 0),
         Judgement("rank", "q2", "d1", 1, "human", 3),
         Judgement("source", "q3", "d1", 1, "llm", 0),
     ]
-    assert found.bad == [
+    assert result.bad == [
         "3 columns, not 5 separated by tabs",
         "source 'gpt' is none of human, llm",
         "rank '-1' is not a whole number from 0",
@@ -75,11 +75,11 @@ def test_parquet_shards_as_the_hub_has_them(tmp_path: Path, read, write, folder:
     write("corpus/corpus-00001-of-00002.parquet", [{"id": 3, "title": None, "text": "text 3"}])
     write("queries/queries-00000-of-00001.parquet", QUERIES)
     write(f"{folder}/test-00000-of-00001.parquet", [row | {"score": float(row["score"])} for row in JUDGED])
-    found = read(tmp_path / "set")
-    assert (found.plan.format, found.plan.splits) == ("beir", ("test",))
-    assert [row.id for row in found.records.documents] == ["d0", "d1", "d2", "3"]
-    assert [row.score for row in found.records.judgements] == [0, 1, 1, 1, 1]
-    assert not found.bad
+    result = read(tmp_path / "set")
+    assert (result.plan.format, result.plan.splits) == ("beir", ("test",))
+    assert [row.id for row in result.records.documents] == ["d0", "d1", "d2", "3"]
+    assert [row.score for row in result.records.judgements] == [0, 1, 1, 1, 1]
+    assert not result.bad
 
 
 def test_judgements_as_json_lines(tmp_path: Path, read, write) -> None:
@@ -87,12 +87,12 @@ def test_judgements_as_json_lines(tmp_path: Path, read, write) -> None:
     write("queries.jsonl", QUERIES)
     more = [{"source": "llm", "rank": 1}, {"source": None}, {"score": True}, {"score": 0.5}, {"score": None}]
     write("qrels/test.jsonl", [row | extra for row, extra in zip(JUDGED, more, strict=True)])
-    found = read(tmp_path / "set")
-    assert [(row.document, row.source, row.rank) for row in found.records.judgements] == [
+    result = read(tmp_path / "set")
+    assert [(row.document, row.source, row.rank) for row in result.records.judgements] == [
         ("d0", "llm", 1),
         ("d1", "human", 0),
     ]
-    assert found.bad == [f"score {message!r} is not an integer" for message in ("True", "0.5", "None")]
+    assert result.bad == [f"score {message!r} is not an integer" for message in ("True", "0.5", "None")]
 
 
 def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> None:
@@ -135,11 +135,11 @@ def test_pickled_columns_of_a_shard_are_refused(tmp_path: Path, read, write) -> 
 
 @pytest.mark.data
 def test_the_packs(data_packs: Path, read) -> None:
-    found = read(data_packs / "scifact")
-    assert (found.plan.format, set(found.plan.splits)) == ("beir", {"train", "test"})
-    assert (len(found.records.documents), len(found.records.judgements)) == (5183, 919 + 339)
+    result = read(data_packs / "scifact")
+    assert (result.plan.format, set(result.plan.splits)) == ("beir", {"train", "test"})
+    assert (len(result.records.documents), len(result.records.judgements)) == (5183, 919 + 339)
     graded = read(data_packs / "climate-fever-evidence")
     assert (graded.plan.format, len(graded.records.judgements)) == ("beir", 5305)
     assert len(graded.records.negatives) == 2560
-    assert not found.bad
+    assert not result.bad
     assert not graded.bad

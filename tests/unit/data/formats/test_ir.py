@@ -93,14 +93,14 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_with_splits_below_it(registered: None, read) -> None:
-    found = read("ir_datasets:here/tiny", size=40)
-    assert (found.plan.format, found.plan.splits) == ("ir_datasets", ("train", "dev"))
-    assert [(row.id, row.title, row.text) for row in found.records.documents] == [
+    result = read("ir_datasets:here/tiny", size=40)
+    assert (result.plan.format, result.plan.splits) == ("ir_datasets", ("train", "dev"))
+    assert [(row.id, row.title, row.text) for row in result.records.documents] == [
         (f"d{n}", f"T{n}", f"text {n}\u2028") for n in (0, 1, 2, 4)
     ]
-    assert [reason[:4] for reason in found.bad] == ["byte"]
-    assert [row.text for row in found.records.queries] == ["query 0", "query 1", "query 2"]
-    assert [(row.split, row.query, row.document, row.score) for row in found.records.judgements] == [
+    assert [reason[:4] for reason in result.bad] == ["byte"]
+    assert [row.text for row in result.records.queries] == ["query 0", "query 1", "query 2"]
+    assert [(row.split, row.query, row.document, row.score) for row in result.records.judgements] == [
         ("train", "q0", "d0", 1),
         ("dev", "q1", "d1", 2),
         ("dev", "q1", "d2", 0),
@@ -109,9 +109,9 @@ def test_a_name_with_splits_below_it(registered: None, read) -> None:
 
 
 def test_a_name_with_judgements_of_its_own_is_test(registered: None, read) -> None:
-    found = read("ir_datasets:here/alone")
-    assert found.plan.splits == ("test",)
-    assert found.records.documents[0].text == "old text"
+    result = read("ir_datasets:here/alone")
+    assert result.plan.splits == ("test",)
+    assert result.records.documents[0].text == "old text"
     assert recognise(Source.open("ir_datasets:here/tiny/train")).splits == ("train",)
 
 

@@ -13,39 +13,39 @@ ROWS = [
 
 
 def test_what_labels_mean(read, write) -> None:
-    found = read(write("pairs.jsonl.gz", ROWS))
-    assert (found.plan.format, found.plan.splits) == ("pairs", None)
-    assert found.plan.parts[0].split is None
-    assert found.positives() == [("Two women embrace.", "Women touch.", 0)]
-    assert found.negatives() == [("Two women embrace.", "Men fight.", "gold", 0)]
-    assert {row.split for row in found.records.judgements} == {"dev"}
-    assert {row.text for row in found.records.documents} == {"Women touch.", "Men fight.", "He is glad."}
-    assert {row.text for row in found.records.queries} == {"Two women embrace.", "A man plays."}
+    result = read(write("pairs.jsonl.gz", ROWS))
+    assert (result.plan.format, result.plan.splits) == ("pairs", None)
+    assert result.plan.parts[0].split is None
+    assert result.positives() == [("Two women embrace.", "Women touch.", 0)]
+    assert result.negatives() == [("Two women embrace.", "Men fight.", "gold", 0)]
+    assert {row.split for row in result.records.judgements} == {"dev"}
+    assert {row.text for row in result.records.documents} == {"Women touch.", "Men fight.", "He is glad."}
+    assert {row.text for row in result.records.queries} == {"Two women embrace.", "A man plays."}
 
 
 def test_numbers_as_the_hub_has_them(read, write) -> None:
     rows = [{key: row[key] for key in ("premise", "hypothesis")} | {"label": n} for n, row in enumerate(ROWS[:1] * 4)]
     rows[3]["label"] = -1
-    found = read(write("plain_text/validation-00000-of-00001.parquet", rows))
-    assert (found.plan.format, found.plan.splits) == ("pairs", ("dev",))
-    assert (len(found.records.judgements), len(found.records.negatives)) == (1, 1)
-    assert found.records.judgements[0].split == "dev"
-    assert found.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
+    result = read(write("plain_text/validation-00000-of-00001.parquet", rows))
+    assert (result.plan.format, result.plan.splits) == ("pairs", ("dev",))
+    assert (len(result.records.judgements), len(result.records.negatives)) == (1, 1)
+    assert result.records.judgements[0].split == "dev"
+    assert result.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
 
 
 @pytest.mark.parametrize("label", ["-", None, 3, True, 0.0, []])
 def test_other_labels_are_bad(read, write, label: object) -> None:
-    found = read(write("pairs.jsonl", [ROWS[0] | {"label": label}, ROWS[0]]))
-    assert len(found.bad) == 1
-    assert "is none of entailment" in found.bad[0]
-    assert len(found.records.queries) == 1
+    result = read(write("pairs.jsonl", [ROWS[0] | {"label": label}, ROWS[0]]))
+    assert len(result.bad) == 1
+    assert "is none of entailment" in result.bad[0]
+    assert len(result.records.queries) == 1
 
 
 @pytest.mark.parametrize("split", ["../../x", "/x", "a/b", ".", "..", "a" * 200, "a\x00", "a b"])
 def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
-    found = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
-    assert found.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
-    assert {row.split for row in found.records.judgements} == {"dev"}
+    result = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
+    assert result.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
+    assert {row.split for row in result.records.judgements} == {"dev"}
 
 
 @pytest.mark.data
@@ -58,14 +58,14 @@ def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
     ],
 )
 def test_the_packs(data_packs: Path, read, pack: str, positives: dict[str, int], negatives: int) -> None:
-    found = read(data_packs / pack)
-    assert (found.plan.format, found.bad) == ("pairs", [])
-    assert Counter(row.split for row in found.records.judgements) == positives
-    assert len(found.records.negatives) == negatives
+    result = read(data_packs / pack)
+    assert (result.plan.format, result.bad) == ("pairs", [])
+    assert Counter(row.split for row in result.records.judgements) == positives
+    assert len(result.records.negatives) == negatives
 
 
 @pytest.mark.data
 def test_a_pack_without_splits_next_to_another_format(data_packs: Path, read) -> None:
-    found = read(data_packs / "climate-fever-evidence", "pairs")
-    assert (found.plan.splits, len(found.plan.parts)) == (("train",), 1)
-    assert (len(found.records.judgements), len(found.records.negatives)) == (1943, 802)
+    result = read(data_packs / "climate-fever-evidence", "pairs")
+    assert (result.plan.splits, len(result.plan.parts)) == (("train",), 1)
+    assert (len(result.records.judgements), len(result.records.negatives)) == (1943, 802)

@@ -56,9 +56,9 @@ def test_lines_that_are_called_json(tmp_path: Path) -> None:
 
 def test_a_bad_first_row_costs_itself_alone(tmp_path: Path, read) -> None:
     (tmp_path / "train.jsonl").write_bytes(b"{\n[1]\n\xff\n" + b'{"anchor": "a", "positive": "b"}\n')
-    found = read(tmp_path)
-    assert len(found.bad) == 3
-    assert found.positives() == [("a", "b", 0)]
+    result = read(tmp_path)
+    assert len(result.bad) == 3
+    assert result.positives() == [("a", "b", 0)]
 
 
 def test_an_unknown_folder_is_reported_with_the_known_formats(tmp_path: Path, write) -> None:

@@ -27,20 +27,20 @@ def test_the_first_generation(read, write, name: str) -> None:
     row = FIRST
     if name.endswith("parquet"):  # a column is of one type
         row = FIRST | {"negative_passages": [p | {"docid": str(p["docid"])} for p in FIRST["negative_passages"]]}
-    found = read(write(name, [row]))
-    assert (found.plan.format, found.plan.splits) == ("tevatron", ("train",))
-    assert [query.id for query in found.records.queries] == ["1185869"]
-    assert [(row.document, row.source, row.rank, row.score) for row in found.records.judgements] == [
+    result = read(write(name, [row]))
+    assert (result.plan.format, result.plan.splits) == ("tevatron", ("train",))
+    assert [query.id for query in result.records.queries] == ["1185869"]
+    assert [(row.document, row.source, row.rank, row.score) for row in result.records.judgements] == [
         ("0", "human", 0, 1),
         ("7", "llm", 1, 1),
     ]
-    assert [(row.document, row.origin, row.rank) for row in found.records.negatives] == [
+    assert [(row.document, row.origin, row.rank) for row in result.records.negatives] == [
         ("2942565", "bm25", 0),
         ("2942570", "dense", 0),
     ]
-    assert math.isnan(found.records.negatives[0].score)
-    assert found.records.negatives[1].score == 31.5
-    assert [(row.id, row.title) for row in found.records.documents] == [
+    assert math.isnan(result.records.negatives[0].score)
+    assert result.records.negatives[1].score == 31.5
+    assert [(row.id, row.title) for row in result.records.documents] == [
         ("0", "Introduction"),
         ("7", ""),
         ("2942565", "Manhattan"),
@@ -66,16 +66,16 @@ def test_the_second_generation(tmp_path: Path, read, write) -> None:
     write("corpus.jsonl", CORPUS)
     write("train.jsonl", SECOND)
     write("test.jsonl", SECOND[1:])
-    found = read(tmp_path / "set")
-    assert (found.plan.format, found.plan.splits) == ("tevatron", ("test", "train"))
-    assert [part.split for part in found.plan.parts] == [None, "test", "train"]
-    assert [row.id for row in found.records.documents] == ["a", "2", "c"]
-    assert [row.id for row in found.records.queries] == ["2", "q1", "2"]
-    assert [(row.document, row.source, row.rank) for row in found.records.judgements] == [
+    result = read(tmp_path / "set")
+    assert (result.plan.format, result.plan.splits) == ("tevatron", ("test", "train"))
+    assert [part.split for part in result.plan.parts] == [None, "test", "train"]
+    assert [row.id for row in result.records.documents] == ["a", "2", "c"]
+    assert [row.id for row in result.records.queries] == ["2", "q1", "2"]
+    assert [(row.document, row.source, row.rank) for row in result.records.judgements] == [
         ("a", "human", 0),
         ("2", "llm", 1),
     ]
-    assert [(row.document, row.origin, row.rank, row.score) for row in found.records.negatives] == [
+    assert [(row.document, row.origin, row.rank, row.score) for row in result.records.negatives] == [
         ("c", "bm25", 0, 3.5),
         ("b", "bm25", 1, 2.0),
     ]
@@ -104,11 +104,11 @@ def test_a_part_alone_is_reported(read, write) -> None:
     ],
 )
 def test_a_bad_row_adds_nothing(read, write, change: dict[str, object], reason: str) -> None:
-    found = read(write("train.jsonl", [FIRST | change, FIRST]))
-    assert len(found.bad) == 1
-    assert found.bad[0].startswith(reason)
-    assert (len(found.records.queries), len(found.records.documents)) == (1, 4)
-    assert (len(found.records.judgements), len(found.records.negatives)) == (2, 2)
+    result = read(write("train.jsonl", [FIRST | change, FIRST]))
+    assert len(result.bad) == 1
+    assert result.bad[0].startswith(reason)
+    assert (len(result.records.queries), len(result.records.documents)) == (1, 4)
+    assert (len(result.records.judgements), len(result.records.negatives)) == (2, 2)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from raytriever.data.dataset import Documents, Passages
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import analyse
 from raytriever.mining.postings import Postings
-from raytriever.mining.top_documents import gather, rank
+from raytriever.mining.top_documents import FEW_PAIRS, gather, gather_all, rank, rank_all
 
 # Documents of a corpus whose postings are kept in memory: those of passages take up to 50 MB.
 IN_MEMORY = 1 << 17
@@ -70,7 +70,8 @@ class Bm25Index:
         k = min(k, len(self))
         scores = np.zeros((len(queries), k), dtype=np.float32)
         positions = np.zeros((len(queries), k), dtype=np.int64)
-        self._in_threads(partial(rank, *self._arrays, self._postings.largest), queries, scores, positions)
+        work = rank_all if self._has_few_pairs(queries) else rank
+        self._in_threads(partial(work, *self._arrays, self._postings.largest), queries, scores, positions)
         return scores, positions
 
     def scores_of(
@@ -78,12 +79,16 @@ class Bm25Index:
     ) -> Float32[ndarray, "queries any"]:
         """Return the scores of the passed documents for each query, NaN for a position of -1."""
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        self._in_threads(partial(gather, *self._arrays), queries, np.ascontiguousarray(documents), scores)
+        work = gather_all if self._has_few_pairs(queries) else gather
+        self._in_threads(partial(work, *self._arrays), queries, np.ascontiguousarray(documents), scores)
         return scores
 
     def scores(self, query: str) -> Float32[ndarray, " documents"]:
         """Return the score of every document for one query."""
         return self.scores_of([query], np.arange(len(self))[None, :])[0]
+
+    def _has_few_pairs(self, queries: Sequence[str]) -> bool:
+        return len(self) * len(queries) <= FEW_PAIRS
 
     @property
     def _arrays(self) -> tuple[ndarray, ndarray, ndarray]:
@@ -91,7 +96,7 @@ class Bm25Index:
 
     @activity("searching with BM25")
     def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
-        """Run a compiled function over chunks of queries in threads; it releases the interpreter's lock."""
+        """Run a function over chunks of queries in threads; a compiled one releases the interpreter's lock."""
         vocabulary = self._postings.vocabulary
         terms = [
             [vocabulary[term] for term in words if term in vocabulary]

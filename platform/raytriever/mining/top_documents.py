@@ -1,4 +1,7 @@
-"""Compiled search of postings: the best documents of queries, and the scores of pairs.
+"""Search of postings: the best documents of queries, and the scores of pairs.
+
+For few pairs of queries and documents `rank_all` and `gather_all` score every document in NumPy. `rank` and `gather`,
+with equal results, are compiled, which takes seconds the first time.
 
 A score is the sum of a document's weights in the order of the query's terms, in float32, also where terms are skipped.
 Documents are scored in blocks, all queries of a call in one block before the next, so that the sums of a block and the
@@ -16,6 +19,8 @@ import numpy as np
 
 # Documents of a block: their sums take 256 kB.
 _BLOCK = 1 << 16
+# Pairs that NumPy scores in less than half a second.
+FEW_PAIRS = 1 << 22
 # A sum of n weights in float32 exceeds the exact sum by a share of less than n times this.
 _ROUNDING = 2.0**-23
 
@@ -74,6 +79,31 @@ def gather(weights, documents, starts, terms, offsets, size, wanted, gathered): 
             if wanted[query, column] >= 0:
                 own = terms[offsets[query] : offsets[query + 1]]
                 gathered[query, column] = _score(weights, documents, starts, own, wanted[query, column])
+
+
+def rank_all(weights, documents, starts, largest, terms, offsets, size, best, positions):  # type: ignore[no-untyped-def]
+    """Do what `rank` does, by scoring every document."""
+    for query in range(len(best)):
+        scores = _score_all(weights, documents, starts, terms[offsets[query] : offsets[query + 1]], size)
+        positions[query] = np.argsort(-scores, kind="stable")[: best.shape[1]]
+        best[query] = scores[positions[query]]
+
+
+def gather_all(weights, documents, starts, terms, offsets, size, wanted, gathered):  # type: ignore[no-untyped-def]
+    """Do what `gather` does, by scoring every document."""
+    for query in range(len(wanted)):
+        scores = _score_all(weights, documents, starts, terms[offsets[query] : offsets[query + 1]], size)
+        columns = np.flatnonzero(wanted[query] >= 0)
+        gathered[query, columns] = scores[wanted[query, columns]]
+
+
+def _score_all(weights, documents, starts, terms, size):  # type: ignore[no-untyped-def]
+    """Return the scores of all documents for one query."""
+    scores = np.zeros(size, np.float32)
+    for term in terms:
+        postings = slice(starts[term], starts[term + 1])
+        scores[documents[postings]] += weights[postings]
+    return scores
 
 
 @numba.njit(cache=True, nogil=True)

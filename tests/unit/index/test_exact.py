@@ -24,7 +24,9 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 
 @pytest.fixture(params=["bf16", "fp32"])
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Use small tiles, so that small cases need several of them, in either arithmetic."""
+    """Use compiled code and small tiles, so that small cases need several of them, in either arithmetic."""
+    monkeypatch.setattr(search, "SMALL_CORPUS", -1)
+    monkeypatch.setattr(arithmetic, "FEW_PAIRS", -1)
     monkeypatch.setattr(scan, "quick_precision", lambda device: request.param)
     monkeypatch.setattr(scan_torch, "quick_precision", lambda device: request.param)
     for module in (scan, scan_torch):
@@ -137,6 +139,36 @@ def test_the_search_in_torch_has_the_same_bytes(
             walk.add(positions, documents[positions])
         actual = order.read(walk.keys())
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
+
+
+@pytest.mark.parametrize(("queries", "documents"), [(30, 500), (31, 500), (15, 1_001), (0, 1_000)])
+def test_a_small_corpus_is_searched_in_torch_by_few_queries(
+    queries: int, documents: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "SMALL_CORPUS", 1_000)
+    monkeypatch.setattr(search, "FEW_PAIRS", 15_000)
+    is_small = documents <= 1_000 and queries * documents <= 15_000
+    monkeypatch.setattr(search, "Scan" if is_small else "TorchScan", None)
+    rng = np.random.default_rng(0)
+    sides, ties = (vectors(rng, queries, "plain"), vectors(rng, documents, "plain")), np.arange(documents)
+    expected = top_k(*sides, 3, ties)
+    corpus = search.Corpus(lambda: [(0, sides[1])], ties, torch.device("cpu"))
+    for one, other in zip(corpus.top_k(sides[0], 3), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "norms", "huge", "tiny"])
+def test_few_pairs_are_scored_in_torch_with_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    queries, documents = vectors(rng, 20, kind), vectors(rng, 300, kind)
+    rows = rng.integers(0, 20, 999), rng.integers(0, 300, 999)
+    with monkeypatch.context() as patch:
+        patch.setattr(arithmetic, "_score_pairs", None)
+        few = pair_scores(queries, documents, *rows)
+    monkeypatch.setattr(arithmetic, "FEW_PAIRS", 998)
+    many = pair_scores(queries, documents, *rows)
+    assert few.dtype == many.dtype
+    assert few.tobytes() == many.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["plain", "norms"])

@@ -25,6 +25,9 @@ from raytriever.index.ranking import TieOrder
 from raytriever.models.precision import default_device
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
+# Largest numbers of documents, and of pairs with queries, that torch searches on a CPU. `Scan` takes less time, but
+# some 20 s to compile before the first search.
+SMALL_CORPUS, FEW_PAIRS = 1 << 14, 1 << 21
 
 # Pairs of the position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
@@ -119,7 +122,7 @@ def top_k_of_blocks(
 
 
 class Corpus:
-    """Corpus for several searches. A GPU gets a copy of its documents once for all of them, if they fit.
+    """Corpus for several searches. Torch gets a copy of its documents once for all of them, if they fit.
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
@@ -139,7 +142,8 @@ class Corpus:
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return the k best documents of each query; see `top_k_of_blocks`."""
         order = self._order
-        part = None if self._device.type == "cpu" else self._resident(queries.shape[1])
+        in_torch = _is_for_torch(self._device, len(queries), len(order.ranks))
+        part = self._resident(queries.shape[1]) if in_torch else None
         if part is None:
             return order.read(best_keys(queries, self._blocks(), k, order, device=self._device))
         scan = TorchScan(queries, min(k, len(order.ranks)), order, None, self._device, len(order.ranks), corpus=part)
@@ -180,12 +184,17 @@ def best_keys(
         raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
     device = device or default_device()
     size = min(k, len(order.ranks))
+    most = len(order.ranks) if documents is None else documents
     scan: Scan | TorchScan
-    if device.type == "cpu":
-        scan = Scan(queries, size, order, exclude)
-    else:
-        most = len(order.ranks) if documents is None else documents
+    if _is_for_torch(device, len(queries), most):
         scan = TorchScan(queries=queries, k=size, order=order, exclude=exclude, device=device, documents=most)
+    else:
+        scan = Scan(queries, size, order, exclude)
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()
+
+
+def _is_for_torch(device: torch.device, queries: int, documents: int) -> bool:
+    """Return true if `TorchScan` searches, and not `Scan`."""
+    return device.type != "cpu" or (documents <= SMALL_CORPUS and documents * queries <= FEW_PAIRS)

@@ -39,10 +39,11 @@ quickstart: $(VENV)/.runs
 # Test processes share the cores; threads that wait by spinning would slow each other down.
 test test-all: export OMP_WAIT_POLICY = PASSIVE
 
-# Two files at a time, a thread each: most tests wait for processes to start, or are too small for two threads.
+# Three files at a time, a thread each: many tests wait for processes to start, or are too small for two threads. Files
+# in their own order, so that the long ones of Ray and of process groups are not last.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/.tests
 	$(BIN)/python -m pytest -m "not gpu"

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,20 @@ with suppress(ModuleNotFoundError):  # the tests of a GPU do without
     settings.load_profile("same")
 
 REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but the first and every n-th case of a test with `fast_every(n)` as slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("fast_every")
+        if marker is None or item.get_closest_marker("gpu") is not None:
+            continue
+        function = item.nodeid.partition("[")[0]
+        if seen[function] % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[function] += 1
 
 
 @pytest.fixture(scope="session")

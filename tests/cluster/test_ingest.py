@@ -67,6 +67,7 @@ def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: 
     assert sum(name.endswith(".arrow") for name in ray) > 3
 
 
+@pytest.mark.slow
 def test_a_row_that_kills_its_task_is_quarantined_alone(session: None, folder: Path, words: str) -> None:
     from deadly import SKULL, Deadly
 

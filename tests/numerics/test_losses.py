@@ -63,6 +63,7 @@ def test_equals_the_literal_loss_on_any_shape(
         assert_literal(LossConfig(loss=name, temperature=temperature), sample)
 
 
+@pytest.mark.fast_every(3)
 @every_loss
 def test_gradcheck_with_the_temperature(name: str) -> None:
     batch = example(2, batch=3)

@@ -54,6 +54,7 @@ def test_files_with_gpu_tests_are_collected_without_the_large_packages() -> None
     assert len(re.findall(r"::test_", collected.stdout)) >= 8
 
 
+@pytest.mark.slow
 def test_a_training_runs_without_the_large_packages() -> None:
     done = run("-m", "not gpu", "-k", "weights_after_training", "tests/unit/training/test_devices.py")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -123,6 +123,7 @@ def test_evaluate_and_search_refuse(error_line: ErrorLine, letters: Path, words:
     assert expected in line
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize(
     ("file", "row", "content", "expected"),
     [
@@ -307,6 +308,7 @@ def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatc
         run("train", [])
 
 
+@pytest.mark.slow
 def test_few_bad_rows_are_named_at_the_end_of_an_evaluation(
     letters: Path, tiny_encoder: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

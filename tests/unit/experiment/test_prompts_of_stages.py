@@ -265,6 +265,7 @@ def test_a_flag_of_training_is_stored_for_its_data_sets(instructed: Path, tiny_d
     assert saved.prompts_of("third").query == "Flag: "
 
 
+@pytest.mark.fast_every(2)
 @pytest.mark.parametrize(
     ("settings", "error"),
     [

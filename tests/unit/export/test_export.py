@@ -36,7 +36,8 @@ def with_dense(encoder: Path, folder: Path, include_prompt: bool) -> ModelConfig
     return ModelConfig(str(folder / "dense"), query_prompt="query: ")
 
 
-@pytest.mark.parametrize("form", ["onnx", pytest.param("openvino", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "openvino"])
 def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path, form: str) -> None:
     config = with_dense(tiny_encoder, tmp_path, include_prompt=True)
     (parity,) = export(config, ExportConfig(formats=form), tmp_path / "out", ignore)

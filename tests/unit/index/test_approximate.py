@@ -138,6 +138,7 @@ def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
 SIZES = [(kind, count) for kind in KINDS for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize(("kind", "count"), SIZES)
 @pytest.mark.parametrize("content", ["distinct", "copies", "equal"])
 def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: int) -> None:

@@ -119,6 +119,7 @@ def test_another_value_is_refused() -> None:
         from_dict({"model": {"append_eos": "maybe"}}, "file")
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_bidirectional_attention_is_saved_for_every_library(tmp_path: Path, architecture: str) -> None:
     base = write_transformer(tmp_path / "base", architecture)
@@ -177,6 +178,7 @@ def test_nothing_builds_a_cache(tmp_path: Path, architecture: str) -> None:
         assert output.past_key_values is None
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("architecture", DECODERS)
 @pytest.mark.parametrize("bidirectional", [None, True])
 def test_padding_on_either_side_gives_the_same_embeddings(

@@ -114,6 +114,7 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: st
     assert distance(packed_gradients, gradients) < 1e-5
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_packed_texts_in_bf16_are_as_close_to_fp32_as_padded_ones(case: str, device: str) -> None:

@@ -30,6 +30,7 @@ def assert_equal(one: zoo.Encoded, other: zoo.Encoded) -> None:
     assert zoo.difference_of_scores(one, other) <= 1 - zoo.AGREES
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("case", READ, ids=lambda case: case.name)
 def test_embeddings_stay_the_same(case: Case, tmp_path: Path) -> None:
     source, written, again = (tmp_path / name for name in ("source", "written", "again"))

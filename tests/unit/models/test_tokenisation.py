@@ -139,6 +139,7 @@ def test_special_tokens_around_a_text_are_detected(kind: tuple[Any, int, int]) -
     assert (len(template.before), len(template.after)) == (before, after)
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.data
 def test_texts_in_many_languages(kind: tuple[Any, int, int], data_packs: Path) -> None:
     texts = []

@@ -27,12 +27,14 @@ def written(case: Case, directory: Path) -> Path:
     return folder
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_directory_is_read_as_the_library_reads_it_or_refused(case: Case, directory: Path) -> None:
     examined = zoo.examine(written(case, directory))
     assert zoo.holds(case, examined), examined
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("case", READ, ids=lambda case: case.name)
 def test_the_comparison_notices_a_property_that_is_read_wrongly(case: Case, directory: Path) -> None:
     teeth = zoo.measure_teeth(case, written(case, directory), TEXTS[:7])

@@ -67,6 +67,7 @@ def under_a_limit(room: int, folder: Path) -> list[object]:
     return result
 
 
+@pytest.mark.slow
 def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
     chunk, tried = under_a_limit(400 << 20, tmp_path)
     assert tried == [2, 4, 256, 128, 64, 32, 16][: len(tried)]

@@ -85,6 +85,7 @@ def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> 
     return [strategy.step(batch(model, device), 1e-2, step).output.value.item() for step in range(count)]
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])

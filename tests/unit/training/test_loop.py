@@ -46,6 +46,7 @@ def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> 
     assert not unchanged
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_dataset: Path, name: str) -> None:
     work, recorder = make_assignment(

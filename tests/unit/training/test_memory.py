@@ -67,6 +67,7 @@ def head_of(device: str = "cpu") -> list[nn.Module]:
         return [Dense(128, 4096, True, "Tanh", True), Normalize(), Dense(4096, 64, False, "Identity", False)]
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize(
     ("config", "model", "precision", "kernels"),
     [

@@ -59,6 +59,7 @@ def is_in_step() -> bool:
     return is_in("_update")
 
 
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("error", ERRORS, ids=["torch", "cuBLAS", "NCCL"])
 @pytest.mark.parametrize(
     ("operator", "function"),

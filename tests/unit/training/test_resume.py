@@ -142,6 +142,7 @@ def assert_ends_alike(
 POINTS = [*((step, "step") for step in range(1, STEPS + 1)), (2, "save"), (2, "look"), (4, "save"), (6, "look")]
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize(("at", "where"), POINTS)
 def test_interrupted_anywhere_it_ends_alike(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str

@@ -157,7 +157,7 @@ def cut_short(words: str, path: str, file: str, fast: bool = False, about: bool 
         Case(f"{path} with a file cut", words, "incomplete: ", (cut(f"{path}/{file}", -7),), fast=fast),
         Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
         Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
-        Case(f"{path} without a manifest", words, "", (removed(manifest),), fast=path == "index"),
+        Case(f"{path} without a manifest", words, "", (removed(manifest),)),
         Case(f"{path} with a manifest of no bytes", words, "", (write(manifest, b""),)),
         Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),), fast=fast),
         Case(f"{path} with a manifest nested deeply", words, "", (write(manifest, b"[" * 100_000),)),
@@ -226,7 +226,6 @@ CASES = of_area(
         "store",
         write("store/plan.json", b"{}"),
         line="store/plan.json: is damaged or changed: 'key' is missing",
-        fast=True,
     ),
     resealed(
         "a store with the plan of another",

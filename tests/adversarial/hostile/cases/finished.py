@@ -14,11 +14,11 @@ RESULTS, PER_QUERY = "results/results.json", "run/per_query/letters.json"
 CHECKPOINT = "run/checkpoints/step-4"
 
 
-def broken(file: str, words: str, fast: bool = False, special: bool = True) -> list[Case]:
+def broken(file: str, words: str, special: bool = True) -> list[Case]:
     """What can happen to any JSON file of a run; `special` where it may become something else than a file."""
     name, stage = file.replace("/", " of "), words.split()[0]
     cases = [
-        Case(f"{stage} after {name} became empty", words, file, (write(file, b""),), fast=fast),
+        Case(f"{stage} after {name} became empty", words, file, (write(file, b""),)),
         Case(f"{stage} after {name} was cut", words, file, (cut(file, 40),)),
         Case(f"{stage} after {name} became null", words, file, (write(file, b"null"),)),
         Case(f"{stage} after {name} became an array", words, file, (write(file, b"[1]"),)),
@@ -42,7 +42,7 @@ NOTHING = [
 CASES = of_area(
     "finished",
     *NOTHING,
-    *broken(METRICS, COMPARE, fast=True),
+    *broken(METRICS, COMPARE),
     *broken(RESULTS, COMPARE),
     *broken(RESULTS, EXPORT),
     *broken(METRICS, CONTINUE, special=False),
@@ -112,13 +112,11 @@ CASES = of_area(
         "results evaluated with other settings",
         "evaluate --datasets letters --model model --output results --metrics map",
         "--output results: holds another evaluation",
-        fast=True,
     ),
     Case(
         "results as training output",
         "train --dataset letters --model model --output results",
         "--output results: is not empty and holds no run",
-        fast=True,
     ),
     Case("a run as prepared data", "encode --dataset run --model model --output out", "run: in no known format"),
     Case(

@@ -27,7 +27,7 @@ class Waits(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.reads: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func.overloadpacket.__name__
@@ -35,7 +35,7 @@ class Waits(TorchDispatchMode):
             index is not None and index.dtype == torch.bool for index in args[1]
         )
         if name in READ_BY_THE_HOST or is_mask:
-            self.found.append(name)
+            self.reads.append(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -45,11 +45,11 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     with monkeypatch.context() as patched, Waits() as mode:
 
         def tolist(tensor: torch.Tensor) -> list:
-            mode.found.append("tolist")
+            mode.reads.append("tolist")
             return before(tensor)
 
         patched.setattr(torch.Tensor, "tolist", tolist)
-        yield mode.found
+        yield mode.reads
 
 
 @pytest.fixture

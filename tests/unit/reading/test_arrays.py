@@ -157,9 +157,9 @@ def extended(storage: pa.Array, name: str) -> pa.Field:
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_extension_type_is_refused_without_being_built(tmp_path: Path, nested: bool) -> None:
     class Built(pa.ExtensionType):
-        """Says when a schema made one."""
+        """Count of the instances that reading a schema creates."""
 
-        made = 0
+        instances = 0
 
         def __init__(self) -> None:
             super().__init__(pa.large_string(), "test.built")
@@ -169,7 +169,7 @@ def test_an_extension_type_is_refused_without_being_built(tmp_path: Path, nested
 
         @classmethod
         def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Built:
-            cls.made += 1
+            cls.instances += 1
             return cls()
 
     ids, field = texts()["id"], extended(texts()["text"], "test.built")
@@ -186,9 +186,9 @@ def test_an_extension_type_is_refused_without_being_built(tmp_path: Path, nested
     try:
         with pytest.raises(StorageError, match=r"has the extension type 'test\.built', expected"):
             read_arrow(file, TEXTS, "")
-        assert Built.made == 0
+        assert Built.instances == 0
         assert "built" in str(pa.ipc.open_file(pa.memory_map(str(file))).schema)
-        assert Built.made > 0
+        assert Built.instances > 0
     finally:
         pa.unregister_extension_type("test.built")
 

@@ -53,7 +53,7 @@ class Run:
         self.logged: dict[int, dict[str, float]] = {}
         self.notices: list[str] = []
         self.evaluators: list[ScriptedEvaluator] = []
-        self.kept: list[set[str]] = []
+        self.checkpoint_sets: list[set[str]] = []
 
     @property
     def evaluations(self) -> Path:
@@ -84,7 +84,7 @@ class Run:
         def listen(step: int, measured: Mapping[str, float]) -> None:
             for name, value in measured.items():
                 self.logged.setdefault(step, {}).setdefault(name, value)  # as the recorder does
-            self.kept.append(self.checkpoints)
+            self.checkpoint_sets.append(self.checkpoints)
             if (step == die_at and "loss" in measured) or (step == die_at_evaluation and "dev/weights" in measured):
                 raise Killed
 
@@ -157,7 +157,7 @@ def test_a_step_waits_only_where_too_many_are_waited_for(
     assert reached[2] == furthest
     # What is waited for is not removed.
     assert {f"step-{step}" for step in range(2, furthest, 2)} <= there[2]
-    assert all(len(checkpoints) <= behind + 3 for checkpoints in run.kept)
+    assert all(len(checkpoints) <= behind + 3 for checkpoints in run.checkpoint_sets)
 
 
 @pytest.mark.parametrize("lag", [(0,), (2,), (5,), (99,)])

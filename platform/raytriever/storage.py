@@ -217,8 +217,11 @@ def one_writer(
         lock.release()
 
 
-def write_atomically(path: Path | str, content: str | bytes) -> None:
-    """Write one file whole or not at all. It replaces an existing file, but never a pipe, a socket or a device."""
+def write_atomically(path: Path | str, content: str | bytes, durable: bool = True) -> None:
+    """Write one file whole or not at all. It replaces an existing file, but never a pipe, a socket or a device.
+
+    Without `durable` the call does not wait for the disk. The file may then be lost or empty if the machine crashes.
+    """
     path = Path(os.path.abspath(path))
     aside = _hidden(path)
     with disk_errors(path):
@@ -229,12 +232,14 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
             with open(aside, "xb") as stream:
                 stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
-                os.fsync(stream.fileno())
+                if durable:
+                    os.fsync(stream.fileno())
             check_owner(path)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-        fsync(path.parent)
+        if durable:
+            fsync(path.parent)
 
 
 class FileEntry(TypedDict):

@@ -73,7 +73,8 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 def _remember(where: str, state: list[Any], value: str) -> None:
     with suppress(StorageError):  # with a full cache the file is read again; the run goes on
-        write_atomically(_memo(where), json.dumps({"where": where, "state": _short(state), "known": value}))
+        memo = json.dumps({"where": where, "state": _short(state), "known": value})
+        write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
 
 
 def _short(state: list[Any]) -> str:

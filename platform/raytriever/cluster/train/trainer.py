@@ -7,7 +7,8 @@ resumes from the newest complete checkpoint."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
@@ -135,17 +136,12 @@ def train_on_cluster(
         raise failure
 
 
-def _train_loop(settings: Mapping[str, WorkerJob]) -> None:
-    """Function that Ray Train calls on each worker; its settings have to be a dict."""
-    train_worker(settings["job"])
-
-
 def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: bool) -> TorchTrainer:
     use_gpu = count_gpus() > 0
     fewest, most = workers
     return TorchTrainer(
-        _train_loop,
-        train_loop_config={"job": job},
+        # Not in `train_loop_config`: the controller would import all that training needs before it starts the workers.
+        partial(train_worker, job),
         torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=0 if in_process else most if most == fewest else workers,

@@ -130,6 +130,7 @@ class _Experiment:
         evaluations["before"] = evaluate_model(dataset, split, base.model, precision, self.retriever)
         del self.retriever
 
+        self.log("training under Ray Train")
         stages.train(tracker, run_name)
         self.log("evaluating the model after training")
         trained = ModelConfig(model=str(path / "model"))

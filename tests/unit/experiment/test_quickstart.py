@@ -39,7 +39,13 @@ def chosen(curriculum: Curriculum) -> tuple[str, int | None]:
 
 @pytest.mark.parametrize(
     ("speed", "dataset", "steps"),
-    [(900, PYDOCS, 60), (399, PYDOCS_PART, 60), (140, PYDOCS_PART, 40), (70, PYDOCS_PART, 20)],
+    [
+        (900, PYDOCS, 60),
+        (599, PYDOCS_PART, 60),
+        (249, PYDOCS_PART, 40),
+        (127, PYDOCS_PART, 30),
+        (70, PYDOCS_PART, 20),
+    ],
 )
 def test_the_speed_decides_the_corpus_and_the_steps_and_a_line_names_both(
     speed: float, dataset: str, steps: int, whole: Curriculum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,7 +64,7 @@ def test_the_speed_decides_the_corpus_and_the_steps_and_a_line_names_both(
 def test_a_run_keeps_the_size_that_it_began_with(
     whole: Curriculum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_speed(120, monkeypatch)
+    at_speed(180, monkeypatch)
     first = size_quickstart(whole, tmp_path, False, print)
     (tmp_path / "config.yaml").write_text(dump_config(first))
     at_speed(1000, monkeypatch)

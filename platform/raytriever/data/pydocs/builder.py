@@ -30,7 +30,7 @@ from raytriever.terminal import warn
 log = logging.getLogger(__name__)
 
 PYDOCS, PYDOCS_PART = "pydocs", "pydocs-part"
-PART_PAIRS = 5_000
+PART_PAIRS = 4_000
 BUILDER_VERSION = 3
 _TEST_BELOW, _DEV_BELOW = 0.035, 0.07
 

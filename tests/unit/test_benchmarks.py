@@ -1,8 +1,9 @@
-"""The benchmark for a GPU runs on a CPU too, with small sizes; the estimate for a GPU needs none."""
+"""All benchmarks import what there is; that for a GPU runs on a CPU too, with small sizes; its estimate needs none."""
 
 from __future__ import annotations
 
-import importlib
+import ast
+import importlib.util
 import os
 import subprocess
 import sys
@@ -20,6 +21,29 @@ CPU = torch.device("cpu")
 def section(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
     monkeypatch.syspath_prepend(BENCHMARKS)
     return importlib.import_module(request.param)
+
+
+def imported_names() -> set[tuple[str, str]]:
+    """Return each module of the package and name in it that a benchmark imports, also within its functions."""
+    trees = [ast.parse(file.read_text()) for file in BENCHMARKS.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {
+        (node.module, name.name)
+        for node in nodes
+        if node.module is not None and node.module.startswith("raytriever")
+        for name in node.names
+    }
+
+
+def test_benchmarks_import_what_there_is() -> None:
+    names = imported_names()
+    assert len(names) > 100
+    absent = [
+        f"{module}.{name}"
+        for module, name in sorted(names)
+        if not hasattr(importlib.import_module(module), name) and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert absent == []
 
 
 @pytest.mark.parametrize("section", ["on_gpu.losses", "on_gpu.retrieval", "on_gpu.repeat"], indirect=True)

@@ -32,9 +32,10 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import TOKEN_BUDGET
 from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.reuse import record_location
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.encoding.writer import StoreWriter, with_shard_rows_of
+from raytriever.encoding.writer import put_next_in_place, writer_at
 from raytriever.errors import ConfigError, UserError
 from raytriever.locking import Claim, claims, join
 from raytriever.models.config import ModelConfig
@@ -97,7 +98,7 @@ def run_in_actors(pool: ActorPool) -> Runner:
             for row in shards.iter_rows():
                 if row["error"]:
                     raise deserialize_error(row["error"])
-                advance(len(encoder.writer.plan.rows_of(row["shard"])))
+                advance(encoder.texts_to_encode(row["shard"]))
 
     return run
 
@@ -163,13 +164,16 @@ def run_encoding(
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
         tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens, on_gpu=on_gpus)
-        work = StoreWriter(output.absolute(), with_shard_rows_of(plan, output.absolute()))
+        work = writer_at(output.absolute(), plan)
         work.check()
         where = f"{pool.fewest} to {pool.most} actors" if pool else f"this process, on {here}"
         log(f"{model.model}: {retriever.summary()}")
         log(f"{opened.name}: {work.plan.rows:,} texts by {model.model}, {chosen}; {where}")
         run: Runner = with_encoding_gauges(run_in_actors(pool) if pool else encode_in_process, Gauges(output.name))
         store = encode_store(work, model, retriever, opened, run)
+        put_next_in_place(output.absolute())
+        store = replace(store, path=output.absolute())
+        record_location(store.path)
     quarantine = QuarantineReport.read(store.path)
     return EncodingResult(store, str(quarantine) if quarantine.total else None)
 

@@ -21,6 +21,7 @@ import torch
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.reuse import EMBEDDINGS, find_earlier
 from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_process
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
@@ -60,7 +61,7 @@ def embed_corpus(
     Raises:
         ModelError: an embedding is not finite, or a prompt leaves no token for the text.
     """
-    folder = cache_folder() / "embeddings"
+    folder = cache_folder() / EMBEDDINGS
     prompts = prompts or retriever.prompts_of(dataset.name)
     on_gpu = next(retriever.parameters()).device.type == "cuda"
     plan = plan_embeddings(config, retriever, dataset, "passage", "fp32", prompts=prompts, on_gpu=on_gpu)
@@ -136,7 +137,7 @@ def encode_store(
     run: Runner = encode_in_process,
     prompts: Prompts | None = None,
 ) -> EmbeddingStore:
-    """Return the store of a plan: open it if it is finished, else encode the missing shards.
+    """Return the store of a plan: open it if it is finished, else encode the texts that no store has.
 
     Args:
         writer: writer of the store; no other process may write it.
@@ -154,12 +155,18 @@ def encode_store(
     plan = writer.plan
     side_texts = SideTexts(dataset, plan.side, prompts)
     missing = writer.missing()
-    encoded = plan.rows - sum(len(plan.rows_of(number)) for number in missing)
+    earlier = find_earlier(writer, missing, lambda rows: side_texts.keys(rows, plan.prefix))
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
-    encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts)
+    encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts, earlier=earlier)
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
+    copied = [number for number in missing if not encoder.texts_to_encode(number)]
+    encoded = plan.rows - sum(map(encoder.texts_to_encode, missing))
+    if earlier is not None:
+        count = sum(map(earlier.count, missing))
+        warn(f"{side_texts.name}: {plan.rows:,} texts, {count:,} of them from earlier encodings")
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
-        run(encoder, missing, progress.advance)
+        encode_in_process(encoder, copied, progress.advance)
+        run(encoder, [number for number in missing if number not in set(copied)], progress.advance)
     return writer.finish(f"{side_texts.name} ({plan.side})", side_texts.texts)
 
 

@@ -15,16 +15,20 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import repeat
 
 import numpy as np
 import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.crashes import LOADING, CrashRecord, find_fatal_texts
 from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite, start_encoding, token_budget
+from raytriever.encoding.reuse import EarlierEmbeddings
+from raytriever.encoding.store import StoredRows
 from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.retriever import Retriever
@@ -54,14 +58,21 @@ class SideTexts:
         self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
         self._token_digest = tokens.digest if tokens else None
 
-    def contents(self, retriever: Retriever, rows: range) -> list[ndarray]:
+    def contents(self, retriever: Retriever, rows: Sequence[int]) -> list[ndarray]:
         """Return the token ids of some rows, prepared for this retriever if possible."""
         prompts = self._prompts or retriever.prompts_of(self.name)
         if self._tokens is not None and self._token_digest == self._digest_for(retriever, prompts):
             return self._tokens.take(np.array(rows))
-        return retriever.contents(self.texts[rows.start : rows.stop], self.side, self.prompts(retriever, rows))
+        texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
+        return retriever.contents(texts, self.side, self.prompts(retriever, rows))
 
-    def prompts(self, retriever: Retriever, rows: range) -> str | list[str]:
+    def keys(self, rows: range, prompt: str) -> Keys:
+        """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `reuse`."""
+        own = prompt if self.side == "passage" else self._prompts_of(rows, prompt)
+        prompts = repeat(own) if isinstance(own, str) else own
+        return keys_of(map(key_of, prompts, self.texts[rows.start : rows.stop]))
+
+    def prompts(self, retriever: Retriever, rows: Sequence[int]) -> str | list[str]:
         """Return the prompt of some rows: one for all, or one for each."""
         prompts = self._prompts or retriever.prompts_of(self.name)
         return prompts.passage if self.side == "passage" else self._prompts_of(rows, prompts.query)
@@ -83,6 +94,7 @@ class ShardEncoder:
         dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
         on_progress: called with the number of encoded texts after each batch.
         prompts: prompts of the data set; by default those that the encoder has for its name.
+        earlier: embeddings that are copied, if there are any.
     """
 
     writer: StoreWriter
@@ -90,6 +102,7 @@ class ShardEncoder:
     dataset_path: str
     on_progress: Callable[[int], None] | None = None
     prompts: Prompts | None = None
+    earlier: EarlierEmbeddings | None = None
 
     @cached_property
     def retriever(self) -> Retriever:
@@ -105,6 +118,10 @@ class ShardEncoder:
         """Encode and commit one shard; raises the errors of `encode`."""
         for _ in self.encode([number]):
             pass
+
+    def texts_to_encode(self, number: int) -> int:
+        """Return the number of texts of a shard whose embeddings are not copied."""
+        return len(self.writer.plan.rows_of(number)) - (self.earlier.count(number) if self.earlier else 0)
 
     def encode(self, numbers: Sequence[int]) -> Iterator[int]:
         """Encode shards, and yield the number of each when it is committed.
@@ -135,28 +152,42 @@ class ShardEncoder:
         """Return the texts of a shard; None if it is committed, by a process that died before it could report."""
         if self.writer.is_whole(number):
             return None
-        rows = self.writer.plan.rows_of(number)
-        record = CrashRecord.of(self.writer.path / WORK, number)
-        if "retriever" not in self.__dict__:
-            with record.recording(LOADING):
-                _check_loading(record, self.writer.plan.model)
-                _ = self.retriever
-        contents = self.side_texts.contents(self.retriever, rows)
-        inputs = self.retriever.assemble(contents, self.side_texts.side)
-        budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
-        return _ShardTexts(
+        shard_rows = self.writer.plan.rows_of(number)
+        copied = self.earlier.copy(number) if self.earlier else None
+        rows: Sequence[int] = shard_rows
+        if copied is not None and len(copied.rows):
+            rows = np.delete(np.array(shard_rows), copied.rows).tolist()
+        texts = _ShardTexts(
             number=number,
             rows=rows,
-            record=record,
+            record=CrashRecord.of(self.writer.path / WORK, number),
+            keys=self.side_texts.keys(shard_rows, self.writer.plan.prefix),
+            copied=copied,
+        )
+        return self._with_inputs(texts) if len(rows) else texts
+
+    def _with_inputs(self, texts: _ShardTexts) -> _ShardTexts:
+        """Return texts with their tokens and batches."""
+        if "retriever" not in self.__dict__:
+            with texts.record.recording(LOADING):
+                _check_loading(texts.record, self.writer.plan.model)
+                _ = self.retriever
+        contents = self.side_texts.contents(self.retriever, texts.rows)
+        inputs = self.retriever.assemble(contents, self.side_texts.side)
+        budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
+        return replace(
+            texts,
             contents=contents,
             inputs=inputs,
             batches=batches([len(ids) for ids in inputs], budget),
-            prompt=self.side_texts.prompts(self.retriever, rows),
+            prompt=self.side_texts.prompts(self.retriever, texts.rows),
             budget=budget,
         )
 
-    def _start(self, texts: _ShardTexts) -> PendingEmbeddings:
-        """Start to encode a shard."""
+    def _start(self, texts: _ShardTexts) -> PendingEmbeddings | None:
+        """Start to encode a shard; return None if all of its rows are copied."""
+        if not len(texts.rows):
+            return None
         record = texts.record
         with record.recording(LOADING):
             _check_loading(record, self.writer.plan.model)
@@ -176,15 +207,19 @@ class ShardEncoder:
                     f"{texts.budget:,} tokens exceed the memory of the GPU", "--batch-tokens", "give fewer tokens"
                 ) from error
 
-    def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings) -> None:
+    def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
         """Wait for the embeddings of a shard, and write them."""
         record, rows = texts.record, texts.rows
+        if pending is None:
+            embeddings = np.empty((0, self.writer.plan.width), np.float32)
+            self.writer.write(texts.number, embeddings, {}, texts.keys, texts.copied)
+            return
         # As long as the shard is not committed, its last batch is the suspect.
         with record.recording(len(texts.batches) - 1):
             embeddings = pending.result()
-            check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[row], rows.start)
-            left_out = {rows.start + row: reason for row, reason in record.killers.items()}
-            self.writer.write(texts.number, embeddings, left_out)
+            check_finite(embeddings, self.side_texts.side, lambda row: self.side_texts.texts[rows[row]])
+            left_out = {rows[row]: reason for row, reason in record.killers.items()}
+            self.writer.write(texts.number, embeddings, left_out, texts.keys, texts.copied)
         record.remove()
 
     def _examine(self, texts: _ShardTexts) -> None:
@@ -200,7 +235,7 @@ class ShardEncoder:
                 batch_rows = rows_of_batch[batch]
                 raise ModelError(
                     f"{TRIES} processes died over a batch of {len(batch_rows)} texts, but no single text kills one",
-                    f"{self.side_texts.name}, row {texts.rows.start + min(batch_rows) + 1} and others",
+                    f"{self.side_texts.name}, row {texts.rows[min(batch_rows)] + 1} and others",
                     "lower --batch-tokens, or free some memory",
                 )
 
@@ -210,22 +245,27 @@ class _ShardTexts:
     """Texts of a shard, ready to be encoded.
 
     Args:
-        number, rows: of the shard.
-        record: its crash record.
-        contents, inputs: its texts without and with special tokens; see `Retriever`.
-        batches: texts of each batch, by their numbers in the shard.
+        number: of the shard.
+        rows: positions of the texts that are encoded, ascending.
+        record: crash record of the shard.
+        keys: keys of all its texts.
+        copied: its other rows.
+        contents, inputs: texts without and with special tokens; see `Retriever`.
+        batches: texts of each batch, by their numbers in `rows`.
         prompt: of all texts, or of each.
         budget: tokens of a batch.
     """
 
     number: int
-    rows: range
+    rows: Sequence[int]
     record: CrashRecord
-    contents: list[ndarray]
-    inputs: list[ndarray]
-    batches: list[list[int]]
-    prompt: str | list[str]
-    budget: int
+    keys: Keys
+    copied: StoredRows | None
+    contents: Sequence[ndarray] = ()
+    inputs: Sequence[ndarray] = ()
+    batches: Sequence[Sequence[int]] = ()
+    prompt: str | list[str] = ""
+    budget: int = 0
 
 
 def _check_loading(record: CrashRecord, model: str) -> None:

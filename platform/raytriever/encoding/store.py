@@ -3,7 +3,8 @@ query.
 
     DIR/manifest.json             written last: model, data set and settings, and the digest of every file
     DIR/plan.json                 the same settings, written first and compared when encoding continues
-    DIR/shards/000000/            the rows of one range of positions, as a committed directory
+    DIR/shards/000000/            the rows of one range of positions and the keys of their texts, as a committed
+                                  directory
     DIR/quarantine.jsonl          rows that killed the encoder's process, if any; their embeddings are 0
 
 A store without a manifest is unfinished, and the same command continues it (`encoding.writer`). Components are stored
@@ -15,7 +16,7 @@ as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -32,34 +33,63 @@ from raytriever.storage import MANIFEST, disk_errors, read_manifest
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND, VERSION = "embeddings", 1
-EMBEDDINGS, SCALES = "embeddings.npy", "scales.npy"
+EMBEDDINGS, SCALES, KEYS = "embeddings.npy", "scales.npy", "keys.npy"
 _REMEDY = "encode again"
 _LEVELS = 127
 _HALF_MAX = 65_504.0
 
 
-def write_embeddings(folder: Path, embeddings: Float32[ndarray, "rows width"], dtype: str) -> None:
+@dataclass(frozen=True)
+class StoredRows:
+    """Some rows of a shard as they are stored: the rows, ascending, and their values by the name of the file."""
+
+    rows: Int64[ndarray, " copied"]
+    values: Mapping[str, ndarray]
+
+
+def write_embeddings(
+    folder: Path, embeddings: Float32[ndarray, "rows width"], dtype: str, copied: StoredRows | None = None
+) -> None:
     """Write rows into a folder.
 
     Args:
         folder: existing folder without embeddings.
-        embeddings: finite embeddings.
+        embeddings: finite embeddings, of the rows that are not copied.
         dtype: `fp32`, `fp16` or `int8`.
+        copied: rows that another store has in this storage type.
 
     Raises:
         ModelError: a component is too large for `fp16`.
     """
-    if dtype == "fp32":
-        np.save(folder / EMBEDDINGS, embeddings)
-    elif dtype == "fp16":
+    files = {EMBEDDINGS: embeddings}
+    if dtype == "fp16":
         if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
             raise ModelError(f"a component of {largest:.6g} is beyond fp16", "--dtype fp16", "store fp32 or int8")
-        np.save(folder / EMBEDDINGS, embeddings.astype(np.float16))
-    else:
+        files = {EMBEDDINGS: embeddings.astype(np.float16)}
+    elif dtype == "int8":
         scales = np.abs(embeddings).max(axis=1, initial=0) / np.float32(_LEVELS)
         rounded = np.rint(embeddings / np.where(scales > 0, scales, 1)[:, None])
-        np.save(folder / EMBEDDINGS, rounded.astype(np.int8))
-        np.save(folder / SCALES, scales.astype(np.float32))
+        files = {EMBEDDINGS: rounded.astype(np.int8), SCALES: scales.astype(np.float32)}
+    for name, values in files.items():
+        if copied is not None and len(copied.rows):
+            whole = np.empty((len(values) + len(copied.rows), *values.shape[1:]), values.dtype)
+            whole[copied.rows] = copied.values[name]
+            whole[np.setdiff1d(np.arange(len(whole)), copied.rows)] = values
+            values = whole
+        np.save(folder / name, values)
+
+
+def read_stored(folder: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
+    """Read some rows of a folder as they are stored: their values by the name of the file.
+
+    Raises:
+        StorageError: a file is missing, or has another type or width.
+    """
+    stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
+    values = {EMBEDDINGS: read_array(folder / EMBEDDINGS, [stored], (None, width), _REMEDY, mapped="r")[rows]}
+    if dtype == "int8":
+        values[SCALES] = read_array(folder / SCALES, ["float32"], (None,), _REMEDY)[rows]
+    return values
 
 
 def read_embeddings(
@@ -154,10 +184,17 @@ class EmbeddingStore:
         return np.array(self.meta["left_out"], dtype=np.int64)
 
     def shard(self, number: int, rows: slice | ndarray = slice(None)) -> Float32[ndarray, "rows width"]:
-        """Return the embeddings of a shard, or some of its rows; raises `StorageError` for another shape."""
+        """Return the embeddings of a shard, or some of its rows.
+
+        Raises:
+            StorageError: the files have another shape, or the store was encoded again after it was opened.
+        """
         size = self.meta["shard_rows"]
         length = min(size, len(self) - number * size)
-        return read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
+        embeddings = read_embeddings(shard_folder(self.path, number), (length, self.width), rows)
+        if plan_key(self.path) != self.meta["key"]:  # read last: an update removes the plan before it replaces shards
+            raise StorageError("was encoded again while it was read", str(self.path), "open it again")
+        return embeddings
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
         """Yield each shard as its first row and its embeddings, memory-mapped or decoded on demand."""

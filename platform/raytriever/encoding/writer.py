@@ -1,7 +1,10 @@
 """Writer of an embedding store: finds the missing shards, commits shards, and writes the manifest at the end.
 
 A shard depends only on the plan and its number, so every process writes the same bytes, and a valid shard is never
-encoded again. A shard that is damaged or changed is not valid."""
+encoded again. A shard that is damaged or changed is not valid.
+
+If the user's directory has the embeddings of an earlier version of the data set, the new store is written to `.next/`
+in it, and takes the place of the earlier one when it is finished. A process that is killed in between is continued."""
 
 from __future__ import annotations
 
@@ -14,25 +17,30 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.capacity import check_disk
 from raytriever.data.digests import check_directory
+from raytriever.data.keys import WIDTH, Keys
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
 from raytriever.encoding.crashes import CrashRecord
 from raytriever.encoding.store import (
+    KEYS,
     KIND,
     PLAN,
     SHARDS,
     VERSION,
     EmbeddingStore,
     Keyed,
+    StoredRows,
     plan_key,
     shard_folder,
     write_embeddings,
 )
 from raytriever.errors import StorageError
+from raytriever.locking import check_owner
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import (
@@ -41,12 +49,13 @@ from raytriever.storage import (
     committed_directory,
     disk_errors,
     files_below,
+    fsync,
     read_manifest,
     sha256_of,
     write_atomically,
 )
 
-WORK = "work"
+WORK, NEXT = "work", ".next"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256
 _SHARD_BYTES = 1_024  # manifest and headers of a shard
 _SMALLEST_ON_GPU = 16_384  # tens of batches, of which only the last one is not full
@@ -96,9 +105,19 @@ class EmbeddingPlan:
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
 
     @property
+    def encoder(self) -> str:
+        """SHA-256 over everything but the text that decides an embedding and its stored form.
+
+        The prompt is part of the text. The number of tokens per batch is left out: see docs/explanation/decisions.md.
+        """
+        names = ("model_digest", "side", "length", "pooling", "similarity", "precision", "dtype", "width")
+        decides = {name: getattr(self, name) for name in names}
+        return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
+
+    @property
     def bytes(self) -> int:
-        """Bytes of all shards: values, the scales of int8, and file headers and manifests."""
-        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0)
+        """Bytes of all shards: values, the scales of int8, keys of texts, and file headers and manifests."""
+        row = self.width * {"fp32": 4, "fp16": 2, "int8": 1}[self.dtype] + (4 if self.dtype == "int8" else 0) + WIDTH
         return self.rows * row + self.shards * _SHARD_BYTES
 
     @property
@@ -167,23 +186,34 @@ class StoreWriter:
             for file in (self.path / WORK).glob("*.json"):
                 CrashRecord.read(file).forget_loading()
         if not continues:
-            write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
+            write_atomically(self.path / PLAN, json.dumps(self._described(), indent=1))
 
     def missing(self) -> list[int]:
         """Return the numbers of the shards that are missing or damaged."""
         return [number for number in range(self.plan.shards) if not self.is_whole(number)]
 
-    def write(self, number: int, embeddings: Float32[ndarray, "rows width"], left_out: Mapping[int, str]) -> None:
+    def write(
+        self,
+        number: int,
+        embeddings: Float32[ndarray, "encoded width"],
+        left_out: Mapping[int, str],
+        keys: Keys | None = None,
+        copied: StoredRows | None = None,
+    ) -> None:
         """Commit a shard.
 
         Args:
             number: number of the shard.
-            embeddings: all rows of the shard.
+            embeddings: all rows of the shard, except those that are copied.
             left_out: rows without an embedding, by position in the data set, with the reason.
+            keys: keys of the texts of all rows; without them no later encoding copies the rows.
+            copied: rows that another store has.
         """
         meta = {"key": self.plan.key, "left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
         with committed_directory(shard_folder(self.path, number), meta, replace=True) as folder:
-            write_embeddings(folder, embeddings, self.plan.dtype)
+            write_embeddings(folder, embeddings, self.plan.dtype, copied)
+            if keys is not None:
+                np.save(folder / KEYS, keys)
 
     def finish(self, where: str, texts: Any) -> EmbeddingStore:
         """Commit the store when no shard is missing.
@@ -204,9 +234,10 @@ class StoreWriter:
         entries = [bad_entry(where, row + 1, left_out[row], texts[row].encode()) for row in sorted(left_out)]
         QuarantineReport(tuple(entries)).write(self.path)
         files |= {name: _entry(self.path / name) for name in (PLAN, QUARANTINE) if (self.path / name).exists()}
-        meta = {"kind": KIND, "version": VERSION, "key": self.plan.key, **asdict(self.plan), "left_out": [*left_out]}
+        meta = {"kind": KIND, "version": VERSION, **self._described(), "left_out": [*left_out]}
         with disk_errors(self.path):
-            shutil.rmtree(self.path / WORK, ignore_errors=True)
+            for name in (WORK, NEXT):
+                shutil.rmtree(self.path / name, ignore_errors=True)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
                 shutil.rmtree(leftover, ignore_errors=True)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
@@ -217,19 +248,76 @@ class StoreWriter:
         folder = shard_folder(self.path, number)
         try:
             check_directory(folder)
-            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), _ShardMeta, "encode again")
+            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), ShardMeta, "encode again")
         except StorageError:
             return False
         rows = self.plan.rows_of(number)
         return meta["key"] == self.plan.key and all(row.isdecimal() and int(row) in rows for row in meta["left_out"])
 
+    def _described(self) -> dict[str, Any]:
+        return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}
 
-class _ShardMeta(Keyed):
+
+class ShardMeta(Keyed):
+    """Metadata in the manifest of a shard; `left_out` has positions in the data set, with the reason."""
+
     left_out: dict[str, str]
 
 
 class _Sharded(Keyed):
     shard_rows: int
+
+
+class _Planned(Keyed):
+    encoder: str
+    dataset: str
+
+
+def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
+    """Return the writer of a plan for a directory of the user.
+
+    It writes to `.next/` if the directory has the embeddings of an earlier version of the same data set. A directory
+    with any other content is left to `StoreWriter.check`.
+    """
+    put_next_in_place(path)
+    writer = StoreWriter(path, with_shard_rows_of(plan, path))
+    following = StoreWriter(path / NEXT, with_shard_rows_of(plan, path / NEXT))
+    if writer.has_own_plan() or not _is_earlier_version(path, plan):
+        return writer
+    if not following.has_own_plan():  # of a version that the data set no longer has
+        with disk_errors(path):
+            shutil.rmtree(following.path)
+    return following
+
+
+def put_next_in_place(path: Path) -> None:
+    """Replace the store of a directory by the finished one in its `.next/`, if there is one.
+
+    A reader meets the old store, the new one, or none. A process that is killed here is continued by the next call.
+    """
+    following = path / NEXT
+    if not (following / MANIFEST).exists():
+        return
+    check_owner(path)
+    names = (SHARDS, QUARANTINE, PLAN, MANIFEST)  # the manifest moves last
+    with disk_errors(path):
+        if (following / SHARDS).exists():
+            for name in (MANIFEST, PLAN, QUARANTINE):
+                (path / name).unlink(missing_ok=True)
+            if (path / SHARDS).exists():
+                shutil.rmtree(path / SHARDS)
+        for name in names:
+            if (following / name).exists():
+                (following / name).rename(path / name)
+        shutil.rmtree(following)
+        fsync(path)
+
+
+def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:
+    with suppress(OSError, StorageError):
+        planned = read_json(path / PLAN, _Planned, "encode again")
+        return (planned["encoder"], planned["dataset"]) == (plan.encoder, plan.dataset)
+    return False
 
 
 def _key_of(path: Path) -> str | None:

@@ -11,8 +11,11 @@ thousand queries. On a GPU: most of its free memory for documents, some for tile
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
@@ -74,7 +77,10 @@ def _join(blocks: list[tuple[ndarray, ndarray]]) -> tuple[ndarray, ndarray]:
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
     """Return each document's rank among documents with equal scores: 0 for the id that sorts last."""
-    order = np.argsort(np.array(list(document_ids), dtype=object), kind="stable")[::-1]
+    ids = iter(document_ids)
+    # As UTF-8, which sorts like the characters and needs a seventh of the memory of Python's strings.
+    pieces = iter(lambda: pa.array(islice(ids, FEWEST_ROWS), pa.string()), pa.array([], pa.string()))
+    order = pc.sort_indices(pa.chunked_array(pieces, pa.string())).to_numpy()[::-1]
     ranks = np.empty(len(order), np.int64)
     ranks[order] = np.arange(len(order))
     return ranks

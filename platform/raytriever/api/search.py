@@ -153,4 +153,4 @@ def _approximate(
     )
     with working("build_index", None if folder.exists() else folder):
         indexed = run_index(job, folder, warn)
-    return Index(kind, indexed, len(indexed.index.documents))
+    return Index(kind, indexed, indexed.index.count)

@@ -55,9 +55,10 @@ def main(words: list[str]) -> None:
     )
     opened = run_index(job, output, warn)
     index = opened.index
-    action = "opened" if opened.seconds is None else f"built in {opened.seconds:,.1f} s"
+    verb = "updated" if opened.is_update else "built"
+    action = "opened" if opened.seconds is None else f"{verb} in {opened.seconds:,.1f} s"
     show(
-        f"{config.index} over {len(index.documents):,} passages of width {index.embeddings.shape[1]}, {action}; "
+        f"{config.index} over {index.count:,} passages of width {index.embeddings.shape[1]}, {action}; "
         f"{index.finder.bytes / 1e6:,.1f} MB, and {index.embeddings.nbytes / 1e6:,.1f} MB of embeddings"
     )
     if arguments.split:
@@ -78,7 +79,7 @@ def _parser() -> Parser:
         type=path_type(OUTPUT, "--output"),
         required=True,
         metavar="DIR",
-        help="folder of the index; an existing index is opened",
+        help="folder of the index; an existing index is opened, and follows a data set that has changed",
     )
     parser.add_argument(
         "--embeddings",

@@ -1,4 +1,4 @@
-"""Index job: build or open the approximate index of a data set's passages, search it, and measure its recall."""
+"""Index job: build, update or open the approximate index of a data set's passages, search it, measure its recall."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,12 +33,13 @@ from raytriever.index.approximate.faiss_finders import default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import read_index, read_meta, write_index
+from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.exact import Hit, hits_of, search_store
-from raytriever.storage import check_writable
+from raytriever.storage import check_writable, one_writer
 from raytriever.terminal import one_line, text_table
 
 # Split of RoarGraph's training queries; other kinds need none.
@@ -71,13 +74,14 @@ class IndexJob:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult:
-    """Index in memory with its inputs; `seconds` is the time of building it, None if it was opened."""
+    """Index in memory with its inputs; `seconds` is the time of building or updating it, None if it was opened."""
 
     index: ApproximateIndex
     dataset: RetrievalDataset
     retriever: Retriever
     store: EmbeddingStore
     seconds: float | None
+    is_update: bool = False
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
         """Return for each query the best passages that the index finds, best first, none below the threshold.
@@ -95,7 +99,7 @@ class IndexResult:
 
 
 def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
-    """Build an index and commit it to `output`, or open the one that is there.
+    """Build an index and commit it to `output`, or open the one that is there; it is updated if the data set changed.
 
     Args:
         job: inputs and settings.
@@ -114,7 +118,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
             "choose another split",
         )
     check_writable(output)
-    existing = output.exists() and read_meta(output)
+    existing = read_meta(output) if output.exists() else None
     splits = [split for split in dict.fromkeys((training_split, job.split)) if split]
     device = default_device()
     dataset = open_dataset(job.dataset, splits, max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
@@ -123,16 +127,11 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
     meta = _meta(job, dataset, store, training_split)
-    if existing:
-        if existing["key"] != meta["key"]:
-            raise StorageError(
-                f"holds another index ({existing['index']} of {existing['dataset']} by {existing['model']})",
-                str(output),
-                "give another --output, or remove it",
-            )
-        index = read_index(output)
-        index = replace(index, effort=job.config.effort or index.effort)
-        return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=None)
+    result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store)
+    if existing and existing["key"] != meta["key"]:
+        _check_is_earlier(existing, meta, output)
+    elif existing:
+        return result(index=_opened(output, job), seconds=None)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
     check_memory(needed, "the structures of the index", "use --index ivfpq")
@@ -140,12 +139,52 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     training = _queries(retriever, dataset, training_split) if training_split else None
     documents = _documents(store, dataset)
     report(f"{job.model.model}: {retriever.summary()}")
-    report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
-    started = perf_counter()
-    index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
-    seconds = perf_counter() - started
-    write_index(output, index, job.config.index, meta)
-    return IndexResult(index=index, dataset=dataset, retriever=retriever, store=store, seconds=seconds)
+    with one_writer(output, wait=True, report=report) if existing else nullcontext():
+        started, index = perf_counter(), None
+        if existing:
+            existing = read_meta(output)
+            if existing["key"] == meta["key"]:  # another command has updated it meanwhile
+                return result(index=_opened(output, job), seconds=None)
+            index, built = _updated(output, documents, existing, report), existing["built"]
+        is_update = index is not None
+        if index is None:
+            report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
+            index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
+            built = len(documents.embeddings)
+        index = replace(index, effort=job.config.effort or index.effort)
+        seconds = perf_counter() - started
+        write_index(output, index, job.config.index, meta | {"built": built}, replace=output.exists())
+    return result(index=index, seconds=seconds, is_update=is_update)
+
+
+def _opened(output: Path, job: IndexJob) -> ApproximateIndex:
+    index = read_index(output)
+    return replace(index, effort=job.config.effort or index.effort)
+
+
+def _check_is_earlier(existing: dict[str, Any], meta: dict[str, Any], output: Path) -> None:
+    """Raise `StorageError` unless an index differs from the requested one by the documents alone."""
+    of_documents = ("key", "embeddings", "model")
+    same = all(existing.get(name) == value for name, value in meta.items() if name not in of_documents)
+    if not same or meta["encoder"] is None:  # of a store that was written by an earlier version
+        raise StorageError(
+            f"holds another index ({existing['index']} of {existing['dataset']} by {existing['model']})",
+            str(output),
+            "give another --output, or remove it",
+        )
+
+
+def _updated(
+    output: Path, documents: DocumentVectors, existing: dict[str, Any], report: Callable[[str], None]
+) -> ApproximateIndex | None:
+    """Return the index at `output` with the documents of now; None if it must be built again."""
+    index = read_index(output)
+    updated = update_index(index, documents, existing["built"], torch.get_num_threads())
+    if updated is not None:
+        added, hidden = len(updated.documents) - len(index.documents), index.count + len(updated.documents)
+        hidden -= len(index.documents) + updated.count
+        report(f"{existing['dataset']}: {added:,} passages were added to the index, and {hidden:,} removed")
+    return updated
 
 
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
@@ -199,6 +238,7 @@ def _meta(
         "model": job.model.model,
         "dataset": dataset.name,
         "embeddings": store.meta["key"],
+        "encoder": store.meta.get("encoder"),
         "key": hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
     }
 

@@ -17,13 +17,13 @@ TPAMI 42(4), 2020."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError
@@ -67,6 +67,18 @@ def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
     return index
 
 
+def _added(index: Any, embeddings: ndarray, threads: int) -> Any:
+    faiss.omp_set_num_threads(threads)
+    if len(embeddings):
+        index.add(embeddings)
+    return index
+
+
+def _without(hidden: Int64[ndarray, " hidden"] | None) -> dict[str, Any]:
+    """Return the search parameter that leaves out rows."""
+    return {"sel": faiss.IDSelectorNot(faiss.IDSelectorBatch(hidden))} if hidden is not None and len(hidden) else {}
+
+
 @dataclass(frozen=True)
 class Flat:
     """Finder that scores all embeddings; it has no files."""
@@ -95,10 +107,12 @@ class Ivf:
     Args:
         index: a trained `faiss.IndexIVF`.
         proposed: number of proposed documents, as a multiple of k.
+        hidden: rows that are never proposed, if there are any.
     """
 
     index: Any
     proposed: int = 1
+    hidden: Int64[ndarray, " hidden"] | None = None
 
     @classmethod
     def build(
@@ -144,21 +158,25 @@ class Ivf:
         faiss.omp_set_num_threads(threads)
         faiss.cvar.indexIVF_stats.reset()
         wanted = min(self.proposed * k, self.index.ntotal)
-        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist))
+        settings = faiss.SearchParametersIVF(nprobe=min(effort, self.index.nlist), **_without(self.hidden))
         _, rows = self.index.search(queries, wanted, params=settings)
         # FAISS does not count the centres, which are scored too.
         candidates = faiss.cvar.indexIVF_stats.ndis / max(1, len(queries)) + self.index.nlist
         return Proposal(rows, float(candidates))
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Ivf:
+        """Add rows after those that are there; the centres and the quantiser do not change."""
+        return replace(self, index=_added(self.index, embeddings, threads))
 
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path, shape: tuple[int, ...]) -> Ivf:
+    def load(cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None) -> Ivf:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
         index = read_faiss(folder, shape)
-        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1)
+        return cls(index, REFINE if isinstance(index, faiss.IndexIVFPQ) else 1, hidden)
 
     @property
     def bytes(self) -> int:
@@ -186,9 +204,11 @@ class Hnsw:
 
     Args:
         index: a `faiss.IndexHNSWFlat`.
+        hidden: rows that are never proposed, if there are any.
     """
 
     index: Any
+    hidden: Int64[ndarray, " hidden"] | None = None
 
     @classmethod
     def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, seed: int, threads: int) -> Hnsw:
@@ -212,17 +232,22 @@ class Hnsw:
         """Find rows; see `Finder`."""
         faiss.omp_set_num_threads(threads)
         faiss.cvar.hnsw_stats.reset()
-        _, rows = self.index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=max(effort, k)))
+        settings = faiss.SearchParametersHNSW(efSearch=max(effort, k), **_without(self.hidden))
+        _, rows = self.index.search(queries, k, params=settings)
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
+
+    def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
+        """Add rows after those that are there, with the settings of the graph."""
+        return replace(self, index=_added(self.index, embeddings, threads))
 
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path, shape: tuple[int, ...]) -> Hnsw:
+    def load(cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None) -> Hnsw:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
-        return cls(read_faiss(folder, shape))
+        return cls(read_faiss(folder, shape), hidden)
 
     @property
     def bytes(self) -> int:

@@ -67,7 +67,7 @@ class ApproximateIndex:
     Args:
         finder: built from `embeddings`.
         embeddings: finite embeddings, in memory or memory-mapped.
-        documents: position of each row's document in the corpus.
+        documents: position of each row's document in the corpus; -1 for a row that is hidden (see `update`).
         ties: result of `exact.search.tie_order` for the whole corpus.
         effort: see `Finder.find`.
     """
@@ -121,6 +121,11 @@ class ApproximateIndex:
             rows = np.broadcast_to(np.arange(count), (len(queries), count))
             return Proposal(rows, float(count))
         return self.finder.find(queries, k, self.effort, threads)
+
+    @property
+    def count(self) -> int:
+        """Number of documents that a search can return."""
+        return int((self.documents >= 0).sum())
 
     @cached_property
     def _order(self) -> TieOrder:

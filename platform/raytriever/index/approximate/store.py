@@ -2,7 +2,7 @@
 
     DIR/manifest.json      the digest of every file, and the inputs and settings of the index
     DIR/embeddings.npy     the embeddings, memory-mapped when read
-    DIR/documents.npy      the document of each row
+    DIR/documents.npy      the document of each row; -1 if it is no longer in the corpus
     DIR/ties.npy           the corpus's order of equal scores
     DIR/finder/            the files of the finder
 
@@ -34,14 +34,14 @@ FINDER = "finder"
 _REMEDY = "build the index again"
 _ARRAYS = ("embeddings", "documents", "ties")
 
-# Reader of each kind: called with the folder, the embeddings, and the metadata of the index.
-_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any]], Finder]] = {
-    "flat": lambda folder, embeddings, built: Flat(embeddings),
-    "ivf": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
-    "ivfpq": lambda folder, embeddings, built: Ivf.load(folder, embeddings.shape),
-    "hnsw": lambda folder, embeddings, built: Hnsw.load(folder, embeddings.shape),
-    "vamana": lambda folder, embeddings, built: Vamana.load(folder, built["degree"], embeddings.shape),
-    "roargraph": lambda folder, embeddings, built: RoarGraph.load(folder, embeddings),
+# Reader of each kind: called with the folder, the embeddings, the metadata of the index, and the hidden rows.
+_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any], ndarray], Finder]] = {
+    "flat": lambda folder, embeddings, built, hidden: Flat(embeddings),
+    "ivf": lambda folder, embeddings, built, hidden: Ivf.load(folder, embeddings.shape, hidden),
+    "ivfpq": lambda folder, embeddings, built, hidden: Ivf.load(folder, embeddings.shape, hidden),
+    "hnsw": lambda folder, embeddings, built, hidden: Hnsw.load(folder, embeddings.shape, hidden),
+    "vamana": lambda folder, embeddings, built, hidden: Vamana.load(folder, built["degree"], embeddings.shape),
+    "roargraph": lambda folder, embeddings, built, hidden: RoarGraph.load(folder, embeddings),
 }
 KINDS = tuple(_READERS)
 
@@ -107,11 +107,11 @@ def read_index(path: Path) -> ApproximateIndex:
         embeddings = read_array(path / "embeddings.npy", ["float32"], (rows, width), _REMEDY, mapped="r")
         documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
         ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
-    for name, values in (("documents", documents), ("ties", ties)):
-        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(ties):
+    for name, values, least in (("documents", documents, -1), ("ties", ties, 0)):
+        if len(values) and not least <= int(values.min()) <= int(values.max()) < len(ties):
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"
             raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
-    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta)
+    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta, np.flatnonzero(documents < 0))
     return ApproximateIndex(
         finder=finder, embeddings=embeddings, documents=documents, ties=ties, effort=int(meta["effort"])
     )

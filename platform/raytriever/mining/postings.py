@@ -26,7 +26,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
@@ -181,9 +180,17 @@ def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
     rarities = _inverse_document_frequencies(counts, size)
     ends, first = starts[:-1].copy(), 0
     for block, number, each in zip(blocks, numbers, lengths, strict=True):
-        norms = K1 * ((1 - B) + B * each / (length / size)) if length else np.zeros(len(each))
-        arrays = block.counts, block.rows, block.frequencies, number, rarities, norms
-        _place(*arrays, first, ends, documents, weights, largest)
+        if len(number):
+            norms = K1 * ((1 - B) + B * each / (length / size))
+            frequencies = np.asarray(block.frequencies, np.float64)
+            added = np.repeat(rarities[number].astype(np.float64), block.counts)
+            added = (added * (frequencies / (norms[block.rows] + frequencies))).astype(np.float32)
+            begins = np.cumsum(block.counts) - block.counts
+            # The postings of a term go where those of the block before end.
+            places = np.arange(len(added)) + np.repeat(ends[number] - begins, block.counts)
+            documents[places], weights[places] = first + block.rows, added
+            largest[number] = np.maximum(largest[number], np.maximum.reduceat(added, begins))
+            ends[number] += block.counts
         first += len(each)
     return Postings(size, vocabulary, starts, documents, weights, largest)
 
@@ -193,21 +200,6 @@ def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray
     distinct, index = np.unique(counts, return_inverse=True)
     logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
     return np.array(logarithms, np.float32)[index]
-
-
-@numba.njit(cache=True, nogil=True)
-def _place(counts, rows, frequencies, number, rarities, norms, first, ends, documents, weights, largest):  # type: ignore[no-untyped-def]
-    """Copy the postings of a block to the `ends` of its terms, and move these; update the largest weights."""
-    posting = 0
-    for row in range(len(counts)):
-        term = number[row]
-        for end in range(ends[term], ends[term] + counts[row]):
-            frequency = np.float64(frequencies[posting])
-            documents[end] = first + rows[posting]
-            weights[end] = np.float64(rarities[term]) * (frequency / (norms[rows[posting]] + frequency))
-            largest[term] = max(largest[term], weights[end])
-            posting += 1
-        ends[term] += counts[row]
 
 
 def _in_memory(name: str, length: int, dtype: Any) -> ndarray:

@@ -88,7 +88,7 @@ class Bm25Index:
         return self.scores_of([query], np.arange(len(self))[None, :])[0]
 
     def _has_few_pairs(self, queries: Sequence[str]) -> bool:
-        return len(self) * len(queries) <= FEW_PAIRS
+        return len(self) <= IN_MEMORY and len(self) * len(queries) <= FEW_PAIRS
 
     @property
     def _arrays(self) -> tuple[ndarray, ndarray, ndarray]:

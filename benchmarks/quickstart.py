@@ -24,7 +24,7 @@ STAGES = {
     "This machine encodes": "data set",
     "evaluating BM25": "BM25",
     "evaluating minilm before": "encoder before",
-    "training": "Ray, training",
+    "training": "further steps, end of Ray",
     "evaluating the model after": "encoder after, report",
 }
 
@@ -71,7 +71,7 @@ def main() -> None:
         documents = corpus.read_text().count("\n")
         steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
     first = min(step["milliseconds"] for step in steps) / 1000
-    ends = sorted([*ends, ("Ray, workers, first step", first)], key=lambda end: end[1])
+    ends = sorted([*ends, ("start of Ray, first step", first)], key=lambda end: end[1])
     begins = [wall_began, *(moment for _, moment in ends)]
     after, before_training, bm25 = (metrics[name]["ndcg_at_10"] for name in ("after", "before", "bm25"))
     report(

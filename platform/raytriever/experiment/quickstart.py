@@ -41,13 +41,7 @@ class Size:
 
 # The corpus is encoded twice. A step takes as long as the encoding of 400 passages in fp32 and of 550 in bf16, and the
 # rest of the run about a minute.
-SIZES = (
-    Size(600, PYDOCS, 60),
-    Size(250, PYDOCS_PART, 60),
-    Size(170, PYDOCS_PART, 40),
-    Size(120, PYDOCS_PART, 30),
-    Size(0, PYDOCS_PART, 20),
-)
+SIZES = (Size(600, PYDOCS, 60), Size(250, PYDOCS_PART, 60), Size(170, PYDOCS_PART, 40), Size(0, PYDOCS_PART, 20))
 
 
 def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Callable[[str], None]) -> Curriculum:

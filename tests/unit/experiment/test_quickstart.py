@@ -39,13 +39,7 @@ def chosen(curriculum: Curriculum) -> tuple[str, int | None]:
 
 @pytest.mark.parametrize(
     ("speed", "dataset", "steps"),
-    [
-        (900, PYDOCS, 60),
-        (599, PYDOCS_PART, 60),
-        (249, PYDOCS_PART, 40),
-        (127, PYDOCS_PART, 30),
-        (70, PYDOCS_PART, 20),
-    ],
+    [(900, PYDOCS, 60), (599, PYDOCS_PART, 60), (249, PYDOCS_PART, 40), (127, PYDOCS_PART, 20)],
 )
 def test_the_speed_decides_the_corpus_and_the_steps_and_a_line_names_both(
     speed: float, dataset: str, steps: int, whole: Curriculum, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.cache import hold, keep_within_bound
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.options import did_you_mean
 from raytriever.paths import FILE
@@ -85,6 +86,7 @@ class Files:
                 digest.update(line)
         folder = cache_folder() / SOURCES / digest.hexdigest()[:32] / name
         if _is_whole(folder):
+            hold(folder.parent, self)
             return folder
         with one_writer(folder, wait=True, report=warn):
             if not _is_whole(folder):
@@ -94,6 +96,7 @@ class Files:
                         (aside / file).parent.mkdir(exist_ok=True)
                         with (aside / file).open("wb") as stream:
                             stream.writelines(self._lines(file))
+                keep_within_bound(folder.parent)
         return folder
 
     def name_tables(self, error: DataError, folder: Path) -> None:

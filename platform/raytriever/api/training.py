@@ -14,6 +14,7 @@ from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_pandas
+from raytriever.cache import hold, keep_within_bound
 from raytriever.config import (
     NAME,
     Config,
@@ -179,7 +180,10 @@ def mine_hard_negatives(
             with one_writer(folder, wait=True, report=warn):
                 if not (folder / MANIFEST).is_file():
                     run_mining(job, folder, warn)
-    return HardNegatives(folder, read_manifest(folder, verify=None)["meta"])
+                    keep_within_bound(folder)
+    negatives = HardNegatives(folder, read_manifest(folder, verify=None)["meta"])
+    hold(folder, negatives)
+    return negatives
 
 
 @public

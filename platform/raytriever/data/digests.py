@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
 
 _BLOCK = 1 << 22
+MOST_MEMOS = 100_000  # files of 4 KB on most disks
 _EXAMINED = "whole, and its contents examined"
 
 
@@ -72,9 +75,20 @@ def _remembered(where: str, state: list[Any]) -> str | None:
 
 
 def _remember(where: str, state: list[Any], value: str) -> None:
+    _bound_memos()
     with suppress(StorageError):  # with a full cache the file is read again; the run goes on
         memo = json.dumps({"where": where, "state": _short(state), "known": value})
         write_atomically(_memo(where), memo, durable=False)  # a lost memo costs another comparison
+
+
+@cache
+def _bound_memos() -> None:
+    """Remove the older half of the memos, if there are more than `MOST_MEMOS`; once in a process."""
+    with suppress(OSError):
+        memos = list(os.scandir(cache_folder() / "digests"))
+        if len(memos) > MOST_MEMOS:
+            for memo in sorted(memos, key=lambda one: one.stat().st_mtime)[: len(memos) // 2]:
+                os.unlink(memo)
 
 
 def _short(state: list[Any]) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from raytriever.activity import activity
+from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.reuse import EMBEDDINGS, find_earlier
@@ -26,7 +27,6 @@ from raytriever.encoding.shards import ShardEncoder, SideTexts, encode_in_proces
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
-from raytriever.locking import owner_of
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import head_text
 from raytriever.models.retriever import Retriever
@@ -37,7 +37,6 @@ from raytriever.prompts import Prompts, Side
 from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, sha256_of
 from raytriever.terminal import warn
 
-CACHE_BYTES = 4 * 2**30
 # Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.
 Runner = Callable[[ShardEncoder, Sequence[int], Callable[[int], None]], None]
 
@@ -80,8 +79,8 @@ def embed_corpus(
             elif (path / MANIFEST).exists():
                 warn(f"{path}: is damaged or changed; encoding its damaged shards again")
             store = encode_store(writer, config, retriever, dataset, run, prompts)
-    os.utime(path)
-    _prune(folder, keep=path)
+    hold(path, store)
+    keep_within_bound(path)
     return store
 
 
@@ -182,16 +181,6 @@ def _open_finished(plan: EmbeddingPlan, path: Path) -> EmbeddingStore | None:
 def _absolute(name: str) -> str:
     """Return an absolute path, for processes with another current directory; a name or a URI is unchanged."""
     return os.path.abspath(name) if os.path.isdir(name) else name
-
-
-def _prune(folder: Path, keep: Path) -> None:
-    """Remove the least recently used stores until the rest is within the limit."""
-    entries = sorted((path for path in folder.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
-    total = 0
-    for path in entries:
-        total += sum(file.stat().st_size for file in files_below(path))
-        if total > CACHE_BYTES and path != keep and owner_of(path) is None:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 # Fields of a plan, and what a store holds if they differ.

@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
+from raytriever.cache import hold
 from raytriever.data.digests import check_directory
 from raytriever.errors import ModelError, StorageError
 from raytriever.reading.arrays import Shape, read_array
@@ -168,7 +169,9 @@ class EmbeddingStore:
         if outside := [row for row in fields["left_out"] if not 0 <= row < fields["rows"]]:
             reason = f"row {outside[0]} is left out, but there are {fields['rows']} rows"
             raise StorageError(reason, str(path / MANIFEST), "encode again")
-        return cls(path, meta)
+        store = cls(path, meta)
+        hold(path, store)
+        return store
 
     def __len__(self) -> int:
         return int(self.meta["rows"])

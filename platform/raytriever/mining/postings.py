@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 
+from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError, StorageError
 from raytriever.machine import usable_cores
@@ -142,6 +143,7 @@ class Postings:
             with one_writer(folder, wait=True, report=warn):
                 if not _is_complete(folder):  # another command has not made it meanwhile
                     _make(folder, Passages(documents))
+                    keep_within_bound(folder)
         return cls._open(folder, len(documents))
 
     @classmethod
@@ -150,7 +152,9 @@ class Postings:
         starts = _mapped(folder, "starts", len(terms) + 1)
         documents, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
         vocabulary = dict(zip(terms, range(len(terms)), strict=True))
-        return cls(size, vocabulary, starts, documents, weights, _mapped(folder, "largest", len(terms)))
+        postings = cls(size, vocabulary, starts, documents, weights, _mapped(folder, "largest", len(terms)))
+        hold(folder, postings)
+        return postings
 
 
 def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
@@ -219,6 +223,8 @@ class _Blocks:
 def _make(folder: Path, passages: Passages) -> None:
     """Analyse the blocks that do not exist yet, and commit the postings."""
     unmerged = folder.with_name(f"{folder.name}-blocks")
+    unmerged.mkdir(parents=True, exist_ok=True)
+    hold(unmerged, passages)
     starts = range(0, len(passages), BLOCK)
     folders = [unmerged / f"{start // BLOCK:06}" for start in starts]
     missing = [row for row, path in enumerate(folders) if not _is_complete(path)]

@@ -1,7 +1,8 @@
 """Inventory of the cache: content, size and last use of each entry, and the removal of the least recently used.
 
-The answers of language models cost money and are never pruned. Every other entry can be created again. An entry is a
-folder or a file directly below the cache, or directly below one of its collections.
+The answers of language models cost money and are never pruned. Every other entry can be created again, and is pruned
+unless a process writes it or has it open. An entry is a folder or a file directly below the cache, or directly below
+one of its collections.
 """
 
 from __future__ import annotations
@@ -9,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from raytriever.cache import BOUNDS, is_held
 from raytriever.errors import StorageError
-from raytriever.locking import LOCK, InUseError, Owner, owner_of
-from raytriever.operation.disk_usage import last_use_time, remove, size_of
+from raytriever.locking import LOCK, Owner, owner_of
+from raytriever.operation.disk_usage import last_use_time, size_of
 from raytriever.reading.structured import read_json
-from raytriever.storage import MANIFEST, cache_folder, disk_errors, one_writer
+from raytriever.storage import MANIFEST, cache_folder, disk_errors
 
-COLLECTIONS = ("datasets", "embeddings", "sources", "negatives", "bm25")
+COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
@@ -28,6 +31,7 @@ _CONTENTS = {
     "compiled": "compiled functions",
     "chunks": "chunk sizes that fit into memory (--grad-cache-chunk)",
     "launch": "logs of raytriever launch",
+    "locations": "paths of embeddings that encode wrote elsewhere",
     "submissions": "uploads of raytriever submit",
 }
 
@@ -42,6 +46,7 @@ class CacheEntry:
         size: size in bytes.
         used_at: time of the last use, in seconds since 1970.
         owner: the process that writes the entry now, or None.
+        is_open: True if a process has the entry open.
     """
 
     path: Path
@@ -49,11 +54,18 @@ class CacheEntry:
     size: int
     used_at: float
     owner: Owner | None
+    is_open: bool = False
 
     @property
     def is_removable(self) -> bool:
         """True if the entry may be pruned."""
-        return self.owner is None and self.path.name != ANSWERS
+        return self.owner is None and not self.is_open and self.path.name != ANSWERS
+
+    @property
+    def collection(self) -> str:
+        """Name of the collection with a bound that the entry is part of; empty if there is none."""
+        name = self.path.parent.name if self.path.parent.name in BOUNDS else self.path.name.partition("-")[0]
+        return name if name in BOUNDS else ""
 
 
 def cache_entries() -> list[CacheEntry]:
@@ -68,34 +80,21 @@ def cache_entries() -> list[CacheEntry]:
     return sorted((entry for entry in entries if entry is not None), key=lambda entry: (entry.used_at, entry.path))
 
 
-def entries_to_prune(entries: Iterable[CacheEntry], limit: int) -> list[CacheEntry]:
-    """Return the least recently used entries whose removal leaves at most `limit` bytes, if that is possible."""
+def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
+    """Return the entries that are pruned.
+
+    Args:
+        entries: all entries.
+        limit: bytes that may be left, if that is possible; the least recently used entries are pruned first.
+        before: entries that were last used before this time are pruned, in seconds since 1970.
+    """
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []
     for entry in sorted(entries, key=lambda entry: entry.used_at):
-        if total <= limit:
-            break
-        if entry.is_removable:
+        if entry.is_removable and (total > limit or entry.used_at < before):
             chosen.append(entry)
             total -= entry.size
     return chosen
-
-
-def prune(entry: CacheEntry) -> bool:
-    """Remove an entry, unless another process writes it.
-
-    Returns:
-        False if another process has begun to write the entry.
-
-    Raises:
-        StorageError: the entry may not be removed.
-    """
-    try:
-        with one_writer(entry.path):
-            remove(entry.path)
-    except InUseError:
-        return False
-    return True
 
 
 def _children(folder: Path) -> list[Path]:
@@ -109,7 +108,9 @@ def _children(folder: Path) -> list[Path]:
 def _entry(path: Path, collection: str) -> CacheEntry | None:
     """Return an entry; None if another process has just removed it."""
     with suppress(FileNotFoundError), disk_errors(path, reading=True):
-        return CacheEntry(path, _describe(path, collection), size_of(path), last_use_time(path), owner_of(path))
+        return CacheEntry(
+            path, _describe(path, collection), size_of(path), last_use_time(path), owner_of(path), is_held(path)
+        )
     return None
 
 

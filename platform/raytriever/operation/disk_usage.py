@@ -23,6 +23,14 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * UNITS[(match[2] or "").upper()])
 
 
+def parse_age(text: str) -> float:
+    """Return the seconds of an age such as `12h` or `30d`; raises `ValueError` with a remedy."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hd])", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError("give an age such as 12h or 30d")
+    return float(match[1]) * (3_600 if match[2].lower() == "h" else 86_400)
+
+
 def format_time(seconds: float | None) -> str:
     """Return a time in seconds since 1970 as local date and time; `-` if it is None."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else "-"

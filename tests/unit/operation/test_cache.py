@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
+from raytriever.cache import hold, remove_entry
 from raytriever.capacity import format_size
 from raytriever.cli.main import run
 from raytriever.locking import acquire
-from raytriever.operation.cache import cache_entries, entries_to_prune, prune
+from raytriever.operation.cache import cache_entries, entries_to_prune
 from raytriever.operation.disk_usage import parse_size
 from raytriever.storage import committed_directory
 
@@ -57,12 +59,37 @@ def test_an_entry_in_use_and_answers_are_never_pruned(cache: Path, capsys: pytes
     try:
         assert [entry.path.name for entry in entries_to_prune(cache_entries(), 0)] == ["e1", "pydocs-1", "e2"]
         [entry] = [entry for entry in cache_entries() if entry.path.name == "squad-1"]
-        assert not prune(entry)
+        assert not remove_entry(entry.path)
         assert run("cache", ["prune", "--max-size", "0"]) == 0
     finally:
         lock.release()
     assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "squad-1"]
     assert "the other entries are in use or cannot be created again" in capsys.readouterr().err
+
+
+def test_an_entry_that_is_open_is_listed_so_and_never_pruned(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    holder: set[str] = set()
+    hold(cache / "embeddings" / "e1", holder)
+    assert run("cache", ["list"]) == 0
+    out = capsys.readouterr().out
+    assert "text embeddings of squad by an encoder; in use" in out
+    assert "embeddings: 20.3 KB of at most 4.3 GB" in out
+    assert run("cache", ["prune", "--max-size", "0"]) == 0
+    assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "e1"]
+    del holder
+    assert run("cache", ["prune", "--max-size", "0"]) == 0
+    assert [entry.path.name for entry in cache_entries()] == ["answers"]
+
+
+def test_pruning_by_age_removes_what_was_not_used_since(cache: Path) -> None:
+    now = time.time()
+    for path, hours in ((cache / "pydocs-1", 2), (cache / "embeddings" / "e2", 30)):
+        for file in (*path.iterdir(), path):
+            os.utime(file, (now - 3_600 * hours,) * 2)
+    assert run("cache", ["prune", "--max-age", "1d"]) == 0
+    assert sorted(entry.path.name for entry in cache_entries()) == ["answers", "pydocs-1"]
+    assert run("cache", ["prune", "--max-age", "1h"]) == 0
+    assert [entry.path.name for entry in cache_entries()] == ["answers"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +108,9 @@ def test_sizes_are_shown_with_a_unit() -> None:
     [
         ("prune --max-size lots", "--max-size: 'lots' is not a size; give a size such as 500MB or 10GB"),
         ("prune --max-size -3", "--max-size"),
-        ("prune", "`cache prune` needs --max-size; give a size, such as --max-size 10GB"),
+        ("prune --max-age soon", "--max-age: 'soon' is not an age; give an age such as 12h or 30d"),
+        ("prune", "`cache prune` needs --max-size or --max-age; give a size, such as --max-size 10GB, or an age"),
+        ("list --max-age 1d", "`cache list` has no --max-age; leave it out, or give `cache prune`"),
         ("list --max-size 1GB", "`cache list` has no --max-size; leave it out, or give `cache prune`"),
         ("lsit", "unknown action 'lsit'; did you mean 'list'?"),
     ],

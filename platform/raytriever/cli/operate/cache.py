@@ -1,12 +1,16 @@
-"""`cache`: list cached data sets, models and embeddings, or prune them to a size."""
+"""`cache`: list cached data sets, models and embeddings, or prune them by size and age."""
 
 from __future__ import annotations
 
+import time
+from math import inf
+
+from raytriever.cache import BOUNDS, remove_entry
 from raytriever.capacity import format_size
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
-from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, prune
-from raytriever.operation.disk_usage import format_time, parse_size
+from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune
+from raytriever.operation.disk_usage import format_time, parse_age, parse_size
 from raytriever.options import did_you_mean
 from raytriever.storage import cache_folder
 from raytriever.terminal import show, warn
@@ -19,15 +23,18 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     if arguments.action not in ACTIONS:
         raise ConfigError(f"unknown action {arguments.action!r}", remedy=did_you_mean(arguments.action, ACTIONS))
-    if (arguments.action == "prune") != (arguments.max_size is not None):
-        if arguments.action == "prune":
-            raise ConfigError("`cache prune` needs --max-size", remedy="give a size, such as --max-size 10GB")
-        raise ConfigError("`cache list` has no --max-size", remedy="leave it out, or give `cache prune`")
+    limits = {"--max-size": arguments.max_size, "--max-age": arguments.max_age}
+    flags = [flag for flag, value in limits.items() if value is not None]
+    if arguments.action == "prune" and not flags:
+        remedy = "give a size, such as --max-size 10GB, or an age, such as --max-age 30d"
+        raise ConfigError("`cache prune` needs --max-size or --max-age", remedy=remedy)
+    if arguments.action == "list" and flags:
+        raise ConfigError(f"`cache list` has no {flags[0]}", remedy="leave it out, or give `cache prune`")
     entries = cache_entries()
     if arguments.action == "list":
         _list(entries)
     else:
-        _prune(entries, arguments.max_size)
+        _prune(entries, arguments.max_size, arguments.max_age)
 
 
 def _list(entries: list[CacheEntry]) -> None:
@@ -35,26 +42,33 @@ def _list(entries: list[CacheEntry]) -> None:
 
     rows = [["last used", "size", "entry", "content"]]
     for entry in entries:
-        content = entry.content + (f"; in use by {entry.owner}" if entry.owner is not None else "")
+        user = f"; in use by {entry.owner}" if entry.owner is not None else "; in use" if entry.is_open else ""
+        content = entry.content + user
         rows.append(
             [format_time(entry.used_at), format_size(entry.size), str(entry.path.relative_to(cache_folder())), content]
         )
     if entries:
         show(text_table(rows))
+    for name, bound in BOUNDS.items():
+        if size := sum(entry.size for entry in entries if entry.collection == name):
+            show(f"{name}: {format_size(size)} of at most {format_size(bound)}")
     show(f"{cache_folder()}: {len(entries)} entries, {format_size(sum(entry.size for entry in entries))}")
 
 
-def _prune(entries: list[CacheEntry], limit: int) -> None:
+def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | None) -> None:
     left = sum(entry.size for entry in entries)
-    for entry in entries_to_prune(entries, limit):
-        if prune(entry):
+    limit = inf if max_size is None else max_size
+    before = -inf if max_age is None else time.time() - max_age
+    for entry in entries_to_prune(entries, limit, before):
+        if remove_entry(entry.path):
             left -= entry.size
             show(f"removed {entry.path.relative_to(cache_folder())}, {format_size(entry.size)}: {entry.content}")
         else:
-            warn(f"{entry.path}: kept, because another process is writing to it")
+            warn(f"{entry.path}: kept, because another process uses it")
     show(f"{cache_folder()}: {format_size(left)} left")
     if left > limit:
-        warn(f"more than {format_size(limit)} is left, because the other entries are in use or cannot be created again")
+        size = format_size(int(limit))
+        warn(f"more than {size} is left, because the other entries are in use or cannot be created again")
 
 
 def _size(text: str) -> int:
@@ -64,14 +78,27 @@ def _size(text: str) -> int:
         raise ConfigError(f"{text!r} is not a size", "--max-size", str(error)) from error
 
 
+def _age(text: str) -> float:
+    try:
+        return parse_age(text)
+    except ValueError as error:
+        raise ConfigError(f"{text!r} is not an age", "--max-age", str(error)) from error
+
+
 def _parser() -> Parser:
     parser = Parser("cache", "List cached data sets, models and embeddings, or remove the least recently used ones.")
-    parser.add_argument("action", metavar="|".join(ACTIONS), help="list the entries, or prune the cache to --max-size")
+    parser.add_argument("action", metavar="|".join(ACTIONS), help="list the entries, or prune the cache")
     parser.add_argument(
         "--max-size",
         type=_size,
         metavar="SIZE",
         help="prune: size to keep, such as 500MB or 10GB; the least recently used entries are removed first",
+    )
+    parser.add_argument(
+        "--max-age",
+        type=_age,
+        metavar="AGE",
+        help="prune: time since the last use, such as 12h or 30d; entries that are older are removed",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

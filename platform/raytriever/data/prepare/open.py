@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from raytriever.cache import keep_within_bound
 from raytriever.capacity import check_disk
 from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
@@ -66,6 +67,7 @@ def fetch_dataset(uri: str) -> Path | None:
             with committed_directory(folder, meta, replace=folder.exists()) as aside:
                 for name, (size, digest) in files.items():
                     _copy(_below(uri, name), aside / name, size, digest)
+            keep_within_bound(folder)
     return folder
 
 

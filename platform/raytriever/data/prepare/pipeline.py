@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
+from raytriever.cache import keep_within_bound
 from raytriever.capacity import check_disk, format_size
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import Chunk, read_chunks
@@ -211,6 +212,7 @@ def prepare(
                 meta = _cached(folder, key, report)  # made by another command meanwhile
                 if meta is None:
                     _make(folder, request, source, plan, key, run, report, replace=folder.exists())
+                    keep_within_bound(folder)
                     return folder
     if meta is not None and meta["key"] == key:
         check_files(meta["files"], request.max_bad_rows, request.splits)

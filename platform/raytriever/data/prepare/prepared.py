@@ -16,6 +16,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.cache import hold
 from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_answers, read_query_prompts
 from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
 from raytriever.data.dataset import (
@@ -125,7 +126,9 @@ def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary:
     against = "" if vocabulary is None else f", {vocabulary} tokens"
     check_directory(folder, partial(_read, folder, None, full=True, vocabulary=vocabulary), against)
     with disk_errors(folder, reading=True):
-        return _read(folder, None if splits is None else set(splits), full=False)
+        dataset = _read(folder, None if splits is None else set(splits), full=False)
+    hold(folder, dataset.documents)  # every copy of the data set has these
+    return dataset
 
 
 def splits_of(folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.activity import activity
+from raytriever.cache import keep_within_bound
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
 from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, packages_by_size, source_roots
@@ -73,6 +74,7 @@ def pydocs_folder(name: str = PYDOCS) -> Path:
             roots = source_roots()
             pairs = part_of(roots, PART_PAIRS) if name == PYDOCS_PART else distinct(pairs_of(modules_of(*roots)))
             write_pairs(pairs, aside)
+        keep_within_bound(folder)
     return folder
 
 

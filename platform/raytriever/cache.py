@@ -1,0 +1,103 @@
+"""Bounds of the cache, and the entries in use.
+
+Each collection of the cache has a largest size. When an entry is added, the least recently used other entries are
+removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
+its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from raytriever.locking import InUseError, owner_of
+from raytriever.storage import cache_folder, disk_errors, files_below, one_writer
+
+# Bytes of each collection. `pydocs` is every folder whose name begins so.
+BOUNDS = {
+    "bm25": 20 * 10**9,
+    "datasets": 50 * 10**9,
+    "embeddings": 4 * 2**30,
+    "negatives": 10 * 10**9,
+    "pydocs": 10**9,
+    "sources": 10 * 10**9,
+}
+_DAY = 24 * 3600.0
+
+
+def hold(path: Path, holder: object) -> None:
+    """Mark an entry of the cache as used now, and as in use while `holder` exists; other paths are ignored."""
+    if not os.path.realpath(path).startswith(os.path.realpath(cache_folder()) + os.sep):
+        return
+    with suppress(OSError):  # a cache that only others may write
+        os.utime(path)
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(holder, os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for `is_held` alone, an instant
+
+
+def is_held(path: Path) -> bool:
+    """Return True if a process has the entry open."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # this file system locks no folders
+        return time.time() - os.fstat(descriptor).st_mtime < _DAY
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def remove_entry(path: Path) -> bool:
+    """Remove an entry, unless a process writes it or has it open; return whether it was removed.
+
+    Raises:
+        StorageError: the entry may not be removed.
+    """
+    if owner_of(path) is not None:
+        return False
+    try:
+        with one_writer(path), disk_errors(path):
+            if is_held(path):
+                return False
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except InUseError:
+        return False
+    return True
+
+
+def keep_within_bound(entry: Path) -> None:
+    """Remove the least recently used entries next to a new one, until the collection is within its bound."""
+    collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]
+    siblings = entry.parent.iterdir() if entry.parent.name in BOUNDS else entry.parent.glob(f"{collection}*")
+    entries = {}
+    for path in siblings:
+        with suppress(FileNotFoundError):
+            if path.is_dir() and path != entry:
+                entries[path] = path.stat().st_mtime
+    total = _size(entry)
+    for path in sorted(entries, key=lambda path: -entries[path]):
+        size = _size(path)
+        if total + size <= BOUNDS[collection] or not remove_entry(path):
+            total += size
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for file in files_below(path):
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total

@@ -7,6 +7,8 @@ of raytriever. `--debug` shows the traceback of user errors, too.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -68,6 +70,8 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
         words: its command-line arguments; those of this process when None.
     """
     arguments = list(sys.argv[1:] if words is None else words)
+    # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
+    atexit.register(gc.freeze)
     return _exit_code(partial(_run_stage, stage, arguments), f"raytriever {stage}", "--debug" in arguments)
 
 

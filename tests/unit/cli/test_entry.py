@@ -59,6 +59,15 @@ def test_help_imports_nothing_heavy(stage: str) -> None:
     assert "did you mean" not in done.stdout
 
 
+def test_a_command_ends_without_collecting_what_it_imported() -> None:
+    program = (
+        "import atexit, gc, sys\natexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+        "from raytriever.cli.main import run\nsys.exit(run('search', ['x', '--top', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "True\n")
+
+
 def test_a_very_long_error_is_cut_in_its_middle(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

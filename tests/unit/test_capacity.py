@@ -25,7 +25,7 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER, write_index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.search.approximate import bytes_of_finder
+from raytriever.search.approximate import IndexJob, bytes_of_finder, run_index
 from raytriever.storage import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
@@ -166,6 +166,34 @@ def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) ->
         "the memory: the structures of the index need 1.0 GB, and 1.0 GB is free; "
         "end other programs, or use --index ivfpq"
     )
+
+
+@pytest.mark.parametrize(("index", "remedy"), [("hnsw", "use --index ivfpq"), ("ivfpq", "a machine with more memory")])
+def test_an_index_counts_the_embeddings_too(
+    index: str,
+    remedy: str,
+    tiny_dataset: Path,
+    tiny_encoder: Path,
+    own_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = open_dataset(str(tiny_dataset), [])
+    width = load_retriever(ModelConfig(str(tiny_encoder))).width
+    config = IndexConfig(index=index)
+    free = bytes_of_finder(config, len(dataset.documents), width)  # but not for the embeddings
+    monkeypatch.setattr(capacity, "free_system_memory", lambda: free)
+    job = IndexJob(
+        dataset=str(tiny_dataset),
+        config=config,
+        model=ModelConfig(str(tiny_encoder)),
+        precision=None,
+        max_bad_rows=0.01,
+        seed=0,
+    )
+    with pytest.raises(StorageError, match=rf"the embeddings and the structures of the index need .*{remedy}"):
+        run_index(job, tmp_path / "index", lambda line: None)
+    assert not (tmp_path / "index").exists()
 
 
 def test_sizes_have_units() -> None:

@@ -158,14 +158,14 @@ def encode_store(
     load = partial(load_for_encoding, replace(config, model=_absolute(config.model)), plan.precision)
     encoder = ShardEncoder(writer, load, _absolute(str(dataset.location)), prompts=prompts, earlier=earlier)
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
-    copied = [number for number in missing if not encoder.texts_to_encode(number)]
-    encoded = plan.rows - sum(map(encoder.texts_to_encode, missing))
+    texts = {number: encoder.texts_to_encode(number) for number in missing}
+    encoded = plan.rows - sum(texts.values())
     if earlier is not None:
         count = sum(map(earlier.count, missing))
         warn(f"{side_texts.name}: {plan.rows:,} texts, {count:,} of them from earlier encodings")
     with Progress("queries" if plan.side == "query" else "passages", plan.rows, "text", encoded) as progress:
-        encode_in_process(encoder, copied, progress.advance)
-        run(encoder, [number for number in missing if number not in set(copied)], progress.advance)
+        encode_in_process(encoder, [number for number in missing if not texts[number]], progress.advance)
+        run(encoder, [number for number in missing if texts[number]], progress.advance)
     return writer.finish(f"{side_texts.name} ({plan.side})", side_texts.texts)
 
 

@@ -134,7 +134,8 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         return result(index=_opened(output, job), seconds=None)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
-    check_memory(needed, "the structures of the index", "use --index ivfpq")
+    remedy = "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else "use --index ivfpq"
+    check_memory(needed + 4 * rows * width, "the embeddings and the structures of the index", remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
     documents = _documents(store, dataset)

@@ -87,6 +87,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/retrieval_mine.py
 	$(BIN)/python benchmarks/annotate.py
 	$(BIN)/python benchmarks/indexes.py
+	$(BIN)/python benchmarks/scale_simulation.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/tune.py
 	$(BIN)/python benchmarks/studies.py

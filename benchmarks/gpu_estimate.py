@@ -4,7 +4,8 @@ Run: `python benchmarks/gpu_estimate.py [--json PATH]`. The encoder runs the cod
 For each operation the launch, the bytes that it reads and writes, and its arithmetic are counted, with one layer and
 with two; further layers do the same as the second. The host takes 5 us to launch an operation. The device takes the
 longer of its bytes at 4.3 TB/s and its arithmetic at 790 TFLOP/s (bf16); both rates were measured on an H200. A step
-takes the longer of host and device.
+takes the longer of host and device. `encoding` is one forward pass over a batch of passages, as a corpus is encoded,
+with weights in bf16.
 
 These are estimates: overlap, caches and the shortest time of a kernel are left out. `padded` is the way of models that
 cannot pack: buckets with padding, each side for itself. `packed` is the way of all others.
@@ -27,6 +28,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ends import End, parser, report
 from on_gpu.models import SHAPES, contents
+from raytriever.encoding.encode import TOKEN_BUDGET
 from raytriever.models import varlen
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import TokenBatch, fill_buckets, pack, tokens_of
@@ -111,7 +113,24 @@ def main() -> None:
             ends[f"{name}: device (ms)"] = End(1e3 * seconds, "reported", True)
             share = useful / max(host, seconds) / FLOPS
             ends[f"{name}: useful share of {FLOPS / 1e12:.0f} TFLOP/s"] = End(share, "reported", True)
+    for shape in ("minilm", "xlm-r-large"):
+        launches, seconds, useful = forward(shape)
+        share = useful / max(launches * LAUNCH, seconds) / FLOPS
+        ends[f"{shape}, encoding: useful share of {FLOPS / 1e12:.0f} TFLOP/s"] = End(share, "reported", True)
     report("estimated steps on an H200", ends, options.json)
+
+
+def forward(shape: str) -> tuple[int, float, float]:
+    """Return launches, seconds of the device, and useful arithmetic of encoding a batch of passages."""
+    budget = TOKEN_BUDGET["cuda"]
+    passages = contents(2 * budget // PASSAGE_LENGTH, PASSAGE_LENGTH, 1)
+    part = next(packed(passages, budget))
+    layers = SHAPES[shape].layers
+    one, two = (encoding(encoder_of(shape, number).bfloat16(), [part], trains=False) for number in (1, 2))
+    launches = one.launches + (layers - 1) * (two.launches - one.launches)
+    seconds = one.seconds + (layers - 1) * (two.seconds - one.seconds)
+    lengths = torch.from_numpy(np.diff(part["starts"].numpy()))
+    return launches, seconds, Encoding.of(encoder_of(shape, layers).backbone).flops(lengths) / 3
 
 
 def step(case: Case, way: str) -> tuple[int, float, float]:
@@ -159,8 +178,11 @@ def encoder_of(name: str, layers: int) -> Encoder:
     return encoder.train()
 
 
-def encoding(encoder: Encoder, parts: list[TokenBatch]) -> Work:
-    """Return the work of encoding the chunks of a batch forward and backward, all but the last one twice forward."""
+def encoding(encoder: Encoder, parts: list[TokenBatch], trains: bool = True) -> Work:
+    """Return the work of encoding the chunks of a batch forward and backward, all but the last one twice forward.
+
+    Without training each chunk is encoded forward once.
+    """
     mode, work = fake(encoder), Work()
     # Lengths are read by the host, so they keep their values.
     chunks: list[Any] = [
@@ -170,9 +192,11 @@ def encoding(encoder: Encoder, parts: list[TokenBatch]) -> Work:
     trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
     with mode, flash_attention(), work:
         for number, chunk in enumerate(chunks):
-            if number < len(chunks) - 1:
+            if not trains or number < len(chunks) - 1:
                 with torch.no_grad(), autocast("bf16", CPU):
                     encoder(chunk)
+            if not trains:
+                continue
             with autocast("bf16", CPU):
                 embeddings = encoder(chunk).float()
             torch.autograd.grad(embeddings, trained, torch.empty_like(embeddings), allow_unused=True)

@@ -58,6 +58,12 @@ SECTIONS = (
     ("retrieval-encode", "Encoding", "retrieval_encode.py", "Encoding against `SentenceTransformer.encode`."),
     ("retrieval-search", "Exact search", "retrieval_search.py", "Exact search against FAISS's flat index."),
     ("size", "Size", "size.py", "The whole route on generated passages like MS MARCO's, at growing numbers of them."),
+    (
+        "scale",
+        "Metadata of a billion documents",
+        "scale_simulation.py",
+        "What planning, manifests and merging of 100,000 shards and 64 nodes take in the driver.",
+    ),
     ("indexes", "Approximate indexes", "indexes.py", "RoarGraph and others on 100,000 documents of width 128."),
     ("retrieval-mine", "Mining", "retrieval_mine.py", "Hard negatives against `mine_hard_negatives`."),
     ("metrics", "Metrics", "metrics.py", "Metrics against pytrec_eval and scikit-learn."),

@@ -55,6 +55,7 @@ TASKS = {
         "launch": "start a Ray head and an MLflow server on this machine",
         "submit": "upload this folder to a Ray cluster and run a stage there",
         "runs": "list, show and clean run directories",
+        "plan": "compute what a corpus takes at any size: bytes, hours, nodes, money",
         "cache": "list and prune cached data sets, models and embeddings",
         "doctor": "check this machine: versions, devices, servers, disks, locks",
     },

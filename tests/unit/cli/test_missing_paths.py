@@ -35,6 +35,7 @@ CASES = [
     *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
     ("study", ["mw-in-domain", *_OUT, "--data-root", MISSING]),
     *(("study", ["ood", *_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
+    ("plan", ["--model", MISSING]),
     ("submit", ["--working-dir", MISSING, "train"]),
     *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),
@@ -82,7 +83,7 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
         *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
         *(
             (stage, ["--output", MISSING])
-            for stage in sorted(set(STAGES) - {"launch", "submit", "search", "runs", "cache", "doctor"})
+            for stage in sorted(set(STAGES) - {"launch", "submit", "search", "runs", "plan", "cache", "doctor"})
         ),
         ("launch", ["--database", MISSING]),
         ("launch", ["--artifacts", MISSING]),

@@ -1,0 +1,136 @@
+"""Text of a plan: a table of the stages, the stage that exceeds a limit first, and every assumption."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from raytriever.options import flag_of
+from raytriever.planning.coefficients import Measurement
+from raytriever.planning.config import PlanConfig
+from raytriever.planning.limits import ALL, DISK, DRIVER, WORKERS, Excess, excesses, first_excess
+from raytriever.planning.model_size import CHUNK
+from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, Stage, stages
+from raytriever.planning.workload import Workload
+from raytriever.terminal import text_table
+
+_SIZES = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
+_FIXED = (
+    "Hours of a stage are those of its parts, one after another. Cores and GPUs of all nodes are used fully.",
+    "All nodes see all disks. Requests: one for each file, and one for each "
+    f"{REQUEST_BYTES // 2**20} MiB that is read or written. Disk: nothing is deleted before the end.",
+    "Storage costs its price for one month. A stage on GPUs costs GPU hours, another one node hours. What has no price "
+    "costs nothing.",
+    f"Training is data-parallel. Gradients are sent once a step, after the arithmetic. Memory of a training worker is "
+    f"that of `train --dry-run` for chunks of {CHUNK} texts.",
+    f"Mining: {MINING.num_negatives} negatives of each training query, out of {MINING.depth} ranks.",
+    f"Distinct terms of n words: {HEAPS[0]:g} n^{HEAPS[1]:g} (Heaps' law, Manning, Raghavan & Schütze 2008).",
+    "Times of sorts and of HNSW grow as n log n, those of other work as n; products grow with the width.",
+    "Lists of IVF-PQ: 4 sqrt(documents), clustered by FAISS's defaults.",
+)
+
+
+def lines(work: Workload, measurements: Sequence[Measurement]) -> Iterator[str]:
+    """Yield the text of a plan.
+
+    Args:
+        work: the plan.
+        measurements: the coefficients with their origin.
+    """
+    yield from summary(work)
+    yield ""
+    yield "Assumptions, by flag:"
+    for field in dataclasses.fields(PlanConfig):
+        value = getattr(work.config, field.name)
+        if value is not None:
+            yield f"  {flag_of(field.name)} {_number(value)}: {field.metadata['help'].partition(' (')[0]}"
+    yield "Assumptions that have no flag:"
+    for line in _FIXED:
+        yield f"  {line}"
+    for group in measurements:
+        yield f"{group.kind.capitalize()} by `{group.command}`, {group.date}, {group.machine}:"
+        for name, value in group.values.items():
+            yield f"  {name}: {value:.4g}"
+
+
+def summary(work: Workload) -> Iterator[str]:
+    """Yield the table of a plan, and the line of the stage that exceeds a limit first."""
+    config, model = work.config, work.model
+    yield (
+        f"{config.documents:,} documents, {config.queries:,} training queries; {config.model}: "
+        f"{model.weights / 1e6:,.0f} M weights, width {model.width:,}; {config.all_nodes:,} nodes, {config.gpus:,} GPUs"
+    )
+    yield text_table(_rows(work), left=0)
+    yield _first_line(work)
+
+
+def _rows(work: Workload) -> list[list[str]]:
+    config, each = work.config, stages(work)
+    reasons: dict[str, list[str]] = {}
+    for excess in excesses(work):
+        reasons.setdefault(excess.stage, []).append(excess.resource)
+    columns = {
+        "stage": [*(stage.name for stage in each), ALL],
+        "disk": [size(amount) for amount in _with_sum(stage.disk for stage in each)],
+        "driver": [size(amount) for amount in _with_largest(stage.driver for stage in each)],
+        "a worker": [size(amount) if amount else "-" for amount in _with_largest(stage.worker for stage in each)],
+        "hours": [f"{hours:,.2f}" for hours in _with_sum(stage.hours for stage in each)],
+        "mostly": [*(stage.slowest for stage in each), max(each, key=lambda stage: stage.hours).name],
+        "nodes": [f"{nodes:,.0f}" for nodes in _with_largest(stage.nodes for stage in each)],
+        "GPU hours": [f"{hours:,.1f}" for hours in _with_sum(stage.gpus * stage.hours for stage in each)],
+        "requests": [f"{requests:,.0f}" for requests in _with_sum(stage.requests for stage in each)],
+    }
+    if config.has_prices:
+        columns["money"] = [f"{price:,.2f}" for price in _with_sum(cost(stage, config) for stage in each)]
+    columns["exceeds"] = [", ".join(reasons.get(name, [])) or "-" for name in columns["stage"]]
+    return [[*columns], *map(list, zip(*columns.values(), strict=True))]
+
+
+def _with_sum(amounts: Iterable[float]) -> list[float]:
+    values = list(amounts)
+    return [*values, sum(values)]
+
+
+def _with_largest(amounts: Iterable[float]) -> list[float]:
+    values = list(amounts)
+    return [*values, max(values)]
+
+
+def _first_line(work: Workload) -> str:
+    first = first_excess(work)
+    if first is None:
+        return "No stage exceeds a limit at any size."
+    documents, excess = first
+    breaks = documents <= work.config.documents
+    here = [each for each in excesses(work) if (each.stage, each.resource) == (excess.stage, excess.resource)]
+    limit = _amount(replace(excess, need=excess.limit)) + "".join(f", {_amount(each)} here" for each in here)
+    begins = "First to break" if breaks else "Nothing breaks. First to break in a larger corpus"
+    return (
+        f"{begins}: {excess.stage}, from {documents:,} documents on ({excess.resource} above {limit}). "
+        f"What to do: {excess.remedy}."
+    )
+
+
+def _amount(excess: Excess) -> str:
+    """Format the need of a stage."""
+    return size(excess.need) if excess.resource in (DRIVER, WORKERS, DISK) else f"{excess.need:,.0f}"
+
+
+def size(amount: float) -> str:
+    """Format bytes with three digits."""
+    unit, factor = next((pair for pair in _SIZES if amount >= pair[1]), _SIZES[-1])
+    value = amount / factor
+    return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def cost(stage: Stage, config: PlanConfig) -> float:
+    """Return the price of a stage; what has no price costs nothing."""
+    of_gpus, of_nodes = (price or 0 for price in (config.price_per_gpu_hour, config.price_per_node_hour))
+    time = of_gpus * stage.gpus if stage.gpus else of_nodes * stage.nodes
+    storage = (config.price_per_tb_month or 0) * stage.disk / 1e12
+    return stage.hours * time + storage + (config.price_per_million_requests or 0) * stage.requests / 1e6

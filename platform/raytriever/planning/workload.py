@@ -1,0 +1,121 @@
+"""Workload of a plan: quantities that several stages share, computed from settings, model and coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+
+from raytriever.encoding.writer import EmbeddingPlan, shard_rows
+from raytriever.index.exact.search import MOST_ROWS
+from raytriever.planning.config import PlanConfig
+from raytriever.planning.model_size import ModelSize, tokens_of
+
+GB = 1e9
+_LARGE = 768  # width from which a GPU's share of its peak is that of a large encoder
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Corpus, model and cluster of a plan.
+
+    Args:
+        config: settings.
+        model: sizes of the encoder.
+        rates: coefficients by name; seconds are those of one core.
+    """
+
+    config: PlanConfig
+    model: ModelSize
+    rates: Mapping[str, float]
+
+    @property
+    def words(self) -> float:
+        """Words of all documents."""
+        return self.config.documents * self.config.words_per_document
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the tokens of all documents, without special tokens."""
+        return self.words * self.config.tokens_per_word * self.model.token_bytes
+
+    @property
+    def cores(self) -> int:
+        """Cores of all nodes."""
+        return self.config.all_nodes * self.config.cores_per_node
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes a second that all nodes together read or write."""
+        return self.config.all_nodes * self.config.read_per_node * GB
+
+    @property
+    def process_bytes(self) -> float:
+        """Memory of a process that has imported what it needs."""
+        return self.rates["process.bytes"]
+
+    @property
+    def comparisons(self) -> float:
+        """Comparisons of a sort of all documents."""
+        return self.config.documents * log2(max(2, self.config.documents))
+
+    @property
+    def id_seconds(self) -> float:
+        """Seconds of ordering the documents by id, for equal scores."""
+        return self.comparisons * self.rates["search.ids_seconds_per_comparison"]
+
+    @property
+    def id_bytes(self) -> float:
+        """Memory of ordering the documents by id."""
+        return self.config.documents * self.rates["search.ids_bytes_per_document"]
+
+    @property
+    def block_bytes(self) -> float:
+        """Embeddings that a search holds at a time, and their copy in another arithmetic."""
+        return 2 * 4 * min(MOST_ROWS, self.config.documents) * self.model.width
+
+    @property
+    def store(self) -> EmbeddingPlan:
+        """Plan of the store of the embeddings of all documents."""
+        rows = self.config.documents
+        return EmbeddingPlan(
+            model="",
+            model_digest="",
+            dataset="",
+            data_digest="",
+            side="passage",
+            prefix="",
+            length=0,
+            pooling="mean",
+            similarity="cosine",
+            precision="bf16",
+            dtype=self.config.dtype,
+            rows=rows,
+            width=self.model.width,
+            shard_rows=shard_rows(rows, self.config.gpus > 0),
+        )
+
+    def hashing(self, amount: float) -> float:
+        """Return the seconds of comparing bytes with their digests, or of computing these, in one process."""
+        return amount * max(1 / (self.config.read_per_node * GB), self.rates["digest.seconds_per_byte"])
+
+    def flops(self, words: float) -> float:
+        """Return the FLOPs of a forward pass of one text."""
+        tokens = tokens_of(words, self.config, self.model.longest)
+        return self.model.per_token * tokens + self.model.per_pair * tokens**2
+
+    def flops_per_second(self, work: str) -> float:
+        """Return the useful FLOP/s of the cluster when it encodes or trains."""
+        if not self.config.gpus:
+            nodes = self.config.all_nodes if work == "encode" else 1
+            return nodes * self.config.cores_per_node / self.rates[f"{work}.core_seconds_per_flop"]
+        size = "large" if self.model.width >= _LARGE else "small"
+        return self.config.gpus * self.config.gpu_tflops * 1e12 * self.rates[f"gpu.{work}_share_{size}"]
+
+    def products(self, queries: int, gpus: int, cores: int) -> float:
+        """Return the seconds of scoring all documents for some queries, on GPUs or else on cores."""
+        scores = queries * self.config.documents
+        if not self.config.gpus:
+            return scores * self.model.width * self.rates["search.seconds_per_product"] / cores
+        traffic = scores * self.rates["gpu.search_bytes_per_score"] / self.rates["gpu.bytes_per_second"]
+        return (scores * 2 * self.model.width / (self.config.gpu_tflops * 1e12) + traffic) / gpus

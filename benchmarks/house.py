@@ -287,7 +287,7 @@ LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submissi
 
 
 # Their `__all__` lists the public API.
-PUBLIC = ("raytriever", "raytriever.losses", "raytriever.metrics")
+PUBLIC = ("raytriever", "raytriever.losses", "raytriever.metrics", "raytriever.sentence_transformers")
 
 
 def roots() -> set[str]:

@@ -5,7 +5,7 @@ The pages are copied to build/docs. There each line `<!-- generate: NAME -->` is
     commands    the flags of every command, from the argparse parsers
     settings    the settings of a configuration file, from their declarations
     layers      the packages, from the layers of import-linter and the packages' docstrings
-    api         the public names of `raytriever.__all__`, for mkdocstrings
+    api         the public names of `raytriever.__all__` and of `raytriever.sentence_transformers`, for mkdocstrings
 
 MkDocs then builds build/site, and fails for a broken link, a missing reference and an unknown name in the navigation.
 The generated text is never committed, so it cannot be out of date.
@@ -120,8 +120,9 @@ def _cell(text: str) -> str:
 def api() -> Iterator[str]:
     """Yield a mkdocstrings directive for each public name, those of the public modules after their own text."""
     import raytriever
+    import raytriever.sentence_transformers
 
-    for name in raytriever.__all__:
+    for name in (*raytriever.__all__, "sentence_transformers"):
         value = getattr(raytriever, name)
         if not isinstance(value, ModuleType):
             yield f"::: raytriever.{name}\n"

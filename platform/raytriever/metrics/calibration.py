@@ -70,17 +70,44 @@ def choose_threshold(
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
     if not len(positives):
         raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    above, below = sort_pools(positives, negatives)
-    scores = np.unique(np.concatenate([above, below]))
-    true = len(above) - np.searchsorted(above, scores)
-    accepted = true + len(below) - np.searchsorted(below, scores)
-    precisions, recalls = true / accepted, true / len(above)
+    scores, precisions, recalls = _operating_points(positives, negatives)
     enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
     if not len(enough):
         best = int(precisions.argmax())
         return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), float(recalls[best]))
     index = int(enough[0] if aim == "precision" else enough[-1])
     return Threshold(aim, wanted, float(scores[index]), True, float(precisions[index]), float(recalls[index]))
+
+
+def best_f1_threshold(
+    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
+) -> tuple[float, float, float]:
+    """Choose the threshold with the highest F1, 2 precision recall / (precision + recall); the highest such score.
+
+    Args:
+        positives, negatives: pooled scores of any range and order.
+
+    Returns:
+        The threshold, and the precision and recall at it.
+
+    Raises:
+        MetricInputError: a score is NaN, or there is no positive.
+    """
+    if not len(positives):
+        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
+    scores, precisions, recalls = _operating_points(positives, negatives)
+    f1 = 2 * precisions * recalls / np.maximum(precisions + recalls, np.finfo(np.float64).tiny)
+    best = len(f1) - 1 - int(f1[::-1].argmax())
+    return float(scores[best]), float(precisions[best]), float(recalls[best])
+
+
+def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """Return every score that occurs, ascending, with precision and recall at it."""
+    above, below = sort_pools(positives, negatives)
+    scores = np.unique(np.concatenate([above, below]))
+    true = len(above) - np.searchsorted(above, scores)
+    accepted = true + len(below) - np.searchsorted(below, scores)
+    return scores, true / accepted, true / len(above)
 
 
 @dataclass(frozen=True)

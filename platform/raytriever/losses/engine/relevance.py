@@ -23,6 +23,10 @@ from raytriever.errors import LossInputError
 PAD = -1
 
 
+class NoNegativesError(LossInputError):
+    """Every pair of a query and a document of the global batch is a positive or known positive."""
+
+
 @dataclass(frozen=True)
 class GlobalIds:
     """Ids of the queries and passages of all workers, in the order of rank.
@@ -162,7 +166,7 @@ def find_relevance(
         distinct.count,
     )
     if pairs.negatives == 0:
-        raise LossInputError(
+        raise NoNegativesError(
             f"the batch has no negatives: {len(columns)} queries, {distinct.count} distinct documents, and every "
             "pair of them is a positive or a known positive",
             remedy="use a larger batch or hard negatives",

@@ -1,0 +1,97 @@
+"""Losses and an evaluator for the trainer of sentence-transformers; an extra, not needed by the rest of the package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from raytriever.errors import ConfigError
+from raytriever.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from raytriever.sentence_transformers.evaluation import PooledAUCEvaluator
+    from raytriever.sentence_transformers.losses import (
+        CachedInfoNCELoss,
+        CachedJointLikelihoodLoss,
+        CachedKLLoss,
+        CachedLSEPairLoss,
+        CachedMannWhitneyLoss,
+        CachedMarginMSELoss,
+        CachedRand1Loss,
+        CachedSumMarginalLoss,
+        CachedSymmetricInfoNCELoss,
+        CachedTripletMarginLoss,
+        InfoNCELoss,
+        JointLikelihoodLoss,
+        KLLoss,
+        LSEPairLoss,
+        MannWhitneyLoss,
+        MarginMSELoss,
+        Rand1Loss,
+        SumMarginalLoss,
+        SymmetricInfoNCELoss,
+        TripletMarginLoss,
+    )
+    from raytriever.sentence_transformers.retrieval_loss import (
+        CachedRetrievalLoss,
+        DistributionRegularizer,
+        RetrievalLoss,
+    )
+
+OLDEST = 6  # the first release with the gradient caching that the losses extend
+
+try:
+    _installed = version("sentence-transformers")
+except PackageNotFoundError:
+    _installed = "0"
+if int(_installed.partition(".")[0]) < OLDEST:
+    raise ConfigError(
+        "sentence-transformers is not installed"
+        if _installed == "0"
+        else f"sentence-transformers {_installed} is too old",
+        "raytriever.sentence_transformers",
+        "pip install 'raytriever[sentence-transformers]'",
+    )
+
+__all__ = [
+    "CachedInfoNCELoss",
+    "CachedJointLikelihoodLoss",
+    "CachedKLLoss",
+    "CachedLSEPairLoss",
+    "CachedMannWhitneyLoss",
+    "CachedMarginMSELoss",
+    "CachedRand1Loss",
+    "CachedRetrievalLoss",
+    "CachedSumMarginalLoss",
+    "CachedSymmetricInfoNCELoss",
+    "CachedTripletMarginLoss",
+    "DistributionRegularizer",
+    "InfoNCELoss",
+    "JointLikelihoodLoss",
+    "KLLoss",
+    "LSEPairLoss",
+    "MannWhitneyLoss",
+    "MarginMSELoss",
+    "PooledAUCEvaluator",
+    "Rand1Loss",
+    "RetrievalLoss",
+    "SumMarginalLoss",
+    "SymmetricInfoNCELoss",
+    "TripletMarginLoss",
+]
+_MODULES = {
+    "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),
+    "raytriever.sentence_transformers.retrieval_loss": (
+        "CachedRetrievalLoss",
+        "DistributionRegularizer",
+        "RetrievalLoss",
+    ),
+}
+_NAMED = {name for names in _MODULES.values() for name in names}
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        **_MODULES,
+        "raytriever.sentence_transformers.losses": tuple(name for name in __all__ if name not in _NAMED),
+    },
+)

@@ -1,0 +1,140 @@
+"""Relevance of a batch of sentence-transformers: which texts are equal, and which are positives of which anchor.
+
+The trainer passes the token ids of each column to a loss, but neither the names of the columns nor ids of texts. The
+columns have the order of the data set: anchor, positives, negatives. Texts with equal tokens are one document, wherever
+they are in the batch, so a copy of a positive is no negative. Rows with equal anchors know each other's positives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from numpy import ndarray
+from torch import Tensor
+
+from raytriever.errors import LossInputError
+from raytriever.losses.engine.batch import BatchIds, copy_all
+from raytriever.losses.engine.relevance import GlobalIds, NoNegativesError, find_relevance
+from raytriever.losses.engine.workers import Workers
+
+# Inputs of which the token ids of a text say nothing.
+_OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
+
+
+@dataclass(frozen=True)
+class ColumnOrder:
+    """Meaning of the columns of a batch.
+
+    Args:
+        positives: number of columns of positives, after that of the anchors.
+        both_ways: passages search for anchors too.
+        seed: seed of `rand1`.
+    """
+
+    positives: int
+    both_ways: bool = False
+    seed: int = 0
+
+
+def find_ids(
+    columns: Sequence[Mapping[str, Any]],
+    order: ColumnOrder,
+    workers: Workers,
+    device: torch.device,
+    documents: Int64[Tensor, "rows documents"] | None = None,
+    teacher: Float[Tensor, "rows documents"] | None = None,
+) -> BatchIds | None:
+    """Return the ids of the texts of a batch, with their relevance; None if no pair of the global batch is negative.
+
+    Args:
+        columns: features of the anchors and of each column of documents.
+        order: meaning of the columns.
+        workers: the data-parallel group; all workers call this function.
+        device: of the embeddings.
+        documents: ids of the documents, instead of their tokens.
+        teacher: a teacher's scores of the documents.
+
+    Raises:
+        LossInputError: the workers have unequal numbers of rows, or an id or score is out of range.
+    """
+    anchors, *rest = (text_ids(column, f"{workers.rank} {place}") for place, column in enumerate(columns))
+    own = np.stack(rest, 1) if documents is None else documents.cpu().numpy()
+    table = _gather(np.concatenate([anchors[:, None], own], 1), workers, device)
+    queries, everyones = np.ascontiguousarray(table[:, 0]), table[:, 1:]
+    positives = np.ascontiguousarray(everyones[:, : order.positives])
+    # Embeddings are in the order of worker, column, row.
+    passages = everyones.reshape(workers.size, *own.shape).transpose(0, 2, 1).reshape(-1)
+    everything = GlobalIds(queries, positives, passages, *_known_positives(queries, positives))
+    scored = None if teacher is None else (own, teacher.cpu().numpy())
+    try:
+        relevance = find_relevance(everything, workers.rank, workers.size, scored, order.both_ways)
+    except NoNegativesError:
+        return None
+    return BatchIds(
+        torch.from_numpy(anchors),
+        torch.from_numpy(own[:, : order.positives]),
+        torch.from_numpy(own.T.reshape(-1)),
+        seed=order.seed,
+        # A draw of `rand1` depends on the batch, so that epochs differ and a resumed run repeats no draws.
+        step=_digest(queries.tobytes()),
+        relevance=copy_all(relevance.map, device),
+    )
+
+
+def text_ids(column: Mapping[str, Any], place: str) -> Int64[ndarray, " rows"]:
+    """Return an id for each text of a column: equal ids for equal tokens, at any padding.
+
+    Args:
+        column: features of the column. Images and sounds have an id each, because equal ones cannot be recognised.
+        place: name of worker and column, for the ids of images and sounds.
+    """
+    if "input_ids" not in column or any(name in column for name in _OTHER_INPUTS):
+        first = next(value for value in column.values() if isinstance(value, Tensor) and value.ndim)
+        rows = len(column.get("input_ids", first))
+        return np.array([_digest(f"{place} {row}".encode()) for row in range(rows)], np.int64)
+    return np.array([_digest(tokens.tobytes()) for tokens in _token_rows(column)], np.int64)
+
+
+def _token_rows(column: Mapping[str, Any]) -> Iterator[Int64[ndarray, " tokens"]]:
+    """Yield the tokens of each text, from a padded batch, a flattened one, or bags of tokens."""
+    tokens = column["input_ids"].cpu().numpy().astype(np.int64)
+    if "cu_seq_lens_q" in column:
+        yield from np.split(tokens.reshape(-1), column["cu_seq_lens_q"].cpu().numpy()[1:-1])
+    elif "offsets" in column:
+        yield from np.split(tokens, column["offsets"].cpu().numpy()[1:])
+    else:
+        masks = column["attention_mask"].cpu().numpy().astype(bool)
+        yield from (row[mask] for row, mask in zip(tokens, masks, strict=True))
+
+
+def _digest(content: bytes) -> int:
+    """Return 63 bits that are equal in all processes."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
+
+
+def _gather(rows: ndarray, workers: Workers, device: torch.device) -> ndarray:
+    if workers.size == 1:
+        return rows
+    counts = workers.gather_values(torch.tensor([len(rows)], device=device)).tolist()
+    if len(set(counts)) > 1:
+        raise LossInputError(
+            f"the devices have {counts} rows", "gather_across_devices", "use dataloader_drop_last=True"
+        )
+    return workers.gather_values(torch.from_numpy(rows).to(device)).cpu().numpy()
+
+
+def _known_positives(queries: ndarray, positives: ndarray) -> tuple[ndarray, ndarray]:
+    """Return pairs of a row and a document: the positives of all rows with the same anchor."""
+    order = queries.argsort(kind="stable")
+    begin, end = (np.searchsorted(queries[order], queries, side) for side in ("left", "right"))
+    counts = end - begin
+    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    others = order[np.repeat(begin, counts) + within]
+    width = positives.shape[1]
+    return np.repeat(np.repeat(np.arange(len(queries)), counts), width), positives[others].reshape(-1)

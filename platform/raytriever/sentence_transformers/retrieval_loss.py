@@ -1,0 +1,268 @@
+"""Base classes of the losses for sentence-transformers: plain, with gradient caching, and with the regulariser.
+
+A loss embeds the columns of a batch and calls the loss of raytriever's own training on the embeddings. With gradient
+caching, the library's `CachedLossMixin` embeds the batch in mini-batches, twice; value and gradients are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from sentence_transformers.base.losses.gradcache import CachedLossMixin, has_static_embedding_input
+from sentence_transformers.base.losses.merged_forward import embed_columns
+from sentence_transformers.util import cos_sim, dot_score
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.utils import logging
+
+from raytriever.errors import ConfigError, DataError
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import Loss, build_loss
+from raytriever.sentence_transformers.batch import ColumnOrder, find_ids
+from raytriever.sentence_transformers.citations import DISTRIBUTION, GRADCACHE
+from raytriever.training.parallel.process_group import current_workers
+
+logger = logging.get_logger(__name__)
+_CONSTANTS = ("temperature", "margin", "reduction", "teacher_temperature")
+_SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
+
+
+@dataclass(eq=False, repr=False)
+class RetrievalLoss(nn.Module):
+    """Loss over the score matrix of a batch, for the columns (anchor, positives, negatives) in the data set's order.
+
+    Args:
+        model: a `SentenceTransformer`.
+        num_positives: number of columns of positives, after that of the anchors; all other columns are negatives. A row
+            with fewer positives repeats one of them.
+        similarity_fct: `util.cos_sim` or `util.dot_score`; by default the similarity of the model.
+        gather_across_devices: compare with the documents of all devices. Gradients are then those of one process with
+            the whole batch, after the average of DDP.
+        ids_in_labels: the label column has the ids of the documents, one for each column of documents: whole numbers
+            from 0. Without it, texts with equal tokens are one document.
+    """
+
+    model: Any
+    _: KW_ONLY
+    num_positives: int = 1
+    similarity_fct: Callable[[Tensor, Tensor], Tensor] | None = None
+    gather_across_devices: bool = False
+    ids_in_labels: bool = False
+
+    loss_name: ClassVar[str]
+    paper: ClassVar[str]
+    # Set by `DistributionRegularizer`.
+    distribution_weight: ClassVar[float] = 0.0
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        """Initialise the module: the constructor of a dataclass can assign a model to it only afterwards."""
+        module = super().__new__(cls)
+        nn.Module.__init__(module)
+        return module
+
+    def __post_init__(self) -> None:
+        if self.num_positives < 1:
+            raise ConfigError(f"{self.num_positives} is out of range", self._where("num_positives"), "give at least 1")
+        if self.similarity_fct is None:
+            self.similarity_fct = _SIMILARITIES.get(self.model.similarity_fn_name)
+        if self.similarity_fct not in _SIMILARITIES.values():
+            what = "neither cos_sim nor dot_score"
+            raise ConfigError(what, self._where("similarity_fct"), "give one of sentence_transformers.util")
+        self._build()
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch.
+
+        Args:
+            sentence_features: features of each column.
+            labels: label column, if there is one.
+
+        Raises:
+            DataError: columns or labels do not fit the loss.
+            LossInputError: an embedding is not finite.
+        """
+        columns = list(sentence_features)
+        ids = self._ids(columns, labels)
+        return self._compute(embed_columns(self.model, columns), ids)
+
+    @property
+    def citation(self) -> str:
+        """BibTeX entry of the loss."""
+        return self.paper
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings for the model card."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        return settings | {"similarity_fct": self.similarity_fct.__name__}  # type: ignore[union-attr]
+
+    def _registered_name(self) -> str:
+        return self.loss_name
+
+    @property
+    def _draw_seed(self) -> int:
+        return 0
+
+    def _build(self) -> Loss:
+        """Return the loss of raytriever's own training; raises `ConfigError` for a setting that is out of range."""
+        constants = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _CONSTANTS}
+        config = LossConfig(loss=self._registered_name(), distribution_weight=self.distribution_weight, **constants)
+        try:
+            return build_loss(config, self.similarity_fct is cos_sim)
+        except ConfigError as error:
+            argument = (error.where or "").removeprefix("--").replace("-", "_")
+            raise ConfigError(error.what, self._where(argument), error.remedy) from error
+
+    def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor | None:
+        """Return a teacher's scores of the documents, for losses that learn from one."""
+        return None
+
+    def _where(self, argument: str) -> str:
+        return f"{type(self).__name__}({argument})"
+
+    def _ids(self, columns: list[dict[str, Tensor]], labels: Tensor | None) -> BatchIds | None:
+        """Return the ids of the batch. Modules may change the features while they embed, so this comes first."""
+        name, documents = type(self).__name__, len(columns) - 1
+        if documents < self.num_positives:
+            raise DataError(
+                f"the data set has {len(columns)} text columns, and {name} reads an anchor and "
+                f"{self.num_positives} positives",
+                remedy="give columns in this order: anchor, positives, negatives; or change num_positives",
+            )
+        named = None
+        if self.ids_in_labels:
+            if labels is None or labels.ndim != 2 or labels.shape[1] != documents or labels.is_floating_point():
+                raise DataError(
+                    "the label column has no ids of the documents",
+                    self._where("ids_in_labels"),
+                    f"give {documents} whole numbers a row, one for each column of documents",
+                )
+            named = labels
+        return find_ids(
+            columns,
+            ColumnOrder(self.num_positives, self._registered_name() == "infonce-symmetric", self._draw_seed),
+            current_workers() if self.gather_across_devices else ALONE,
+            next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
+            named,
+            self._teacher_scores(labels, documents),
+        )
+
+    def _compute(self, embeddings: list[Tensor], ids: BatchIds | None) -> Tensor:
+        """Return the loss of the embeddings of each column; 0 for a batch without negatives."""
+        if ids is None:
+            logger.warning_once(f"{type(self).__name__}: a batch has no negatives, so its loss is 0.")
+            return sum(each.sum() * 0 for each in embeddings)  # type: ignore[return-value]
+        queries, passages = embeddings[0], torch.cat(embeddings[1:])
+        with torch.autocast(queries.device.type, enabled=False):
+            precise = torch.promote_types(queries.dtype, torch.float32)
+            queries, passages = queries.to(precise), passages.to(precise)
+            if self.similarity_fct is cos_sim:
+                queries, passages = (functional.normalize(each, dim=-1) for each in (queries, passages))
+            workers = current_workers() if self.gather_across_devices else ALONE
+            value: Tensor = self._build()(queries, passages, ids, workers).value
+        return value
+
+
+@dataclass(eq=False, repr=False)
+class CachedRetrievalLoss(CachedLossMixin, RetrievalLoss):
+    """Loss with gradient caching (Gao et al., 2021): the memory of a mini-batch, and the negatives of the whole batch.
+
+    Args:
+        mini_batch_size: number of texts that are embedded at once.
+        mini_batch_num_tokens: number of tokens that are embedded at once, instead of `mini_batch_size`.
+        show_progress_bar: show the mini-batches.
+    """
+
+    _: KW_ONLY
+    mini_batch_size: int = 32
+    mini_batch_num_tokens: int | None = None
+    show_progress_bar: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("mini_batch_size", "mini_batch_num_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{getattr(self, name)} is out of range", self._where(name), "give at least 1")
+        if has_static_embedding_input(self.model):
+            plain = type(self).__name__.removeprefix("Cached")
+            raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), f"use {plain}")
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the loss of a batch; see `RetrievalLoss.forward`. Its backward pass embeds the batch again."""
+        columns = list(sentence_features)
+        loss: Tensor = CachedLossMixin.forward_cached(self, columns, self._ids(columns, labels))
+        return loss
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Return the loss of embedded mini-batches.
+
+        Args:
+            reps: embeddings of the mini-batches of each column.
+            labels: ids of the batch.
+            with_backward: also compute the gradients of the embeddings.
+        """
+        value = self._compute([torch.cat(column) for column in reps], labels)
+        if with_backward:
+            value.backward()
+            value = value.detach()
+        return value
+
+    @property
+    def citation(self) -> str:
+        """BibTeX entries of the loss and of gradient caching."""
+        return f"{self.paper}{GRADCACHE}"
+
+
+class DistributionRegularizer(nn.Module):
+    """Add the distribution regulariser to a loss of this module: queries stay near the documents of the batch.
+
+        loss + weight * mean over anchors and distinct documents of ||q - d||^2
+
+    It helps approximate search (*Alleviating performance degradation*, Eq. 3), and is `--distribution-weight`. In a
+    `MatryoshkaLoss` every width has it.
+
+    Args:
+        loss: a loss of `raytriever.sentence_transformers`, plain or cached.
+        weight: lambda, above 0.
+    """
+
+    citation = DISTRIBUTION
+
+    def __init__(self, loss: RetrievalLoss, weight: float) -> None:
+        super().__init__()
+        if not isinstance(loss, RetrievalLoss):
+            raise ConfigError(
+                f"{type(loss).__name__} is no loss of raytriever.sentence_transformers",
+                "DistributionRegularizer(loss)",
+                "give MannWhitneyLoss or another one, inside a MatryoshkaLoss if you want both",
+            )
+        if not 0 < weight < float("inf"):
+            raise ConfigError(f"{weight!r} is out of range", "DistributionRegularizer(weight)", "give a number above 0")
+        self.model, self.loss, self.weight = loss.model, loss, weight
+        self.uses_gradient_cache = isinstance(loss, CachedRetrievalLoss)
+        loss.distribution_weight = weight  # type: ignore[misc]
+
+    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Return the regularised loss of a batch; see `RetrievalLoss.forward`."""
+        value: Tensor = self.loss(sentence_features, labels)
+        return value
+
+    @property
+    def calculate_loss(self) -> Callable[..., Tensor]:
+        """Function of the cached loss that `MatryoshkaLoss` replaces."""
+        function: Callable[..., Tensor] = self.loss.calculate_loss  # type: ignore[assignment]
+        return function
+
+    @calculate_loss.setter
+    def calculate_loss(self, function: Callable[..., Tensor]) -> None:
+        self.loss.calculate_loss = function  # type: ignore[assignment]
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Return the settings for the model card."""
+        return {"loss": type(self.loss).__name__, "weight": self.weight}

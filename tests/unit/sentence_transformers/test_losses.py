@@ -1,0 +1,332 @@
+"""Losses for the trainer of sentence-transformers have the value and the gradients of our own training."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer, util
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
+
+import raytriever as rt
+import raytriever.sentence_transformers as library
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.sentence_transformers.batch import ColumnOrder, find_ids, text_ids
+from raytriever.training.parallel.objective import Objective
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from library_losses import (
+    CASES,
+    DOCUMENTS,
+    POSITIVES,
+    ROWS,
+    TEMPERATURE,
+    Case,
+    columns,
+    equal,
+    gradients,
+    ids_by_hand,
+    labels_of,
+    load,
+    loss_of,
+    own_training,
+    write_model,
+)
+from tiny_models import text_of
+
+MW = CASES[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("library") / "model"
+    write_model(path)
+    return path
+
+
+@pytest.fixture
+def model(folder: Path) -> SentenceTransformer:
+    return load(folder)
+
+
+def test_every_loss_of_the_registry_has_its_classes() -> None:
+    assert {case.settings["loss"] for case in CASES} == set(LOSS_NAMES)
+    names = {case.name for case in CASES}
+    others = {"DistributionRegularizer", "PooledAUCEvaluator"}
+    names.add("RetrievalLoss")
+    assert set(library.__all__) == names | {f"Cached{name}" for name in names} | others
+    assert all(name in dir(library) and getattr(library, name).__doc__ for name in library.__all__)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.settings["loss"] + case.settings.get("reduction", ""))
+def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
+    ids = ids_by_hand(case)
+    if case.settings["loss"] == "rand1":  # draws depend on the tokens
+        order = ColumnOrder(POSITIVES, seed=3)
+        found = find_ids(columns(model), order, ALONE, torch.device("cpu"))
+        assert found is not None
+        ids = replace(ids, queries=found.queries, seed=found.seed, step=found.step)
+    expected = own_training(model, case, True, ids)
+    expected.backward()
+    theirs = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    value = loss_of(case, model, cached)(columns(model), labels_of(case))
+    value.backward()
+    assert expected.item() > 0.01
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+    assert equal(gradients(model), theirs)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_a_step_is_one_of_our_trainer(cached: bool, folder: Path) -> None:
+    """The encoder of raytriever reads the same directory and embeds the texts, in single precision."""
+    anchors = [text_of(3 + number, 50 + number) for number in range(8)]
+    passages = [text_of(5 + number, 90 + number) for number in range(16)]
+    retriever = load_retriever(ModelConfig(str(folder)))
+    documents = torch.arange(16)
+    batch = SimpleNamespace(
+        queries=retriever.tokenize(anchors, "query"),
+        passages=retriever.tokenize(passages, "passage"),
+        ids=BatchIds(torch.arange(8), documents[:8, None], documents),
+    )
+    loss = build_loss(LossConfig("mw", temperature=TEMPERATURE), unit_length=True)
+    expected = Objective(retriever, loss, "fp32").eval()(batch, ALONE).value
+    expected.backward()
+    model = load(folder).float()
+    features = [dict(model.preprocess(texts)) for texts in (anchors, passages[:8], passages[8:])]
+    value = loss_of(MW, model, cached, num_positives=1)(features, None)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    used = [each.grad for name, each in retriever.named_parameters() if "pooler" not in name and each.grad is not None]
+    assert equal(gradients(model), used, 1e-5)
+
+
+def test_infonce_is_the_loss_of_the_library(model: SentenceTransformer) -> None:
+    features = columns(model, slice(0, 3))
+    features = [features[0], features[1], features[3]]
+    theirs = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE)(features, None)
+    ours = library.InfoNCELoss(model, TEMPERATURE)(features)
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-9)
+
+
+def test_dot_products_are_those_of_the_argument_or_of_the_model(model: SentenceTransformer) -> None:
+    expected = own_training(model, MW, False, ids_by_hand(MW)).item()
+    assert loss_of(MW, model, similarity_fct=util.dot_score)(columns(model)).item() == pytest.approx(expected, rel=1e-9)
+    model.similarity_fn_name = "dot"
+    assert loss_of(MW, model)(columns(model)).item() == pytest.approx(expected, rel=1e-9)
+    model.similarity_fn_name = "euclidean"
+    with pytest.raises(rt.ConfigError, match=r"MannWhitneyLoss\(similarity_fct\): neither cos_sim nor dot_score"):
+        loss_of(MW, model)
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTransformer) -> None:
+    expected = own_training(model, MW, True, ids_by_hand(MW), distribution_weight=0.4)
+    expected.backward()
+    theirs = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    loss = library.DistributionRegularizer(loss_of(MW, model, cached), weight=0.4)
+    value = loss(columns(model), None)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
+    assert equal(gradients(model), theirs)
+    assert loss.get_config_dict() == {"loss": f"{'Cached' * cached}MannWhitneyLoss", "weight": 0.4}
+    assert "Out-of-Distribution" in loss.citation
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_matryoshka_counts_every_width(cached: bool, weight: float, model: SentenceTransformer) -> None:
+    settings = {"matryoshka_dims": "8"} if not weight else {}
+    expected = own_training(model, MW, True, ids_by_hand(MW), **settings).item()
+    loss: Any = loss_of(MW, model, cached)
+    if weight:
+        loss = library.DistributionRegularizer(loss, weight)
+        only = own_training(model, MW, True, ids_by_hand(MW), distribution_weight=weight).item()
+        expected = (only - expected, only)
+    value = MatryoshkaLoss(model, loss, [32, 8])(columns(model), None)
+    value.backward()
+    if weight:  # the regulariser of unit vectors is at least that of the whole width
+        assert value.item() > expected[1] + 0.1 * expected[0]
+    else:
+        assert value.item() == pytest.approx(expected, rel=1e-9)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(model))
+
+
+def test_equal_tokens_are_one_text_at_any_padding(model: SentenceTransformer) -> None:
+    short, long = text_of(4, 1), text_of(20, 2)
+    alone, together = model.preprocess([short]), model.preprocess([long, short])
+    first, second = text_ids(alone, "a"), text_ids(together, "b")
+    assert first[0] == second[1] != second[0]
+    lengths = together["attention_mask"].sum(1).tolist()
+    flat = torch.cat([row[:length] for row, length in zip(together["input_ids"], lengths, strict=True)])[None]
+    ends = torch.tensor([0, *np.cumsum(lengths)])
+    assert (text_ids({"input_ids": flat, "cu_seq_lens_q": ends}, "c") == second).all()
+    assert (text_ids({"input_ids": flat[0], "offsets": ends[:-1]}, "c") == second).all()
+    pictures = {"input_ids": alone["input_ids"].repeat(2, 1), "pixel_values": torch.zeros(2, 3)}
+    assert len({*text_ids(pictures, "0 1"), *text_ids(pictures, "0 2")}) == 4
+
+
+def test_ids_of_documents_replace_tokens(model: SentenceTransformer) -> None:
+    features = columns(model)
+    by_tokens = loss_of(MW, model)(features, None).item()
+    ids = torch.tensor(DOCUMENTS).T
+    loss = loss_of(MW, model, ids_in_labels=True)
+    assert loss(columns(model), ids).item() == pytest.approx(by_tokens, rel=1e-12)
+    distinct = torch.arange(ids.numel()).reshape(ids.shape)
+    assert loss(columns(model), distinct).item() != pytest.approx(by_tokens, rel=1e-3)
+    for labels in (None, ids.double(), ids[:, :2]):
+        with pytest.raises(rt.DataError, match="the label column has no ids of the documents; give 4 whole numbers"):
+            loss(columns(model), labels)
+
+
+def test_draws_of_rand1_differ_between_batches(model: SentenceTransformer) -> None:
+    order = ColumnOrder(POSITIVES)
+    batches = [columns(model, rows) for rows in (slice(0, 4), slice(1, 5), slice(0, 4))]
+    steps = [found.step for batch in batches if (found := find_ids(batch, order, ALONE, torch.device("cpu")))]
+    assert steps[0] == steps[2] != steps[1]
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_a_batch_without_negatives_has_no_loss(cached: bool, model: SentenceTransformer) -> None:
+    features = columns(model, slice(0, 1))[:3]
+    value = loss_of(MW, model, cached)(features, None)
+    value.backward()
+    assert value.item() == 0
+    assert all(not gradient.any() for gradient in gradients(model))
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
+def test_evaluation_needs_no_gradients(cached: bool, model: SentenceTransformer) -> None:
+    with torch.no_grad():
+        value = loss_of(MW, model, cached)(columns(model), None)
+    assert value.item() == pytest.approx(own_training(model, MW, True, ids_by_hand(MW)).item(), rel=1e-9)
+
+
+def test_half_precision_of_the_encoder_does_not_reach_the_scores(model: SentenceTransformer) -> None:
+    """Scores of unit vectors at tau 0.001 differ by units; bf16 products would be wrong by several."""
+    model.float()
+    loss = library.MannWhitneyLoss(model, 0.001, num_positives=POSITIVES)
+    features = columns(model)
+    ids = loss._ids(features, None)
+    embeddings = [torch.randn(ROWS, 32, generator=torch.Generator().manual_seed(each)) for each in range(5)]
+    exact = loss._compute(embeddings, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert loss._compute(embeddings, ids).item() == exact.item()
+
+
+def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer) -> None:
+    loss = library.CachedMannWhitneyLoss(model, temperature=0.05, mini_batch_size=8)
+    assert loss.get_config_dict() == {
+        "temperature": 0.05,
+        "reduction": "mean",
+        "num_positives": 1,
+        "similarity_fct": "cos_sim",
+        "gather_across_devices": False,
+        "ids_in_labels": False,
+        "mini_batch_size": 8,
+        "mini_batch_num_tokens": None,
+        "show_progress_bar": False,
+    }
+    assert loss.citation.count("@misc") == 2
+    assert "Optimizing What Matters" in loss.citation
+    for name in {case.name for case in CASES}:
+        plain, cached = getattr(library, name)(model), getattr(library, f"Cached{name}")(model)
+        assert plain.citation.count("@misc") == 1
+        assert cached.citation.startswith(plain.citation)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda model: library.MannWhitneyLoss(model, 0), "MannWhitneyLoss(temperature): 0 is out of range"),
+        (lambda model: library.TripletMarginLoss(model, -1), "TripletMarginLoss(margin): -1 is out of range"),
+        (lambda model: library.LSEPairLoss(model, variant="maxx"), "LSEPairLoss(variant): 'maxx' is unknown"),
+        (lambda model: library.MannWhitneyLoss(model, num_positives=0), "MannWhitneyLoss(num_positives): 0 is out of"),
+        (lambda model: library.CachedKLLoss(model, mini_batch_size=0), "CachedKLLoss(mini_batch_size): 0 is out of"),
+        (lambda model: library.KLLoss(model, ids_in_labels=True), "KLLoss(ids_in_labels): the labels are the teacher"),
+        (
+            lambda model: library.DistributionRegularizer(MultipleNegativesRankingLoss(model), 0.1),
+            "DistributionRegularizer(loss): MultipleNegativesRankingLoss is no loss of raytriever",
+        ),
+        (
+            lambda model: library.DistributionRegularizer(library.InfoNCELoss(model), 0),
+            "DistributionRegularizer(weight): 0 is out of range",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_line(make: Any, error: str, model: SentenceTransformer) -> None:
+    with pytest.raises(rt.ConfigError) as raised:
+        make(model)
+    assert str(raised.value).startswith(error)
+    assert raised.value.remedy
+    assert "\n" not in str(raised.value)
+
+
+def test_wrong_batches_are_one_line(model: SentenceTransformer) -> None:
+    features = columns(model)
+    with pytest.raises(
+        rt.DataError, match="the data set has 1 text columns, and InfoNCELoss reads an anchor and 1 pos"
+    ):
+        library.InfoNCELoss(model)(features[:1], None)
+    with pytest.raises(rt.DataError, match=r"2 text columns.* 3 positives; give columns in this order: anchor"):
+        library.InfoNCELoss(model, num_positives=3)(features[:2], None)
+    with pytest.raises(rt.DataError, match=r"no label column, and KLLoss reads a teacher's scores; give .* 4 scores"):
+        library.KLLoss(model)(features, None)
+    with pytest.raises(rt.DataError, match=r"labels of shape \(6, 3\)"):
+        library.KLLoss(model)(features, torch.zeros(6, 3))
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(rt.losses.LossInputError, match="6 of 6 query embeddings hold NaN"):
+        library.InfoNCELoss(model)(columns(model), None)
+
+
+@pytest.mark.parametrize("negatives", [1, 2])
+def test_margins_are_labels_as_in_the_library(negatives: int, model: SentenceTransformer) -> None:
+    features = [column for place, column in enumerate(columns(model)) if place != 2][: 2 + negatives]
+    scores = torch.randn(ROWS, 1 + negatives, dtype=torch.float64)
+    loss = library.MarginMSELoss(model)
+    expected = loss(features, scores).item()
+    margins = scores[:, :1] - scores[:, 1:]
+    assert loss(features, margins).item() == pytest.approx(expected, rel=1e-9)
+    if negatives == 1:
+        assert loss(features, margins[:, 0]).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("installed", "text"), [("", "is not installed"), ("5.1.0", "5.1.0 is too old")])
+def test_without_the_library_one_line_names_the_remedy(installed: str, text: str) -> None:
+    code = (
+        "from importlib import metadata\n"
+        "def version(name):\n"
+        f"    if not {installed!r}:\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        f"    return {installed!r}\n"
+        "metadata.version = version\n"
+        "import raytriever as rt\n"
+        "try:\n"
+        "    import raytriever.sentence_transformers\n"
+        "except rt.ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    remedy = "pip install 'raytriever[sentence-transformers]'"
+    assert done.stdout == f"raytriever.sentence_transformers: sentence-transformers {text}; {remedy}\n"
+
+
+def test_importing_the_module_loads_neither_torch_nor_the_library() -> None:
+    code = "import sys, raytriever.sentence_transformers\nprint({'torch', 'sentence_transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

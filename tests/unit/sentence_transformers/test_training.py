@@ -1,0 +1,44 @@
+"""The training script of the how-to page runs, improves its model, and writes a model card with the loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from library_losses import write_model
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-sentence-transformers.md"
+
+
+def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny")
+    script = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    assert script.count("\n") <= 25
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    assert name in script
+    program = script.replace(name, str(tmp_path / "tiny")) + (
+        "\nimport json\nprint(json.dumps([each for each in trainer.state.log_history if 'eval_dev_auc' in each]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    logs = json.loads(done.stdout.splitlines()[-1])
+    assert len(logs) >= 2
+    assert logs[-1]["eval_dev_auc"] > logs[0]["eval_dev_auc"]
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "raytriever.sentence_transformers.losses.CachedMannWhitneyLoss" in card
+    assert "loss:CachedMannWhitneyLoss" in card
+    assert '"temperature": 0.01' in card
+    assert "Optimizing What Matters" in card
+    assert "Pooled AUC" in card

@@ -91,7 +91,7 @@ def check_plan(config: PlanConfig) -> None:
         raise ConfigError(f"unknown model {name!r}", "--model", did_you_mean(name, _MODEL.names))
     if config.gpus > config.all_nodes * config.gpus_per_node:
         raise ConfigError(
-            f"{config.gpus:,} GPUs exceed {config.all_nodes:,} nodes of {config.gpus_per_node:,}",
+            f"{config.gpus:,} GPUs exceed the {config.all_nodes * config.gpus_per_node:,} of all nodes",
             "--nodes",
             "give more nodes, or leave it out",
         )

@@ -77,7 +77,7 @@ def test_ten_times_the_documents_take_ten_times_as_much() -> None:
     small, large = by_name(workload()), by_name(workload(documents=10**9))
     for name in ("prepare", "encode", "exact search"):
         assert large[name].disk == pytest.approx(10 * small[name].disk, rel=0.01) or name == "exact search"
-        assert 9.9 < large[name].hours / small[name].hours < 13  # sorts grow faster
+        assert 9.5 < large[name].hours / small[name].hours < 13  # sorts grow faster
     assert large["index hnsw"].driver == pytest.approx(10 * small["index hnsw"].driver, rel=0.01)
     assert large["train"] == small["train"]
     assert large["index ivfpq"].parts["building"] > 15 * small["index ivfpq"].parts["building"]

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +83,30 @@ def test_actors_write_what_one_process_writes(session: None, case: Case) -> None
         encode_store(work, case.config, case.retriever, case.dataset, **more)
     assert case.files("alone") == case.files("actors")
     assert len(list(case.folder.glob("actors/shards/*"))) == 6
+
+
+def test_actors_copy_what_earlier_stores_have_and_encode_the_rest(session: None, case: Case) -> None:
+    first = StoreWriter(case.folder / "cache" / "embeddings" / "first", case.plan)
+    encode_store(first, case.config, case.retriever, case.dataset)
+    embeddings = first.finish("numbers", case.dataset.passages()).array()
+    texts = [*case.dataset.passages()]
+    data = case.folder / "numbers"
+    rows = [{"_id": str(n), "text": text} for n, text in enumerate(["ab", *texts[:40], "abc", *texts[40:]])]
+    (data / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = open_dataset(data, [])
+    plan = plan_embeddings(case.config, case.retriever, dataset, "passage", "fp32")
+    writer = StoreWriter(case.folder / "second", replace(plan, shard_rows=16, batch_tokens=100))
+    encoded: list[int] = []
+
+    def run(encoder: ShardEncoder, missing: Sequence[int], advance: Callable[[int], None]) -> None:
+        run_in_actors(POOL)(encoder, missing, encoded.append)
+
+    second = encode_store(writer, case.config, case.retriever, dataset, run).array()
+    assert sorted(encoded) == [1, 1]
+    copied = [row for row in range(len(rows)) if row not in (0, 41)]
+    # Equal texts have one embedding, that of the first.
+    assert second[copied].tobytes() == embeddings[[texts.index(text) for text in texts]].tobytes()
+    assert (abs(second[[0, 41]]).sum(1) > 0).all()
 
 
 def test_a_text_that_kills_its_actor_is_quarantined_after_three_deaths(session: None, case: Case) -> None:

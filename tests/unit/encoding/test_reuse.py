@@ -278,9 +278,7 @@ def test_another_data_set_or_model_is_still_refused(
     assert files(tmp_path / "store") == before
 
 
-def test_two_towers_and_queries_with_their_own_prompts_have_other_keys(
-    retriever: Retriever, corpus: Callable[[Sequence[str]], Path]
-) -> None:
+def test_the_key_of_a_text_depends_on_its_prompt(retriever: Retriever, corpus: Callable[[Sequence[str]], Path]) -> None:
     from raytriever.encoding.shards import SideTexts
 
     passages: RetrievalDataset = open_dataset(corpus(TEXTS), [])

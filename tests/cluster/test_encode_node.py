@@ -52,7 +52,9 @@ def test_the_death_of_a_node_changes_no_byte(
     words = ["--dataset", str(corpus), "--model", str(tiny_encoder), "--precision", "fp32", "--batch-tokens", "512"]
     for name, value in cli.environment.items():
         monkeypatch.setenv(name, value)
-    assert run("encode", [*words, "--output", str(cli.folder / "peace")]) == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(cli.folder / "other"))  # or its embeddings would be copied
+        assert run("encode", [*words, "--output", str(cli.folder / "peace")]) == 0
 
     node = cluster.add_node(num_cpus=1)
     [raylet] = node.all_processes["raylet"]

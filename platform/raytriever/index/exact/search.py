@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
@@ -77,6 +75,9 @@ def _join(blocks: list[tuple[ndarray, ndarray]]) -> tuple[ndarray, ndarray]:
 
 def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
     """Return each document's rank among documents with equal scores: 0 for the id that sorts last."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     ids = iter(document_ids)
     # As UTF-8, which sorts like the characters and needs a seventh of the memory of Python's strings.
     pieces = iter(lambda: pa.array(islice(ids, FEWEST_ROWS), pa.string()), pa.array([], pa.string()))

@@ -90,7 +90,7 @@ def against_faiss(repeats: int) -> dict[str, End]:
         if kind == "unstructured":
             good = right(queries, documents, result)
             ends["ranking is that of float64 products"] = End(float(good), "1", good)
-        for k in (K,) if kind == "clustered" else (K, 100, 10_000):
+        for k in (K,) if kind == "clustered" else (K, 10, 100, 10_000):
             wall, processor, seconds, busy = ratios(
                 lambda k=k: top_k(queries, documents, k, ties),  # noqa: B023  called at once
                 lambda k=k: index.search(queries, k),  # noqa: B023

@@ -20,12 +20,12 @@ float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int16, Int64
 from numba import prange
 from numpy import ndarray
 
@@ -40,6 +40,8 @@ Values = TypeVar("Values", ndarray, torch.Tensor)
 FEW_PAIRS = 1 << 12
 # Covers the rounding errors of the bound itself.
 _SLACK = 1 + 1e-6
+# Relative error of rounding a quick score to bf16.
+BF16_ROUNDING = 2.0**-8 * _SLACK
 
 
 def pair_scores(
@@ -130,56 +132,45 @@ def exact_scores(
     return total.float() + 0
 
 
-class Bounds(NamedTuple):
-    """Terms of the error bound that depend on the query, one number per query."""
-
-    a: Float64[ndarray, " queries"]
-    b: Float64[ndarray, " queries"]
-    c: Float64[ndarray, " queries"]
-    rounding: float
-
-
-class Factors(NamedTuple):
-    """Factors of quick scores: bits in bf16 or float32, norms of the vectors, and norms of their rounding errors."""
-
-    bits: ndarray
-    norms: Float64[ndarray, " vectors"]
-    residuals: Float64[ndarray, " vectors"]
-
-    def tensor(self) -> torch.Tensor:
-        """Return the factors as a tensor of bf16 or float32."""
-        return torch.from_numpy(self.bits).view(torch.bfloat16 if self.bits.dtype == np.int16 else torch.float32)
-
-
 def quick_precision(device: torch.device) -> str:
     """Return `bf16` or `fp32`, the type that this device multiplies faster."""
     return choose_precision(None, device)
 
 
-def factors(vectors: ndarray, precision: str, name: str, positions: ndarray) -> Factors:
-    """Round float32 vectors to the type that is multiplied, and measure their norms.
+def bf16_factors(
+    vectors: Float32[ndarray, "vectors width"], name: str, positions: Int64[ndarray, " vectors"]
+) -> tuple[Int16[ndarray, "vectors width"], Float64[ndarray, " vectors"], Float64[ndarray, " vectors"]]:
+    """Return the bits of vectors rounded to bf16, the vectors' norms, and the norms of their rounding errors.
+
+    See `checked_norms`.
+    """
+    norms, residuals, bits = np.empty(len(vectors)), np.empty(len(vectors)), np.empty(vectors.shape, np.int16)
+    _round(vectors, bits.view(np.uint16), norms, residuals)
+    return bits, checked_norms(norms, name, positions), residuals
+
+
+def norms_of(vectors: Float32[ndarray, "vectors width"]) -> Float64[ndarray, " vectors"]:
+    """Return the norms of vectors."""
+    norms = np.empty(len(vectors))
+    _measure(read_only(vectors), norms)
+    return norms
+
+
+def checked_norms(
+    norms: Float64[ndarray, " vectors"], name: str, positions: Int64[ndarray, " vectors"]
+) -> Float64[ndarray, " vectors"]:
+    """Return norms for bounds: infinite where float32 might overflow.
 
     Args:
-        vectors: one vector per row.
-        precision: type from `quick_precision`.
+        norms: of the vectors.
         name: `query` or `document`, for the error.
-        positions: position of each row, for the error.
+        positions: position of each vector, for the error.
 
     Raises:
         ModelError: a vector is not finite.
     """
-    norms, residuals = np.empty(len(vectors)), np.zeros(len(vectors))
-    if precision == "bf16":
-        bits = np.empty(vectors.shape, np.int16)
-        _round(vectors, bits.view(np.uint16), norms, residuals)
-    else:
-        bits = vectors.copy().view(np.int32)
-        _measure(vectors, norms)
-        if torch.get_float32_matmul_precision() != "highest":
-            # torch may then multiply numbers truncated to eight bits.
-            residuals = norms * 2.0**-7
     refuse_not_finite(np.isfinite(norms), name, positions)
-    return Factors(bits, np.where(norms > LARGEST_NORM, np.inf, norms), residuals)
+    return np.where(norms > LARGEST_NORM, np.inf, norms)
 
 
 def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:
@@ -193,12 +184,6 @@ def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: n
             f"the embedding of {name} {positions[np.argmin(finite)]} is not finite",
             remedy="the encoder's weights are broken or overflow in bf16: train or load them again, and encode again",
         )
-
-
-def query_bounds(queries: Factors, width: int) -> Bounds:
-    """Return the terms of the error bound that depend on the query."""
-    a, b, c = error_terms(queries.norms, queries.residuals, width)
-    return Bounds(a, b, c, 2.0**-8 * _SLACK if queries.bits.dtype == np.int16 else 0.0)
 
 
 def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT) -> tuple[Values, Values, Values]:
@@ -239,12 +224,17 @@ def _round(vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
         norms[row], residuals[row] = np.sqrt(square), np.sqrt(lost)
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+@numba.njit(parallel=True, cache=True, error_model="numpy")
 def _measure(vectors, norms):  # type: ignore[no-untyped-def]
     for row in prange(len(vectors)):
-        vector = vectors[row]
-        square = 0.0
-        for i in range(np.uint64(len(vector))):
-            value = np.float64(vector[i])
-            square += value * value
-        norms[row] = np.sqrt(square)
+        norms[row] = norm(vectors[row])
+
+
+@numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def norm(vector):  # type: ignore[no-untyped-def]
+    """Return the norm of a float32 vector, in float64."""
+    square = 0.0
+    for i in range(np.uint64(len(vector))):
+        value = np.float64(vector[i])
+        square += value * value
+    return np.sqrt(square)

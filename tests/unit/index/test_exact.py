@@ -14,10 +14,10 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
-from raytriever.index.exact import scan, scan_torch, search, sift
+from raytriever.index.exact import panels, scan, scan_torch, search, sift, tiles
 from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder, merge_keys
-from raytriever.index.score import pair_scores
+from raytriever.index.score import pair_scores, read_only
 
 KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"])
 
@@ -29,12 +29,13 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(arithmetic, "FEW_PAIRS", -1)
     monkeypatch.setattr(scan, "quick_precision", lambda device: request.param)
     monkeypatch.setattr(scan_torch, "quick_precision", lambda device: request.param)
-    for module in (scan, scan_torch):
+    for module in (tiles, scan_torch):
         monkeypatch.setattr(module, "QUERY_TILE", 3)
+    monkeypatch.setattr(panels, "GROUP_BYTES", 4 * 12 * panels.ROWS)
     monkeypatch.setattr(scan, "DOCUMENT_TILE", 128)
     monkeypatch.setattr(scan_torch, "TILE_BYTES", 3 * 4 * 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
-    monkeypatch.setattr(sift, "FLUSHED_ROWS", 50)
+    monkeypatch.setattr(sift, "FLUSHED_BYTES", 4 * 12 * 50)
     return request.param
 
 
@@ -171,22 +172,36 @@ def test_few_pairs_are_scored_in_torch_with_the_same_bytes(kind: str, monkeypatc
     assert few.tobytes() == many.tobytes()
 
 
+@pytest.mark.parametrize("width", [1, 12, 100, 1_001])
 @pytest.mark.parametrize("kind", ["plain", "norms"])
-def test_a_quick_score_is_within_its_bound(precision: str, kind: str) -> None:
+def test_a_quick_score_is_within_its_bound(precision: str, kind: str, width: int) -> None:
     rng = np.random.default_rng(3)
-    sides = vectors(rng, 40, kind), vectors(rng, 300, kind)
-    left, right = (arithmetic.factors(side, precision, "", np.arange(len(side))) for side in sides)
-    quick = (left.tensor() @ right.tensor().T).double().numpy()
-    bounds = arithmetic.query_bounds(left, 12)
-    with np.errstate(invalid="ignore"):
-        allowed = bounds.a[:, None] * right.norms + bounds.b[:, None] * right.residuals + bounds.c[:, None]
+    sides = [np.tile(vectors(rng, size, kind), (1, -(-width // 12)))[:, :width] for size in (40, 301)]
+    queries, documents = map(read_only, sides)
+    product = (tiles.Tiles if precision == "bf16" else panels.Panels)(queries)
+    block = sift.DocumentBlock(documents, np.empty(301), np.empty(301), np.arange(301), np.arange(301))
+    quick = quick_scores(product, block)
+    a, b, c = (terms[:, None] for terms in arithmetic.error_terms(product.norms, product.residuals, width))
+    with np.errstate(invalid="ignore", over="ignore"):
+        allowed = a * block.norms + b * block.residuals + c
         error = np.abs(quick - sides[0].astype(np.float64) @ sides[1].T.astype(np.float64))
-        allowed += bounds.rounding * np.abs(quick)
+        allowed += product.rounding * np.abs(quick)
     held = np.isfinite(allowed)
     assert held.mean() > 0.1
     assert (error[held] <= allowed[held]).all()
     if kind == "plain":
-        assert (allowed < 0.03 * np.outer(left.norms, right.norms)).all(), "the bound is too loose"
+        assert (allowed < 0.03 * np.outer(product.norms, block.norms)).all(), "the bound is too loose"
+
+
+def quick_scores(product: tiles.Tiles | panels.Panels, block: sift.DocumentBlock) -> ndarray:
+    """Return the quick scores of all queries and documents, in float64; norms and residuals are set in the block."""
+    queries, rows = np.arange(len(product.norms)), slice(0, len(block.vectors))
+    if isinstance(product, tiles.Tiles):
+        return (product.select(queries) @ product._round(block, rows)).double().numpy()
+    left, right = product.select(queries), product._pack(block, rows)
+    scores = np.empty((len(left), len(right) * panels.LANES), np.float32)
+    panels.multiply(left, 0, len(left), right, 0, len(right), scores)
+    return scores[: len(queries), rows].astype(np.float64)
 
 
 def test_a_query_with_a_failed_guess_is_searched_again(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
-"""Exact search on a CPU, block after block: quick scores tile by tile, sifted while they are in the cache."""
+"""Exact search on a CPU, block after block: quick scores of many pairs, sifted while they are in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil, log, sqrt
+from typing import Any
 
 import numba
 import numpy as np
@@ -11,13 +11,15 @@ import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush, guess, sift
+from raytriever.index.exact.panels import Panels
+from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush
+from raytriever.index.exact.tiles import Tiles
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, TieOrder
-from raytriever.index.score import factors, query_bounds, quick_precision, read_only
+from raytriever.index.score import error_terms, quick_precision, read_only
 
-QUERY_TILE, DOCUMENT_TILE = 512, 4_096
-SIEVE_BYTES = 256 * 2**20
+DOCUMENT_TILE = 4_096
+FEWEST_QUERIES, SIEVE_BYTES = 512, 256 * 2**20
 
 
 class Scan:
@@ -38,16 +40,16 @@ class Scan:
         exclude: Int64[ndarray, " queries"] | None,
     ) -> None:
         refuse_forked()
-        self._precision = quick_precision(torch.device("cpu"))
         self._queries = np.ascontiguousarray(queries, np.float32)
         self._order = order
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._factors = factors(self._queries, self._precision, "query", np.arange(len(queries)))
-        self._bounds = query_bounds(self._factors, queries.shape[1])
+        is_bf16 = quick_precision(torch.device("cpu")) == "bf16"
+        self._product: Any = Tiles(self._queries) if is_bf16 else Panels(self._queries)
+        self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1])
         self._best = np.full((len(queries), k), NONE)
         self._thresholds = np.full(len(queries), -np.inf)
         capacity = 2 * k + 512
-        chunk = min(len(queries), max(QUERY_TILE, SIEVE_BYTES // (8 * capacity)))
+        chunk = min(len(queries), max(FEWEST_QUERIES, SIEVE_BYTES // (8 * capacity)))
         self._rows, self._scores = np.empty((chunk, capacity), np.int32), np.empty((chunk, capacity), np.float32)
         numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
@@ -75,13 +77,13 @@ class Scan:
 
     def _search(self, rows: Int64[ndarray, " some"], block: DocumentBlock, allow_guess: bool) -> None:
         """Add a block to the rankings of some queries."""
-        bounds, factors = self._bounds, self._factors
+        a, b, c = (terms[rows] for terms in self._bounds)
         query_block = QueryBlock(
             vectors=read_only(self._queries[rows]),
-            a=bounds.a[rows],
-            b=bounds.b[rows],
-            c=bounds.c[rows],
-            rounding=bounds.rounding,
+            a=a,
+            b=b,
+            c=c,
+            rounding=self._product.rounding,
             excluded=self._excluded[rows],
         )
         sieves = Sieves(
@@ -93,20 +95,19 @@ class Scan:
             scores=self._scores[: len(rows)],
             best=self._best[rows],
         )
-        left = factors._replace(bits=factors.bits[rows]).tensor()
+        left = self._product.select(rows)
         if allow_guess and not np.isfinite(sieves.thresholds).all():
             self._guess(left, query_block, block, sieves)
         for base in range(0, len(block.vectors), DOCUMENT_TILE):
-            right = self._factors_of(block, slice(base, base + DOCUMENT_TILE))
-            for first, tile, shift in self._tiles(left, right):
-                sift(tile, shift, first, base, query_block, block, sieves)
+            tile = slice(base, min(base + DOCUMENT_TILE, len(block.vectors)))
+            self._product.sift(left, tile, query_block, block, sieves)
         flush(query_block, block, sieves)
         is_done = ~sieves.failed
         self._best[rows[is_done]], self._thresholds[rows[is_done]] = sieves.best[is_done], sieves.thresholds[is_done]
         if not is_done.all():
             self._search(rows[~is_done], block, allow_guess=False)
 
-    def _guess(self, left: torch.Tensor, query_block: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
+    def _guess(self, left: Any, query_block: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
         """Guess thresholds from an even sample if this saves more time than it costs.
 
         The sample holds about k times its share of the k best documents, or a few standard deviations more by chance.
@@ -118,24 +119,4 @@ class Scan:
         if 4 * sample > size or 2 * rank * size / sample > k * (1 + log(size / k)):
             return
         rows = np.arange(sample) * (size // sample)
-        right = self._factors_of(block, rows)
-        for first, tile, shift in self._tiles(left, right):
-            guess(tile, shift, first, rows, rank, query_block, block, sieves)
-
-    def _factors_of(self, block: DocumentBlock, rows: slice | ndarray) -> torch.Tensor:
-        """Return the transposed factors of some documents, and store their norms and residuals in the block."""
-        right = factors(block.vectors[rows], self._precision, "document", block.positions[rows])
-        block.norms[rows], block.residuals[rows] = right.norms, right.residuals
-        return right.tensor().T
-
-    def _tiles(self, left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[int, ndarray, np.uint32]]:
-        """Yield quick scores of `QUERY_TILE` queries: the first query, the tile as unsigned bits, and their shift."""
-        signed, bits, shift = (
-            (torch.int16, np.uint16, 16) if left.dtype == torch.bfloat16 else (torch.int32, np.uint32, 0)
-        )
-        buffer = torch.empty(min(QUERY_TILE, len(left)) * right.shape[1], dtype=left.dtype)
-        for first in range(0, len(left), QUERY_TILE):
-            block = left[first : first + QUERY_TILE]
-            tile = buffer[: len(block) * right.shape[1]].view(len(block), -1)
-            torch.mm(block, right, out=tile)
-            yield first, tile.view(signed).numpy().view(bits), np.uint32(shift)
+        self._product.guess(left, rows, rank, query_block, block, sieves)

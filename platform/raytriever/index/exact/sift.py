@@ -2,7 +2,7 @@
 
 A sieve is the buffer of candidates of one query.
 
-1. `sift` reads a tile of quick scores and adds every document whose score may reach the query's threshold to the
+1. `sift` and `panels` read quick scores and add every document whose score may reach the query's threshold to the
    query's sieve. All documents of a chunk are compared with the loosest bound among them.
 2. A full sieve is tightened. k documents certainly score at least the k-th highest lower bound, so this is a threshold,
    and documents that are certainly below it are removed.
@@ -22,20 +22,25 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba import prange
+from llvmlite import ir
+from numba import prange, types
+from numba.extending import intrinsic
 from numpy import ndarray
 
 from raytriever.index.ranking import NONE, key_of, score_of
 from raytriever.index.score import dot
 
-# Documents that are compared at once, and documents that are then examined one by one.
-CHUNK, PIECE = 64, 16
-# Documents whose pairs are scored exactly while they are in the processor's cache.
-FLUSHED_ROWS = 4_096
+# Documents that are compared at once: the bits of a word.
+CHUNK = 64
+# Lines of a tile that a thread sifts at a time.
+LINES = 16
+# Documents whose pairs are scored exactly while they are in the cache.
+FLUSHED_BYTES = 2**20
 
 
 class QueryBlock(NamedTuple):
-    """Queries: float32 vectors, the terms of `score.Bounds`, and the excluded document of each query, or -1."""
+    """Queries: float32 vectors, the terms of `score.error_terms`, the relative rounding of quick scores (one number),
+    and the excluded document of each query, or -1."""
 
     vectors: ndarray
     a: ndarray
@@ -73,7 +78,6 @@ class Sieves(NamedTuple):
 
 def sift(
     tile: ndarray,
-    shift: np.uint32,
     first: int,
     base: int,
     queries: QueryBlock,
@@ -83,24 +87,26 @@ def sift(
     """Add the candidates of a tile to the sieves.
 
     Args:
-        tile: quick scores of queries and documents, as unsigned bits.
-        shift: left shift that gives the bits of a float32: 16 for bf16, else 0.
+        tile: quick scores of queries and documents in bf16, as unsigned bits.
         first: query of the tile's first row.
         base: row of the block of the tile's first column.
         queries: the queries.
         block: the documents; norms and residuals of the tile's documents are set.
         sieves: sieves of the queries.
     """
-    starts = np.arange(0, tile.shape[1], CHUNK)
-    norms, residuals = (
-        np.maximum.reduceat(values[base : base + tile.shape[1]], starts) for values in (block.norms, block.residuals)
-    )
-    _sift(tile, shift, first, base, norms, residuals, queries, block, sieves)
+    norms, residuals = chunk_maxima(block, base, base + tile.shape[1])
+    _sift(tile, first, base, norms, residuals, queries, block, sieves)
+
+
+def chunk_maxima(block: DocumentBlock, start: int, stop: int) -> tuple[ndarray, ndarray]:
+    """Return the largest norms and residuals of each chunk of some documents."""
+    starts = np.arange(0, stop - start, CHUNK)
+    norms, residuals = (np.maximum.reduceat(values[start:stop], starts) for values in (block.norms, block.residuals))
+    return norms, residuals
 
 
 def guess(
     tile: ndarray,
-    shift: np.uint32,
     first: int,
     rows: ndarray,
     rank: int,
@@ -110,23 +116,24 @@ def guess(
 ) -> None:
     """Guess thresholds: the `rank`-th highest lower bounds of a sample, whose quick scores are in the tile."""
     norms, residuals = block.norms[rows], block.residuals[rows]
-    _guess_all(tile, shift, first, rank, norms, residuals, queries, sieves)
+    _guess_all(tile, first, rank, norms, residuals, queries, sieves)
 
 
 def flush(queries: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
     """Merge every sieve into its ranking at the end of a block."""
     _tighten_all(queries, block, sieves)
-    scored = np.zeros(len(sieves.counts), np.int64)
-    for end in range(FLUSHED_ROWS, len(block.vectors) + FLUSHED_ROWS, FLUSHED_ROWS):
-        _score_all(end, scored, queries, block, sieves)
+    step = max(1, FLUSHED_BYTES // max(1, 4 * block.vectors.shape[1]))
+    _score_all(max(1, -(-len(sieves.counts) // numba.get_num_threads())), step, queries, block, sieves)
     _merge_all(block, sieves)
 
 
 # The parallel loops call one function, because numba lost the stores of larger bodies.
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _sift(tile, shift, first, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
-    for line in prange(tile.shape[0]):
-        _sift_line(tile[line], shift, first + line, base, norms, residuals, queries, block, sieves)
+def _sift(tile, first, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
+    count, size = tile.shape
+    for part in prange((count + LINES - 1) // LINES):
+        lines = (part * LINES, min(part * LINES + LINES, count))
+        sift_lines(tile, lines, size, first, base, 0, norms, residuals, queries, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
@@ -136,9 +143,22 @@ def _tighten_all(queries, block, sieves):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _score_all(end, scored, queries, block, sieves):  # type: ignore[no-untyped-def]
-    for query in prange(len(sieves.counts)):
-        scored[query] = _score(query, scored[query], end, queries, block, sieves)
+def _score_all(group, step, queries, block, sieves):  # type: ignore[no-untyped-def]
+    for number in prange((len(sieves.counts) + group - 1) // group):
+        _score_group(number * group, group, step, queries, block, sieves)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _score_group(first, group, step, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Score all candidates of some queries exactly, `step` documents after `step` documents."""
+    last, size = min(first + group, len(sieves.counts)), len(block.vectors)
+    scored = np.zeros(last - first, np.int64)
+    vector, sums = np.empty(queries.vectors.shape[1]), np.empty(queries.vectors.shape[1])
+    for end in range(step, size + step, step):
+        for query in range(first, last):
+            i = scored[query - first]
+            if i < sieves.counts[query] and sieves.rows[query, i] < end:
+                scored[query - first] = _score(query, i, end, vector, sums, queries, block, sieves)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
@@ -148,17 +168,18 @@ def _merge_all(block, sieves):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
-def _guess_all(tile, shift, first, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+def _guess_all(tile, first, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
     for line in prange(tile.shape[0]):
-        _guess(tile[line], shift, first + line, rank, norms, residuals, queries, sieves)
+        guess_line(tile[line], first + line, rank, norms, residuals, queries, sieves)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _guess(line, shift, query, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+def guess_line(line, query, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+    """Guess the threshold of a query from a line of quick scores of the sample; see `guess`."""
     a, b, c, rounding = queries.a[query], queries.b[query], queries.c[query], queries.rounding
     least = np.empty(len(line))
     for i in range(len(line)):
-        quick = np.float64(np.uint32(np.uint32(line[i]) << shift).view(np.float32))
+        quick = np.float64(quick_score(line[i]))
         bound = quick - (a * norms[i] + b * residuals[i] + c + rounding * abs(quick))
         least[i] = bound if bound > -np.inf else -np.inf
     guess = np.partition(least, len(line) - rank)[len(line) - rank]
@@ -167,32 +188,47 @@ def _guess(line, shift, query, rank, norms, residuals, queries, sieves):  # type
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _sift_line(line, shift, query, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
-    if sieves.failed[query]:
-        return
-    # Locals, and calls only for a full sieve, because passing arguments costs more than this loop.
-    rows, scores, count = sieves.rows[query], sieves.scores[query], sieves.counts[query]
-    excluded, positions, threshold = queries.excluded[query], block.positions, sieves.thresholds[query]
-    a, b, c, rounding = queries.a[query], queries.b[query], queries.c[query], queries.rounding
-    for chunk in range(len(norms)):
-        lowest = _lowest(threshold, a * norms[chunk] + b * residuals[chunk] + c, rounding)
-        start, end = chunk * CHUNK, min(chunk * CHUNK + CHUNK, len(line))
-        if end - start == CHUNK and _reached(line, start, CHUNK, shift, lowest) == 0:
+def sift_lines(tile, lines, size, first, base, chunk, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Add the candidates of some queries among `size` documents.
+
+    Args:
+        tile: quick scores.
+        lines: first line of the tile, and the line after the last.
+        size: number of documents of a line.
+        first: query of line 0.
+        base: row of the block of the first document.
+        chunk: index of the first document's chunk in the maxima.
+        norms, residuals: maxima of the chunks.
+        queries, block, sieves: see `sift`.
+    """
+    # Locals, and calls only for a full sieve, because passing arguments and references costs more than a line.
+    rows, scores, counts, thresholds = sieves.rows, sieves.scores, sieves.counts, sieves.thresholds
+    a, b, c, rounding, excluded = queries.a, queries.b, queries.c, queries.rounding, queries.excluded
+    failed, positions, capacity = sieves.failed, block.positions, sieves.rows.shape[1]
+    for line in range(lines[0], lines[1]):
+        query = first + line
+        if failed[query]:
             continue
-        for piece in range(start, end, PIECE):
-            last = min(piece + PIECE, end)
-            if last - piece == PIECE and _reached(line, piece, PIECE, shift, lowest) == 0:
+        count = counts[query]
+        for start in range(0, size, CHUNK):
+            number = chunk + start // CHUNK
+            error = a[query] * norms[number] + b[query] * residuals[number] + c[query]
+            lowest = _lowest(thresholds[query], error, rounding)
+            reached = _reached(tile, line * tile.shape[1] + start, lowest)
+            if size - start < CHUNK:
+                reached &= (np.uint64(1) << np.uint64(size - start)) - np.uint64(1)
+            if reached == 0:
                 continue
-            if count + PIECE > len(rows):
-                sieves.counts[query] = count
+            if count + CHUNK > capacity:
+                counts[query] = count
                 _make_room(query, queries, block, sieves)
-                count, threshold = sieves.counts[query], sieves.thresholds[query]
-            for i in range(piece, last):
-                # Written unconditionally, because a branch would be mispredicted too often.
-                quick = np.uint32(np.uint32(line[i]) << shift).view(np.float32)
-                rows[count], scores[count] = base + i, quick
-                count += 0 if (quick < lowest) | (positions[base + i] == excluded) else 1
-    sieves.counts[query] = count
+                count = counts[query]
+            while reached:
+                i = start + _lowest_bit(reached)
+                reached &= reached - np.uint64(1)
+                rows[query, count], scores[query, count] = base + i, quick_score(tile[line, i])
+                count += positions[base + i] != excluded[query]
+        counts[query] = count
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -203,14 +239,66 @@ def _lowest(threshold, error, rounding):  # type: ignore[no-untyped-def]
     return np.float32(lowest - abs(lowest) * 1e-6 - 1e-44)
 
 
-@numba.njit(cache=True, error_model="numpy", inline="always")
-def _reached(line, start, length, shift, lowest):  # type: ignore[no-untyped-def]
-    """Count the quick scores that reach the bound; NaN counts too."""
-    count = np.uint32(0)
-    for i in range(np.uint64(start), np.uint64(start + length)):
-        quick = np.uint32(np.uint32(line[i]) << shift).view(np.float32)
-        count += np.uint32(0) if quick < lowest else np.uint32(1)
-    return count
+@intrinsic
+def _reached(typing, tile, at, lowest):  # type: ignore[no-untyped-def]
+    """Return a bit for each of `CHUNK` quick scores from element `at` of a tile: set unless it is below the bound."""
+    signature = types.uint64(tile, types.intp, types.float32)
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        tile, at, lowest = values
+        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, tile).data, [at])
+        single, word = (ir.VectorType(kind, CHUNK) for kind in (ir.FloatType(), ir.IntType(32)))
+        if signature.args[0].dtype == types.float32:
+            scores = builder.load(builder.bitcast(pointer, single.as_pointer()), align=4)
+        else:
+            bits = builder.load(builder.bitcast(pointer, ir.VectorType(ir.IntType(16), CHUNK).as_pointer()), align=2)
+            shifted = builder.shl(builder.zext(bits, word), ir.Constant(word, [16] * CHUNK))
+            scores = builder.bitcast(shifted, single)
+        bound = builder.insert_element(ir.Constant(single, None), lowest, ir.IntType(32)(0))
+        bounds = builder.shuffle_vector(bound, bound, ir.Constant(word, None))
+        # Unordered: NaN reaches every bound.
+        return builder.bitcast(builder.fcmp_unordered(">=", scores, bounds), ir.IntType(64))
+
+    return signature, generate
+
+
+@intrinsic
+def _prefetch(typing, array, at):  # type: ignore[no-untyped-def]
+    """Begin to read an element of a contiguous array into the cache."""
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch", [byte], ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        )
+        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, values[0]).data, [values[1]])
+        builder.call(function, [builder.bitcast(pointer, byte), word(0), word(3), word(1)])  # read, keep, data
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
+@intrinsic
+def _lowest_bit(typing, bits):  # type: ignore[no-untyped-def]
+    """Return the number of the lowest bit that is set."""
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        return builder.cttz(values[0], ir.IntType(1)(1))
+
+    return types.intp(types.uint64), generate
+
+
+@intrinsic
+def quick_score(typing, value):  # type: ignore[no-untyped-def]
+    """Return the float32 of an element of a tile: a float32, or the bits of a bf16."""
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        if signature.args[0] == types.float32:
+            return values[0]
+        word = ir.IntType(32)
+        return builder.bitcast(builder.shl(builder.zext(values[0], word), word(16)), ir.FloatType())
+
+    return types.float32(value), generate
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -218,7 +306,8 @@ def _make_room(query, queries, block, sieves):  # type: ignore[no-untyped-def]
     """Tighten a full sieve; flush it if that frees too little space."""
     _tighten(query, queries, block, sieves)
     if 4 * sieves.counts[query] > 3 * sieves.rows.shape[1]:
-        _score(query, 0, len(block.vectors), queries, block, sieves)
+        vector, sums = np.empty(queries.vectors.shape[1]), np.empty(queries.vectors.shape[1])
+        _score(query, 0, len(block.vectors), vector, sums, queries, block, sieves)
         _merge(query, block, sieves)
 
 
@@ -247,13 +336,18 @@ def _tighten(query, queries, block, sieves):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _score(query, i, end, queries, block, sieves):  # type: ignore[no-untyped-def]
-    """Score the candidates from index i up to row `end` exactly; return the next index."""
+def _score(query, i, end, vector, sums, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Score the candidates from index i up to row `end` exactly; return the next index.
+
+    `vector` and `sums` are buffers.
+    """
     count, rows, scores = sieves.counts[query], sieves.rows[query], sieves.scores[query]
-    if i == count or rows[i] >= end:
-        return i
-    vector, sums = queries.vectors[query].astype(np.float64), np.empty(queries.vectors.shape[1])
+    vector[:] = queries.vectors[query]
     while i < count and rows[i] < end:
+        if i + 1 < count:
+            # The processor does not foresee which row is next, and the memory is far.
+            for column in range(0, len(vector), 16):
+                _prefetch(block.vectors, np.intp(rows[i + 1]) * len(vector) + column)
         scores[i] = dot(vector, block.vectors[rows[i]], sums)
         i += 1
     return i

@@ -1,0 +1,250 @@
+"""Quick scores in float32: a matrix product that sifts its results while they are in the processor's cache.
+
+Documents are transposed in panels of 16. The product of six queries and a panel stays in registers while it is summed,
+and the scores of a span of panels are sifted before the next span is multiplied, so they never leave the cache.
+Libraries write all scores to memory first; docs/explanation/decisions.md has their speeds.
+
+The kernel is LLVM's own vector code, written by `intrinsic`: numba finds no such loop by itself. It is compiled for the
+processor, whatever its vectors are, and adds in float32, so the bound of `index.score` holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float32
+from llvmlite import ir
+from numba import prange, types
+from numba.extending import intrinsic
+from numpy import ndarray
+
+from raytriever.index.exact.sift import CHUNK, DocumentBlock, QueryBlock, Sieves, chunk_maxima, guess_line, sift_lines
+from raytriever.index.score import checked_norms, norm, norms_of, read_only
+
+# Queries and documents of one call of the kernel, and components per turn of its loop.
+ROWS, LANES, UNROLL = 6, 16, 4
+# Components that are multiplied at a time: a panel of them fits into a first-level cache.
+DEPTH = 384
+# Panels whose scores are sifted at once; a multiple of CHUNK documents.
+SPAN = 16
+# Queries that a thread multiplies at a time fit into a second-level cache.
+GROUP_BYTES = 2**18
+# Queries whose thresholds are guessed at a time.
+SAMPLED = 4 * ROWS
+
+
+class Panels:
+    """Float32 product of queries and documents on a CPU.
+
+    Args:
+        queries: embeddings.
+    """
+
+    rounding = 0.0
+
+    def __init__(self, queries: Float32[ndarray, "queries width"]) -> None:
+        self._queries = queries
+        self.norms = checked_norms(norms_of(queries), "query", np.arange(len(queries)))
+        self.residuals = np.zeros(len(queries))
+        self._panels = np.empty((0, 0, LANES), np.float32)
+
+    def select(self, rows: ndarray) -> Float32[ndarray, "rows columns"]:
+        """Return the factors of some queries, padded with zeros for the kernel."""
+        size, width = len(rows), self._queries.shape[1]
+        factors = np.zeros((-(-size // ROWS) * ROWS, -(-width // UNROLL) * UNROLL), np.float32)
+        factors[:size, :width] = self._queries[rows]
+        return factors
+
+    def sift(self, left: ndarray, rows: slice, queries: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
+        """Multiply queries and a slice of documents, and add the candidates to the sieves."""
+        panels = self._pack(block, rows)
+        norms, residuals = chunk_maxima(block, rows.start, rows.stop)
+        _sift_all(left, _group(left), panels, rows.start, rows.stop, norms, residuals, queries, block, sieves)
+
+    def guess(
+        self, left: ndarray, rows: ndarray, rank: int, queries: QueryBlock, block: DocumentBlock, sieves: Sieves
+    ) -> None:
+        """Guess thresholds from a sample of documents; see `sift.guess`."""
+        panels = self._pack(block, rows)
+        norms, residuals = block.norms[rows], block.residuals[rows]
+        _guess_all(left, panels, rank, norms, residuals, queries, sieves)
+
+    def _pack(self, block: DocumentBlock, rows: slice | ndarray) -> Float32[ndarray, "panels columns lanes"]:
+        """Return the panels of some documents, and store their norms and residuals in the block."""
+        vectors = read_only(block.vectors[rows])
+        count, columns = -(-len(vectors) // LANES), -(-vectors.shape[1] // UNROLL) * UNROLL
+        if len(self._panels) < count:
+            # By torch, which aligns to 64 bytes. The columns beyond the width stay 0.
+            self._panels = torch.zeros((count, columns, LANES)).numpy()
+        norms = np.empty(len(vectors))
+        _pack_all(vectors, self._panels[:count], norms)
+        block.norms[rows], block.residuals[rows] = checked_norms(norms, "document", block.positions[rows]), 0
+        return self._panels[:count]
+
+
+def _group(left: ndarray) -> int:
+    """Return the number of queries that one thread multiplies at a time."""
+    each = -(-len(left) // (ROWS * numba.get_num_threads()))
+    return ROWS * max(1, min(each, GROUP_BYTES // (4 * ROWS * max(1, left.shape[1]))))
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
+    """Return the pointer to an element of a contiguous array, by its number."""
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
+
+
+def _vector(builder: Any, pointer: Any, lanes: int) -> Any:
+    return builder.bitcast(pointer, ir.VectorType(ir.FloatType(), lanes).as_pointer())
+
+
+@intrinsic
+def _kernel(typing, left, row, stride, panel, at, steps, out, to, line, is_first):  # type: ignore[no-untyped-def]
+    """Add the product of `ROWS` rows of `left` and a panel to `out`, or write it if it is the first.
+
+    `row`, `at` and `to` are numbers of elements; `stride` and `line` are the lengths of the rows of `left` and `out`.
+    """
+    number = types.intp
+    signature = types.void(left, number, number, panel, number, number, out, number, number, types.boolean)
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        left, row, stride, panel, at, steps, out, to, line, is_first = values
+        word, single = steps.type, ir.FloatType()
+        vector = ir.VectorType(single, LANES)
+        zero, lane = ir.Constant(vector, None), ir.Constant(ir.IntType(32), 0)
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+        left, panel, out = (
+            _address(context, builder, signature.args[i], array, first)
+            for i, array, first in ((0, left, row), (3, panel, at), (6, out, to))
+        )
+        rows = [builder.gep(left, [builder.mul(stride, word(i))]) for i in range(ROWS)]
+        outs = [_vector(builder, builder.gep(out, [builder.mul(line, word(i))]), LANES) for i in range(ROWS)]
+        starts = [builder.select(is_first, zero, builder.load(pointer, align=4)) for pointer in outs]
+        before, loop, after = builder.block, *(builder.append_basic_block() for _ in range(2))
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        step, sums = builder.phi(word), [builder.phi(vector) for _ in range(ROWS)]
+        totals = list(sums)
+        for turn in range(UNROLL):
+            k = builder.add(step, word(turn))
+            documents = builder.load(
+                _vector(builder, builder.gep(panel, [builder.mul(k, word(LANES))]), LANES), align=4
+            )
+            for i in range(ROWS):
+                query = builder.insert_element(zero, builder.load(builder.gep(rows[i], [k])), lane)
+                product = builder.fmul(builder.shuffle_vector(query, zero, everywhere), documents, flags=["contract"])
+                totals[i] = builder.fadd(product, totals[i], flags=["contract"])
+        following = builder.add(step, word(UNROLL))
+        for phi, start, end in zip([step, *sums], [word(0), *starts], [following, *totals], strict=True):
+            phi.add_incoming(start, before)
+            phi.add_incoming(end, loop)
+        builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
+        builder.position_at_end(after)
+        for total, pointer in zip(totals, outs, strict=True):
+            builder.store(total, pointer, align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def _transpose(typing, rows, at, stride, panel, to):  # type: ignore[no-untyped-def]
+    """Write 8 x 8 elements, transposed, to a panel."""
+    signature = types.void(rows, types.intp, types.intp, panel, types.intp)
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        rows, at, stride, panel, to = values
+        word = at.type
+        source = _address(context, builder, signature.args[0], rows, at)
+        target = _address(context, builder, signature.args[3], panel, to)
+        some = [
+            builder.load(_vector(builder, builder.gep(source, [builder.mul(stride, word(i))]), 8), align=4)
+            for i in range(8)
+        ]
+        for _ in range(3):  # log2(8) times, interleave each row of the upper half with its row of the lower half
+            some = [
+                builder.shuffle_vector(
+                    some[i // 2],
+                    some[i // 2 + 4],
+                    ir.Constant(
+                        ir.VectorType(ir.IntType(32), 8), [4 * (i % 2) + j // 2 + 8 * (j % 2) for j in range(8)]
+                    ),
+                )
+                for i in range(8)
+            ]
+        for i, column in enumerate(some):
+            builder.store(column, _vector(builder, builder.gep(target, [word(LANES * i)]), 8), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@numba.njit(cache=True, error_model="numpy")
+def multiply(left, first, last, panels, start, end, out):  # type: ignore[no-untyped-def]
+    """Write the products of queries `first` to `last` and panels `start` to `end`; `last - first` divides by ROWS."""
+    columns = left.shape[1]
+    for k in range(0, columns, DEPTH):
+        steps = min(DEPTH, columns - k)
+        for panel in range(start, end):
+            for row in range(first, last, ROWS):
+                to = (row - first) * out.shape[1] + (panel - start) * LANES
+                at = (panel * columns + k) * LANES
+                _kernel(left, row * columns + k, columns, panels, at, steps, out, to, out.shape[1], k == 0)
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+def _sift_all(left, group, panels, base, stop, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
+    for number in prange((len(left) + group - 1) // group):
+        _sift(left, number * group, group, panels, base, stop, norms, residuals, queries, block, sieves)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _sift(left, first, group, panels, base, stop, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
+    last = min(first + group, len(left))
+    lines, count = np.empty((last - first, SPAN * LANES), np.float32), min(last, len(sieves.counts)) - first
+    for start in range(0, len(panels), SPAN):
+        end = min(start + SPAN, len(panels))
+        multiply(left, first, last, panels, start, end, lines)
+        row, chunk = base + start * LANES, start * LANES // CHUNK
+        size = min(base + end * LANES, stop) - row
+        sift_lines(lines, (0, count), size, first, row, chunk, norms, residuals, queries, block, sieves)
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+def _guess_all(left, panels, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+    for number in prange((len(left) + SAMPLED - 1) // SAMPLED):
+        _guess(left, number * SAMPLED, panels, rank, norms, residuals, queries, sieves)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _guess(left, first, panels, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+    last = min(first + SAMPLED, len(left))
+    lines = np.empty((last - first, len(panels) * LANES), np.float32)
+    multiply(left, first, last, panels, 0, len(panels), lines)
+    for query in range(first, min(last, len(sieves.counts))):
+        guess_line(lines[query - first, : len(norms)], query, rank, norms, residuals, queries, sieves)
+
+
+@numba.njit(parallel=True, cache=True, error_model="numpy")
+def _pack_all(vectors, panels, norms):  # type: ignore[no-untyped-def]
+    for panel in prange(len(panels)):
+        _pack(panel, vectors, panels, norms)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _pack(panel, vectors, panels, norms):  # type: ignore[no-untyped-def]
+    """Transpose the documents of a panel, and measure them."""
+    width, columns, first = vectors.shape[1], panels.shape[1], panel * LANES
+    count = min(LANES, len(vectors) - first)
+    for row in range(first, first + count):
+        norms[row] = norm(vectors[row])
+    whole = width - width % 8 if count == LANES else 0
+    for column in range(0, whole, 8):
+        for lane in range(0, LANES, 8):
+            to = (panel * columns + column) * LANES + lane
+            _transpose(vectors, (first + lane) * width + column, width, panels, to)
+    for row in range(count):
+        for column in range(whole, width):
+            panels[panel, column, row] = vectors[first + row, column]

@@ -19,9 +19,12 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny")
     script = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
     assert script.count("\n") <= 25
-    name = "sentence-transformers/all-MiniLM-L6-v2"
-    assert name in script
-    program = script.replace(name, str(tmp_path / "tiny")) + (
+    # A model with random weights needs more than a trained one.
+    more = {"1e-4": "3e-3", '"num_train_epochs": 3': '"num_train_epochs": 6'}
+    for written, used in {"sentence-transformers/all-MiniLM-L6-v2": str(tmp_path / "tiny"), **more}.items():
+        assert written in script
+        script = script.replace(written, used)
+    program = script + (
         "\nimport json\nprint(json.dumps([each for each in trainer.state.log_history if 'eval_dev_auc' in each]))\n"
     )
     done = subprocess.run(

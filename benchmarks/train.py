@@ -144,10 +144,10 @@ def compared(dataset: Path, count: int) -> dict[str, End]:
     for precision, wanted in WANTED.items():
         turns: dict[str, list[dict[str, float]]] = {"ours": [], "theirs": []}
         for _ in range(count):
-            for who, results in turns.items():
-                results.append(turn(who, precision, dataset))
-        speed = {who: median(result["speed"] for result in results) for who, results in turns.items()}
-        memory = {who: median(result["memory"] for result in results) for who, results in turns.items()}
+            for who, measured in turns.items():
+                measured.append(turn(who, precision, dataset))
+        speed = {who: median(each["speed"] for each in measured) for who, measured in turns.items()}
+        memory = {who: median(each["memory"] for each in measured) for who, measured in turns.items()}
         for who in turns:
             results[f"{precision}: {who}, examples a second"] = End(speed[who], "reported", True)
             results[f"{precision}: {who}, peak memory (MB)"] = End(memory[who], "reported", True)

@@ -39,7 +39,10 @@ class PooledAUCEvaluator(BaseEvaluator):
         precision: choose the lowest threshold with this precision; by default the threshold with the best F1.
         drop_own_id: leave the document with the id of the query out of its results, as BEIR does.
         batch_size: number of texts that are embedded at once.
-        query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name: as in `InformationRetrievalEvaluator`.
+        query_prompt: put before each query.
+        query_prompt_name: name of a prompt of the model, put before each query.
+        corpus_prompt: put before each document.
+        corpus_prompt_name: name of a prompt of the model, put before each document.
         truncate_dim: number of first components to use.
         show_progress_bar: show the batches.
         write_csv: append the figures to `Pooled-AUC_evaluation_NAME_results.csv` in the trainer's `eval` folder.
@@ -94,7 +97,8 @@ class PooledAUCEvaluator(BaseEvaluator):
         Args:
             model: a `SentenceTransformer` with the similarity cosine or dot.
             output_path: folder of the CSV file.
-            epoch, steps: columns of the CSV file.
+            epoch: column of the CSV file.
+            steps: column of the CSV file.
 
         Raises:
             ConfigError: the model compares in another way.

@@ -261,11 +261,8 @@ def arithmetic() -> dict[str, float]:
     encode_texts(retriever, passages[:8], "passage")
     with measured() as encoding:
         encode_texts(retriever, passages, "passage")
-    trained = Encoder(
-        text_encoder_of(AutoConfig.from_pretrained(resolve_model("minilm", trust_remote_code=False))),
-        "mean",
-        normalise=True,
-    )
+    config = AutoConfig.from_pretrained(resolve_model("minilm"), trust_remote_code=False)
+    trained = Encoder(text_encoder_of(config), "mean", normalise=True)
     work = Encoding.of(trained.backbone)
     ids = torch.randint(5, 1000, (16, 96))
     tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -27,6 +27,7 @@ from raytriever.index.exact.search import top_k, top_k_of_blocks
 
 DOCUMENTS, QUERIES, WIDTH, K = 200_000, 1_000, 384, 1_000
 SHARD = 25_000
+FIRST = 20_000  # documents of a search that only loads compiled code; fewer are searched without it
 
 
 def unit(values: ndarray) -> ndarray:
@@ -97,9 +98,9 @@ def against_faiss(repeats: int) -> dict[str, End]:
                 repeats if k == K else min(repeats, 3),
             )
             name = f"{kind}, k = {k:,}"
-            wanted = k == K
+            wanted = k <= K
             ends[f"{name}: wall seconds / IndexFlatIP's (x)"] = End(
-                wall, "at most 1.1" if wanted else "reported", wall <= 1.1 or not wanted
+                wall, "at most 1.0" if wanted else "reported", wall <= 1.0 or not wanted
             )
             ends[f"{name}: processor seconds / IndexFlatIP's (x)"] = End(processor, "reported", True)
             ends[f"{name}: wall seconds"] = End(seconds, "reported", True)
@@ -119,7 +120,7 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     ends[f"shards of {SHARD:,}: processor seconds / whole (x)"] = End(took / base, "reported", True)
     chosen = scan.quick_precision
     scan.quick_precision = lambda device: "fp32"
-    top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
+    top_k(queries[:5], documents[:FIRST], 5, ties[:FIRST])
     _, took = timed(lambda: top_k(queries, documents, K, ties))
     scan.quick_precision = chosen
     ends["quick scores in float32: processor seconds / raytriever (x)"] = End(took / base, "reported", True)
@@ -155,7 +156,7 @@ def memory() -> None:
     """Print the megabytes that a search adds to this process's peak."""
     queries, documents = vectors(clustered=False)
     ties = np.arange(DOCUMENTS)
-    top_k(queries[:5], documents[:5_000], 5, ties[:5_000])
+    top_k(queries[:5], documents[:FIRST], 5, ties[:FIRST])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Memory that is free again does not raise the peak: take it.
     with open("/proc/self/statm") as stream:

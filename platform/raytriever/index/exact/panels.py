@@ -5,7 +5,7 @@ and the scores of a span of panels are sifted before the next span is multiplied
 Libraries write all scores to memory first; docs/explanation/decisions.md has their speeds.
 
 The kernel is LLVM's own vector code, written by `intrinsic`: numba finds no such loop by itself. It is compiled for the
-processor, whatever its vectors are, and adds in float32, so the bound of `index.score` holds.
+processor with vectors of any length, and adds in float32, so the bound of `index.score` holds.
 """
 
 from __future__ import annotations

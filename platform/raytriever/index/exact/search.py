@@ -79,7 +79,7 @@ def tie_order(document_ids: Iterable[str]) -> Int64[ndarray, " documents"]:
     import pyarrow.compute as pc
 
     ids = iter(document_ids)
-    # As UTF-8, which sorts like the characters and needs a seventh of the memory of Python's strings.
+    # As UTF-8, which sorts like the characters and needs less memory than Python's strings.
     pieces = iter(lambda: pa.array(islice(ids, FEWEST_ROWS), pa.string()), pa.array([], pa.string()))
     order = pc.sort_indices(pa.chunked_array(pieces, pa.string())).to_numpy()[::-1]
     ranks = np.empty(len(order), np.int64)

@@ -11,10 +11,12 @@ the same number of passages and seed.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy import ndarray
@@ -105,12 +107,7 @@ def write(folder: Path, passages: int, seed: int = 0) -> Sizes:
             end = min(start + _BLOCK, passages)
             rng = np.random.default_rng((seed, number))
             block = _draw_passages(rng, end - start, sizes.topics)
-            texts = names[block.words].tolist()
-            bounds = block.offsets.tolist()
-            corpus.writelines(
-                f'{{"_id": "{start + row}", "title": "", "text": "{" ".join(texts[first:last])}"}}\n'
-                for row, (first, last) in enumerate(pairwise(bounds))
-            )
+            _write_passages(corpus, start, block, names)
             for split, total in splits.items():
                 numbers = range(start * total // passages, end * total // passages)
                 positives = rng.choice(end - start, len(numbers), replace=len(numbers) > end - start)
@@ -120,6 +117,25 @@ def write(folder: Path, passages: int, seed: int = 0) -> Sizes:
                     queries.write(f'{{"_id": "{split}{query}", "text": "{" ".join(names[words])}"}}\n')
                     judged[split].write(f"{split}{query}\t{start + row}\t1\n")
     return sizes
+
+
+def extend(source: Path, folder: Path, added: int, seed: int = 0) -> None:
+    """Write the data set of `source` with `added` more passages of its topics, which no query asks for."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("encoder"))
+    with open(folder / "corpus.jsonl", "rb") as file:
+        passages = sum(1 for _ in file)
+    with open(folder / "corpus.jsonl", "a") as corpus:
+        block = _draw_passages(np.random.default_rng((seed, passages, added)), added, Sizes(passages).topics)
+        _write_passages(corpus, passages, block, vocabulary())
+
+
+def _write_passages(corpus: TextIO, start: int, block: _Block, names: ndarray) -> None:
+    texts = names[block.words].tolist()
+    bounds = block.offsets.tolist()
+    corpus.writelines(
+        f'{{"_id": "{start + row}", "title": "", "text": "{" ".join(texts[first:last])}"}}\n'
+        for row, (first, last) in enumerate(pairwise(bounds))
+    )
 
 
 def _draw_passages(rng: np.random.Generator, passages: int, topics: int) -> _Block:

@@ -17,12 +17,13 @@ SECONDS = 0.2  # between two samples
 class Usage:
     """Seconds, and the largest memory of a sample in bytes.
 
-    The driver is the process of the command, workers are all processes below it, added up. `anonymous` memory cannot be
-    dropped by the kernel; `resident` also counts the pages of mapped files that happen to be in memory. Pages that
-    processes share are counted in each.
+    Processor seconds are those of all processes up to their last sample. The driver is the process of the command,
+    workers are all processes below it, added up. `anonymous` memory cannot be dropped by the kernel; `resident` also
+    counts the pages of mapped files that happen to be in memory. Pages that processes share are counted in each.
     """
 
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     driver_anonymous: int = 0
     driver_resident: int = 0
     workers_anonymous: int = 0
@@ -39,6 +40,7 @@ class Usage:
 def measure(command: Sequence[str], environment: Mapping[str, str], log: Path) -> tuple[int, Usage]:
     """Run a command with its output in a file; return its exit code and what it used."""
     usage, began = Usage(), time.monotonic()
+    processor: dict[psutil.Process, float] = {}
     with (
         open(log, "w") as output,
         subprocess.Popen(command, env=dict(environment), stdout=output, stderr=subprocess.STDOUT) as process,
@@ -46,7 +48,10 @@ def measure(command: Sequence[str], environment: Mapping[str, str], log: Path) -
         try:
             root = psutil.Process(process.pid)
             while process.poll() is None:
-                below = [_memory(child) for child in root.children(recursive=True)]
+                children = root.children(recursive=True)
+                for one in (root, *children):
+                    processor[one] = max(processor.get(one, 0.0), _processor_seconds(one))
+                below = [_memory(child) for child in children]
                 usage.add(_memory(root), (sum(one[0] for one in below), sum(one[1] for one in below)))
                 time.sleep(SECONDS)
         except psutil.NoSuchProcess:
@@ -55,6 +60,7 @@ def measure(command: Sequence[str], environment: Mapping[str, str], log: Path) -
             process.terminate()
             raise
     usage.seconds = time.monotonic() - began
+    usage.processor_seconds = sum(processor.values())
     return process.returncode, usage
 
 
@@ -65,3 +71,12 @@ def _memory(process: psutil.Process) -> tuple[int, int]:
     except psutil.Error:
         return 0, 0
     return memory.rss - getattr(memory, "shared", 0), memory.rss
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    """Return the seconds that a process has computed; zero if it has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system

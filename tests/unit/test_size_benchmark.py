@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 from pathlib import Path
@@ -46,6 +47,18 @@ def test_the_generated_data_set(corpus: ModuleType, tmp_path: Path, monkeypatch:
     assert 0.5 < hits < 1  # of 2,000 passages, 10 at random would hit 0.005
 
 
+def test_added_passages_change_nothing_else(corpus: ModuleType, tmp_path: Path) -> None:
+    corpus.write(tmp_path / "generate", 2000)
+    corpus.extend(tmp_path / "generate", tmp_path / "added", 30)
+    for name in ("queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv"):
+        assert (tmp_path / "added" / name).read_bytes() == (tmp_path / "generate" / name).read_bytes()
+    before = (tmp_path / "generate" / "corpus.jsonl").read_text().splitlines()
+    after = (tmp_path / "added" / "corpus.jsonl").read_text().splitlines()
+    assert after[:2000] == before
+    assert [json.loads(line)["_id"] for line in after[2000:]] == [str(number) for number in range(2000, 2030)]
+    assert not set(after[2000:]) & set(before)
+
+
 def test_memory_of_a_driver_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     processes = importlib.import_module("at_size.processes")
@@ -61,15 +74,16 @@ def test_memory_of_a_driver_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp
     assert 60e6 < usage.workers_anonymous < 180e6
     assert usage.driver_anonymous <= usage.driver_resident
     assert usage.seconds > 1.5
+    assert 0 < usage.processor_seconds < 2 * usage.seconds
 
 
 def test_exponents_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     size = importlib.import_module("size")
-    usage = {"driver_resident": 1.0, "workers_anonymous": 1.0, "workers_resident": 1.0, "disk": 1.0}
+    usage = {"seconds": 1.0, "driver_resident": 1.0, "workers_anonymous": 1.0, "workers_resident": 1.0, "disk": 1.0}
     figures = {
-        1000: usage | {"seconds": 2.0, "driver_anonymous": 1e9},
-        10_000: usage | {"seconds": 40.0, "driver_anonymous": 4e9},
+        1000: usage | {"processor_seconds": 2.0, "driver_anonymous": 1e9},
+        10_000: usage | {"processor_seconds": 40.0, "driver_anonymous": 4e9},
     }
     ends = size.ends_of("encode", figures)
     growth = ends["encode, 1,000 to 10,000: exponent of time"]

@@ -34,7 +34,7 @@ $(VENV)/.docs: $(VENV)/.runs
 	@touch $@
 
 quickstart: $(VENV)/.runs
-	$(BIN)/python jobs/train.py --loss mw --run-name quickstart
+	$(BIN)/raytriever quickstart
 
 # Test processes share the cores; threads that wait by spinning would slow each other down.
 test test-all: export OMP_WAIT_POLICY = PASSIVE

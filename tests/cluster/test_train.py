@@ -41,7 +41,7 @@ def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Calla
     assert [float(row[-1]) for row in table] == [round(figures[name]["auc"], 4) for name in ("bm25", "before", "after")]
     assert all(metric_title(name) in done.stdout for name in figures["after"])
     assert "mlflow ui" in done.stdout
-    assert "jobs/search.py" in done.stdout
+    assert "raytriever search" in done.stdout
     assert yaml.safe_load((run / "config.yaml").read_text())["training"]["num_workers"] == 2
     for name in ("runs/bm25.trec", "runs/before.trec", "runs/after.trec", "figures/roc.png", "report.html"):
         assert (run / name).stat().st_size > 500, name

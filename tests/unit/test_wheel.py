@@ -38,6 +38,22 @@ def test_the_wheel_holds_every_file_of_the_package(unpacked: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_command_shows_its_help_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
+    [entry_points] = unpacked.glob("*.dist-info/entry_points.txt")
+    assert "raytriever = raytriever.cli.main:entry" in entry_points.read_text()
+    program = (
+        "from raytriever.cli.main import STAGES, run\nfor stage in STAGES:\n    try:\n        run(stage, ['--help'])\n"
+        "    except SystemExit as ended:\n        assert not ended.code, stage"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(unpacked)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "usage: raytriever quickstart [flags]" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_the_wheel_is_imported(unpacked: Path, tmp_path: Path) -> None:
     program = "import raytriever as rt; rt.metrics.pooled_auc, rt.UserError, rt.load_dataset; print(rt.__file__)"
     done = subprocess.run(

@@ -72,7 +72,7 @@ def main(words: list[str]) -> None:
     words = ["--dataset", str(output), "--positives", groups, "--positives-order", "ranked"]
     if annotated.meta["negatives"]:
         words += ["--negatives-table", str(output / "negatives"), "--negatives-per-query", "5"]
-    show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
+    show(f"\nContinue with:\n  {quote_command('raytriever', 'train', *words)}")
 
 
 def _parser() -> Parser:

@@ -37,6 +37,7 @@ TASKS = {
         "score": "score pairs with a cross-encoder, as a teacher for training",
     },
     "Train": {
+        "quickstart": "train on the docstrings of this Python, measure, print a table",
         "train": "train an encoder and measure it before and after",
         "tune": "search the settings of training and measure the best",
         "study": "repeat a table of a paper and check its claims",
@@ -102,7 +103,7 @@ def _show_overview(words: list[str]) -> None:
         raise ConfigError(f"unknown stage {words[0]!r}", remedy=suggest_for_stage(words[0], STAGES))
     lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]"]
     for task, stages in TASKS.items():
-        lines += ["", f"{task}:", *(f"  {name:<10}{text}" for name, text in stages.items())]
+        lines += ["", f"{task}:", *(f"  {name:<12}{text}" for name, text in stages.items())]
     show("\n".join([*lines, "", "`raytriever STAGE --help` shows the flags of a stage"]))
 
 

@@ -68,7 +68,7 @@ def main(words: list[str]) -> None:
         show(quarantined)
     words = ["--dataset", data.dataset, "--negatives-table", str(output)]
     words += ["--negatives-per-query", str(min(mining.num_negatives, 5))]
-    show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
+    show(f"\nContinue with:\n  {quote_command('raytriever', 'train', *words)}")
 
 
 def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:

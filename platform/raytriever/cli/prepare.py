@@ -30,7 +30,7 @@ def main(words: list[str]) -> None:
     show("\n".join(f"{name:<{width}}  {value}" for name, value in prepared.lines.items()))
     if prepared.quarantined:
         show(prepared.quarantined)
-    train = quote_command("python", "jobs/train.py", "--dataset", prepared.path, "--model", model.model)
+    train = quote_command("raytriever", "train", "--dataset", prepared.path, "--model", model.model)
     show(f"\nContinue with:\n  {train}")
 
 

@@ -57,7 +57,7 @@ def main(words: list[str]) -> None:
         show(result.quarantined)
     table = ["--negatives-table", config.negatives] if config.negatives else []
     words = ["--dataset", data.dataset, *table, "--negatives-per-query", "7", "--loss", "kl", "--teacher", str(output)]
-    show(f"\nContinue with:\n  {quote_command('python', 'jobs/train.py', *words)}")
+    show(f"\nContinue with:\n  {quote_command('raytriever', 'train', *words)}")
 
 
 def _parser() -> Parser:

@@ -102,7 +102,7 @@ def main(words: list[str]) -> None:
     show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
     part = config.data.dataset == PYDOCS_PART
     searched = PYDOCS if part else config.data.dataset
-    search = [_program("python"), "jobs/search.py", "--model", finished.path, "--dataset", searched]
+    search = [_program("raytriever"), "search", "--model", finished.path, "--dataset", searched]
     note = f" (the first search encodes all docstrings; --dataset {PYDOCS_PART} answers at once)" if part else ""
     show(f"  {quote_command(*search, _EXAMPLE)}{note}")
     show(f"  {finished.path / 'report.html'} (open it in a browser)")

@@ -58,7 +58,7 @@ def main(words: list[str]) -> None:
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
         show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
-        best = quote_command("python", "jobs/train.py", "--config", swept.path / "best.yaml", "--output")
+        best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", "--output")
         show(f"\nContinue with:\n  {best} DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:

@@ -61,7 +61,7 @@ def test_output_contains_the_positives_of_the_model(
     assert "24 positives that people also judged relevant" in out
     assert "10 positives left out, because people judged them 0" in out
     assert "72 answers paid in this run, 0 answers from the log" in out
-    assert "jobs/train.py --dataset out --positives human-first --positives-order ranked" in out
+    assert "raytriever train --dataset out --positives human-first --positives-order ranked" in out
     result = positives()
     # The longest passage is the most useful. In the first ten topics people judged it 0.
     assert sorted(result["q12"]) == [

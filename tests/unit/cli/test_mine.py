@@ -37,7 +37,7 @@ def test_a_table_that_training_reads(
         assert expected["candidates"][method] == sum(removed)
     assert expected["before the range"] == [96 * 2, 0]
     assert "96 queries; " in out
-    assert f"python jobs/train.py --dataset {letters} --negatives-table table" in out
+    assert f"raytriever train --dataset {letters} --negatives-table table" in out
     dataset = open_dataset(letters, ["train", "dev", "test"])
     table = read_negatives("table", dataset)
     assert [table.counts()[name] for name in ("dense", "random")] == expected["kept"]

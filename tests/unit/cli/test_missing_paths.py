@@ -74,6 +74,7 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
         "launch",
         "cache",
         "doctor",
+        "quickstart",
     }  # which read no path that is given
 
 

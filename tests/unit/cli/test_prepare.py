@@ -23,7 +23,7 @@ def test_it_prints_a_summary_and_the_next_command(
     # Six letters twice, "is", and two special tokens: every letter is a token.
     assert table["documents: tokens, 50 % / 90 % / 99 % / most"] == "16 / 16 / 16 / 16"
     assert table["documents: cut at 16 tokens"] == "0.0%"
-    assert f"python jobs/train.py --dataset own --model {tiny_encoder}" in out
+    assert f"raytriever train --dataset own --model {tiny_encoder}" in out
     assert "letters: preparing " in err
     assert run("prepare", words) == 0
     assert "prepared before" in capsys.readouterr().err
@@ -47,4 +47,4 @@ def test_a_printed_command_is_quoted_for_the_shell(
 ) -> None:
     words = ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--output", "my data; rm"]
     assert run("prepare", words) == 0
-    assert "python jobs/train.py --dataset 'my data; rm' --model " in capsys.readouterr().out
+    assert "raytriever train --dataset 'my data; rm' --model " in capsys.readouterr().out

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.cli.quickstart import WORDS
 from raytriever.cli.train import _is_quickstart, _parser
 from raytriever.config import Config, Curriculum, dump_config
 from raytriever.data.config import DataConfig
@@ -117,6 +118,7 @@ def test_the_measured_speed_is_that_of_full_passages(whole: Curriculum, monkeypa
     [
         ("", True),
         ("--loss infonce --run-name a --temperature 0.1 --fresh", True),
+        (" ".join(WORDS), True),
         ("--dataset pydocs", False),
         ("--dataset pydocs-part", False),
         ("--max-steps 9", False),

@@ -23,7 +23,8 @@ def main(words: list[str]) -> None:
     folder = Path(arguments.working_dir)
     stages = sorted(path.stem for path in (folder / "jobs").glob("[a-z]*.py") if path.stem != "submit")
     if not stages:
-        raise ConfigError("the folder holds no jobs/", f"--working-dir {folder}", "give a checkout of raytriever")
+        remedy = "give a checkout of raytriever, or run what the cluster has: `ray job submit -- raytriever STAGE ...`"
+        raise ConfigError("the folder holds no jobs/", f"--working-dir {folder}", remedy)
     if arguments.stage not in stages:
         raise ConfigError(f"unknown stage {arguments.stage!r}", remedy=did_you_mean(arguments.stage, stages))
 

@@ -1,0 +1,29 @@
+"""`quickstart`: `train --loss mw --run-name quickstart`, with the few flags that a first run needs."""
+
+from __future__ import annotations
+
+from raytriever.cli import train
+from raytriever.cli.arguments import Parser, add_wait, path_type
+from raytriever.paths import OUTPUT
+
+WORDS = ("--loss", "mw", "--run-name", "quickstart")
+
+
+def main(words: list[str]) -> None:
+    """Parse, train, print."""
+    _parser().parse(words)
+    train.main([*WORDS, *words])
+
+
+def _parser() -> Parser:
+    purpose = (
+        "Train on the docstrings of this Python with the MW loss, and measure. `raytriever train` has all settings."
+    )
+    parser = Parser("quickstart", purpose)
+    parser.add_argument(
+        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/quickstart)"
+    )
+    parser.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
+    add_wait(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser

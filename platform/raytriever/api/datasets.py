@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from raytriever.api.calls import public, working
 from raytriever.api.tables import (
     NAME,
-    Files,
     Table,
     csv_table,
     frame_table,
@@ -19,6 +18,7 @@ from raytriever.api.tables import (
     pair_files,
     text_files,
 )
+from raytriever.data.table_files import Files
 from raytriever.errors import ConfigError, DataError
 from raytriever.terminal import warn
 

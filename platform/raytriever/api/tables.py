@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.cache import hold, keep_within_bound
-from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.data.table_files import Files, Row, Rows, json_value
+from raytriever.errors import ConfigError, DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import FILE
-from raytriever.storage import cache_folder, committed_directory, disk_errors, one_writer, read_manifest
-from raytriever.terminal import warn
+from raytriever.storage import disk_errors
 
-Row = Mapping[str, Any]
-Rows = Callable[[], Iterable[Row]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-SOURCES = "sources"  # of the cache
 _NEGATIVE = re.compile(r"negative(_\d+)?")
 _HELD_OUT = 0.1  # share of the queries in dev and in test, where no column names splits
 
@@ -57,71 +51,6 @@ class Table:
             self.title,
             " ".join([*similar, remedy.capitalize() if similar else remedy]),
         )
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files of a data set by their names.
-
-    Args:
-        rows: of each file.
-        titles: of each file in errors.
-        columns: a name in the files, and the user's name of the same column.
-    """
-
-    rows: Mapping[str, Rows]
-    titles: Mapping[str, str]
-    columns: Mapping[str, str] = field(default_factory=dict)
-
-    def write(self, name: str) -> Path:
-        """Write the files to the cache, whole, unless they are there.
-
-        Returns:
-            The folder, `sources/DIGEST/NAME`; the digest is that of the content.
-        """
-        digest = hashlib.sha256()
-        for file in self.rows:
-            digest.update(json.dumps(file).encode())
-            for line in self._lines(file):
-                digest.update(line)
-        folder = cache_folder() / SOURCES / digest.hexdigest()[:32] / name
-        if _is_whole(folder):
-            hold(folder.parent, self)
-            return folder
-        with one_writer(folder, wait=True, report=warn):
-            if not _is_whole(folder):
-                meta = {"kind": "source", "name": name}
-                with committed_directory(folder, meta, replace=folder.exists()) as aside:
-                    for file in self.rows:
-                        (aside / file).parent.mkdir(exist_ok=True)
-                        with (aside / file).open("wb") as stream:
-                            stream.writelines(self._lines(file))
-                keep_within_bound(folder.parent)
-        return folder
-
-    def name_tables(self, error: DataError, folder: Path) -> None:
-        """Rewrite an error about a file of the folder as one about the table that it was made of."""
-
-        def renamed(text: str | None) -> str | None:
-            if text is None:
-                return None
-            for file, title in sorted(self.titles.items(), key=lambda item: -len(item[0])):
-                text = text.replace(f"{folder}/{file}", title)
-            for own, column in self.columns.items():
-                text = text.replace(f'"{own}"', f'"{column}"')
-            return text.replace(str(folder), "the data")
-
-        parts = [renamed(text) for text in (error.what, error.where, error.remedy)]
-        error.what, error.where, error.remedy = parts[0] or "", parts[1], parts[2]
-        error.args = tuple(parts)
-
-    def _lines(self, file: str) -> Iterator[bytes]:
-        title = self.titles.get(file, file)
-        for number, row in enumerate(self.rows[file](), 1):
-            try:
-                yield json.dumps({key: _plain(value) for key, value in row.items()}).encode() + b"\n"
-            except (TypeError, ValueError) as error:
-                raise DataError(f"holds {error}", f"{title} row {number}", "give texts and whole numbers") from error
 
 
 def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
@@ -279,14 +208,6 @@ _FORMS = {
 }
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_manifest(folder, verify=False)
-    except StorageError:
-        return False
-    return True
-
-
 def _judgement_file(split: Any) -> str:
     return f"qrels/{_split_name(split, 'judgements')}.jsonl"
 
@@ -317,24 +238,5 @@ def _grade(value: Any) -> Any:
     """Return a grade as a whole number where it is one, such as `1.0` or the text `1`."""
     if isinstance(value, str) and (number := re.fullmatch(r"(-?\d{1,9})(\.0*)?", value.strip())):
         return int(number[1])
-    plain = _plain(value)
+    plain = json_value(value)
     return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; what is missing (NaN, NA) becomes null."""
-    if isinstance(value, str | int | None):
-        return value
-    if hasattr(value, "tolist"):  # numpy
-        value = value.tolist()
-    if isinstance(value, float):
-        return None if math.isnan(value) else value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, str | int | None):
-        return value
-    if type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    raise TypeError(type(value).__name__)

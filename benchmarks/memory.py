@@ -20,7 +20,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.cpu_layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
-from raytriever.training.memory.plan import MemoryPlan, Share
+from raytriever.training.memory.batch import Share
+from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))

@@ -21,7 +21,8 @@ from raytriever.models.files import stored_tensors
 from raytriever.models.precision import choose_precision
 from raytriever.models.source import resolve_model
 from raytriever.terminal import text_table
-from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts, Share
+from raytriever.training.memory.batch import Share
+from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts
 from raytriever.training.memory.simulation import simulate
 from raytriever.training.parallel.chunk_size import free_memory
 

@@ -16,7 +16,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine import sweep
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
-from raytriever.training.memory.plan import Share, batch_bytes
+from raytriever.training.memory.batch import Share, batch_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from allocations import CPU, allocated_peak

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
+from raytriever.losses.engine import sweep
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.packing import is_packed
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
+from raytriever.training.memory.batch import Share, batch_bytes
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import ChunkChoice
@@ -74,3 +77,22 @@ def test_the_search_encodes_texts_as_training_does(
         train(work)  # the search is remembered
     assert len(recorder.losses) == 2
     assert searched == set(layouts) == {precision == "bf16"}
+
+
+def test_the_search_keeps_room_for_the_scores_of_a_batch(
+    make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", 8 << 20)
+    batch, memory = 2_048, 64 << 20
+    with sham_device(memory) as counts:
+        work, _ = make_assignment(device=CUDA, precision="fp32")
+        free = memory - counts.memory
+        chunk = ChunkChoice(TrainingConfig(batch_size=batch), work.retriever, "fp32", CUDA, ALONE).search(2 * batch)
+    [(stored, _, text_bytes)] = json.loads((tmp_path / "cache" / find_chunk.FILE).read_text()).values()
+    assert chunk == stored
+    description = work.retriever.description
+    tokens = max(description.query_length, description.passage_length)
+    reserve = batch_bytes(Share(batch, batch, 1, tokens, work.retriever.width), "cuda")
+    assert reserve > 16 << 20
+    assert 0 < chunk * text_bytes <= find_chunk.SHARE * (free - reserve)

@@ -29,7 +29,8 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory import simulation
-from raytriever.training.memory.plan import MemoryPlan, Share
+from raytriever.training.memory.batch import Share
+from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
 from raytriever.training.parallel.zero import BUCKET
 

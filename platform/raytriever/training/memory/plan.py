@@ -21,40 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
-from raytriever.losses.engine.sweep import panel_height
 from raytriever.training.config import TrainingConfig
+from raytriever.training.memory.batch import FLOAT, Share, batch_bytes
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
 from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 from raytriever.training.parallel.zero import BUCKET
 
-FLOAT = 4
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
 # to 1 MB on a CPU), and fragmentation.
 MARGIN = 0.1
-
-
-@dataclass(frozen=True)
-class Share:
-    """Texts that one worker encodes and scores in a step.
-
-    Args:
-        queries: queries of this worker.
-        passages: passages of this worker.
-        workers: training processes.
-        tokens: tokens of the longest text.
-        width: components of an embedding.
-    """
-
-    queries: int
-    passages: int
-    workers: int
-    tokens: int
-    width: int
-
-    @property
-    def texts(self) -> int:
-        """Texts of both sides."""
-        return self.queries + self.passages
 
 
 @dataclass(frozen=True)
@@ -195,16 +170,3 @@ class MemoryPlan:
         if texts not in self._simulated:
             self._simulated[texts] = self.encoder.chunk_bytes(texts, self.share.tokens)
         return self._simulated[texts]
-
-
-def batch_bytes(share: Share, device: str) -> int:
-    """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
-
-    Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
-    loss holds three tensors of the size of its queries and of the passages of all workers: scaled or gathered
-    embeddings, their gradient, and the scaled gradient. A panel of scores is as large as the loss makes it on this type
-    of device, and has one temporary tensor of its size.
-    """
-    candidates = share.workers * share.passages
-    panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
-    return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)

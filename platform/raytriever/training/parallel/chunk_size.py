@@ -24,6 +24,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
 from raytriever.training.config import TrainingConfig
+from raytriever.training.memory.batch import Share, batch_bytes
 from raytriever.training.parallel.grad_cache import Chunk, DropoutState
 
 
@@ -50,7 +51,7 @@ def activations(forward: Callable[[], object]) -> int:
 
 
 FILE = "chunks.json"
-# Of the free memory; the rest is for temporary tensors of a layer and of the loss, and for fragmentation.
+# Of the free memory; the rest is for temporary tensors of a layer, and for fragmentation.
 SHARE = 0.7
 PROBE = 2
 # Types of devices for which a chunk is searched. The memory of a CPU is shared and paged, and a trial takes as long as
@@ -102,7 +103,7 @@ def find_chunk(
         texts: of a worker's share of a batch, both sides.
         device: of this worker.
         circumstances: key under which the result is stored.
-        reserve: bytes of gradients and moments that training will allocate later.
+        reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
 
     Raises:
         ConfigError: not even one text fits.
@@ -251,13 +252,17 @@ class ChunkChoice:
     def search(self, texts: int) -> int | None:
         """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
         trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
+        queries, size = self._settings.batch_size // self._workers.size, self._workers.size
+        share = Share(queries, texts - queries, size, self._longest, self._retriever.width)
+        per_parameter = _bytes(self._settings, size)
+        reserve = int(per_parameter * sum(parameter.numel() for parameter in trained))
         largest = find_chunk(
             trial(self._retriever, self._longest, self._precision, self._device),
             trained,
             texts,
             self._device,
             self._circumstances,
-            reserve=int(_bytes(self._settings, self._workers.size) * sum(parameter.numel() for parameter in trained)),
+            reserve=reserve + batch_bytes(share, self._device.type),
         )
         return agreed(largest, texts, self._workers, self._device)
 

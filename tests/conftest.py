@@ -3,10 +3,12 @@ CUDA device, sham or real."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -38,6 +40,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[function] % marker.args[0]:
             item.add_marker(pytest.mark.slow)
         seen[function] += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Functions of numba are compiled by one test process; the others wait, and read its file in the cache."""
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.dispatcher import Dispatcher
+
+    locks = Path(tempfile.gettempdir()) / f"compiled-once-{os.getuid()}"
+    locks.mkdir(exist_ok=True)
+    compile_function, outermost = Dispatcher.compile, True
+
+    def compile_alone(dispatcher: Dispatcher, signature: object) -> object:
+        nonlocal outermost
+        with global_compiler_lock:
+            if not outermost:  # a function that another one calls
+                return compile_function(dispatcher, signature)
+            function = dispatcher.py_func
+            with open(locks / f"{function.__module__}.{function.__qualname__}", "w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                outermost = False
+                try:
+                    return compile_function(dispatcher, signature)
+                finally:
+                    outermost = True
+
+    Dispatcher.compile = compile_alone
+    yield
+    Dispatcher.compile = compile_function
 
 
 @pytest.fixture(scope="session")

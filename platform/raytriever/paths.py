@@ -156,6 +156,8 @@ def _is_there(path: Path, folder: bool) -> bool:
 
 OUTPUT = PathKind()
 FILE = PathKind("no such file", "give the path of a file")
+DOCUMENTS = PathKind("no such folder", "give the path or URI of a folder of documents", DataError)
+QUESTIONS = PathKind("no such file", "give the path of a CSV, TSV or JSONL file of questions", DataError)
 FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
 DATASET = PathKind(
     "no data set of this name and no such folder",

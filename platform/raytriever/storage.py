@@ -168,7 +168,7 @@ def committed_directory(
     """
     path = Path(os.path.abspath(path))
     if not replace:
-        _refuse_existing(path)
+        refuse_existing(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
@@ -286,7 +286,8 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     return manifest
 
 
-def _refuse_existing(path: Path) -> None:
+def refuse_existing(path: Path) -> None:
+    """Raise `StorageError` if something is there, before long work that would write it."""
     if path.exists():
         raise StorageError("is there already", where=str(path), remedy="give another path or remove it")
 
@@ -315,7 +316,7 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
         except OSError as error:
             # Another process committed here meanwhile; POSIX renames onto an empty directory only.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                _refuse_existing(path)
+                refuse_existing(path)
             raise
     else:
         old = _hidden(path)

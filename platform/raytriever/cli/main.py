@@ -31,6 +31,7 @@ LONGEST_ERROR = 1500  # characters
 # Stages are modules of this package with `main(words) -> None`. A module is imported when its stage runs.
 TASKS = {
     "Prepare data": {
+        "import": "write a folder of documents, and questions about them, as a data set",
         "prepare": "check, tokenise and shard a data set",
         "annotate": "find positives with a language model and write a data set with them",
         "mine": "find hard negatives and write a table of them",

@@ -18,6 +18,7 @@ from raytriever.locking import acquire, owner_of
 
 JOBS = Path(__file__).parents[3] / "jobs"
 STAGES = {
+    "import": ["."],
     "prepare": [],
     "train": ["--fresh"],
     "tune": ["--fresh"],

@@ -45,11 +45,16 @@ def is_begun(source: Source) -> bool:
 
 
 def plan(source: Source) -> Plan:
-    """Return the plan of a BEIR folder; raises `DataError` with the names in it if corpus or queries are missing."""
+    """Return the plan of a BEIR folder. A corpus may be alone.
+
+    Raises:
+        DataError: there is no corpus, or there are judgements without queries; with the names in the folder.
+    """
     documents = _texts(source, "corpus", _CORPUS)
-    queries = _texts(source, "queries", _QUERIES)
-    used = {file.path for file in (*documents, *queries)}
     judged = [file for file in plain_before_packed(source.files) if _QRELS.fullmatch(file.path)]
+    has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
+    queries = _texts(source, "queries", _QUERIES) if has_queries else []
+    used = {file.path for file in (*documents, *queries)}
     parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
     parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
     parts += [
@@ -58,7 +63,8 @@ def plan(source: Source) -> Plan:
         if _ANSWERS.fullmatch(file.path)
     ]
     qrels = [_qrels_part(file) for file in judged if file.path not in used]
-    return Plan("beir", (*parts, *qrels), tuple(dict.fromkeys(part.split for part in qrels if part.split)))
+    splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
+    return Plan("beir", (*parts, *qrels), splits, has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:

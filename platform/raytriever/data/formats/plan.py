@@ -68,11 +68,13 @@ class Plan:
         format: name of the format.
         parts: files of the data set, files with only texts first.
         splits: splits of the parts; None if only the rows name them.
+        has_queries: whether it must hold a query; a corpus alone can be encoded and searched.
     """
 
     format: str
     parts: tuple[Part, ...]
     splits: tuple[str, ...] | None
+    has_queries: bool = True
 
 
 def kind_of(path: str) -> Kind:

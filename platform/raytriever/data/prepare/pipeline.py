@@ -267,7 +267,7 @@ def _fill(
     }
     check_files(files, request.max_bad_rows, request.splits)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
-        if not len(sides[side].live):
+        if not len(sides[side].live) and (side == DOCUMENTS or plan.has_queries):
             raise DataError(f"no {what} in it", meta["source"], "give a data set with documents and queries")
 
 

@@ -1,0 +1,56 @@
+"""`import`: write a folder of documents, and questions that they answer, as a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
+from raytriever.documents.config import ImportConfig
+from raytriever.models.config import ModelConfig
+from raytriever.paths import DOCUMENTS, OUTPUT, check_paths
+from raytriever.terminal import show, warn
+
+if TYPE_CHECKING:
+    from raytriever.documents.job import ImportSummary
+
+_MODEL = ("model", "revision", "passage_prompt", "passage_prompt_name", "passage_length")
+
+
+def main(words: list[str]) -> None:
+    """Parse, import, print."""
+    arguments = _parser().parse(words)
+    config = build_config(arguments, ImportConfig)
+    model = build_config(arguments, ModelConfig)
+    check_effects(arguments, config)
+    check_paths(config, model)
+    output = Path(arguments.output)
+    lock_output(arguments, output)
+
+    from raytriever.documents.job import import_folder
+    from raytriever.documents.report import summary_lines
+
+    summary: ImportSummary = import_folder(arguments.folder, output, config, model, warn)
+    for line in summary_lines(summary, config, model.model):
+        show(line)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "import", "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set of passages."
+    )
+    parser.add_argument(
+        "folder", type=path_type(DOCUMENTS, ""), metavar="FOLDER", help="folder of documents, or its URI"
+    )
+    parser.add_argument(
+        "--output",
+        type=path_type(OUTPUT, "--output"),
+        required=True,
+        metavar="DIR",
+        help="folder to write the data set to, in BEIR layout",
+    )
+    add_wait(parser)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_settings(parser, ImportConfig, "import")
+    add_settings(parser, ModelConfig, "model", only=_MODEL)
+    return parser

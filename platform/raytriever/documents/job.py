@@ -1,0 +1,268 @@
+"""Import of a folder: each file is read once, divided into passages and written; memory is bounded by one file.
+
+The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
+every command reads. It appears whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytriever.capacity import format_size
+from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.keys import key_of
+from raytriever.data.quarantine import QuarantineReport, bad_entry
+from raytriever.data.sources import Source, SourceFile, open_stream
+from raytriever.documents.config import ImportConfig
+from raytriever.documents.passages import Chunker, Passage
+from raytriever.documents.questions import Questions
+from raytriever.documents.splits import SPLITS, assign_splits
+from raytriever.errors import DataError, UserError
+from raytriever.models.config import ModelConfig
+from raytriever.models.description import describe, prompt_table
+from raytriever.models.pipeline.modules import read_pipeline
+from raytriever.models.source import resolve_model
+from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.reading.documents.read import KINDS, kind_of_document, most_bytes, read_document, require_parsers
+from raytriever.storage import check_writable, committed_directory, refuse_existing
+
+_REPORT_SECONDS = 10
+_EXAMPLES = 3
+_OVERLAP = 8  # by default a passage repeats an eighth of the one before it
+
+
+@dataclass
+class ImportSummary:
+    """Figures of an import.
+
+    Args:
+        path: the folder that was written.
+        files: number of files that were read, by kind.
+        lengths: number of passages by their number of tokens, for each kind.
+        documents: number of files by split.
+        passages: number of passages by split.
+        skipped: documents that could not be read, each with the reason.
+        others: number of files that are no documents, by the ending of their names.
+        examples: passages, the same ones for the same folder.
+        repeated: files with the text of another.
+        questions: the questions that were read; None without.
+        judged: number of questions by split.
+    """
+
+    path: Path
+    files: Counter[str] = field(default_factory=Counter)
+    lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    documents: Counter[str] = field(default_factory=Counter)
+    passages: Counter[str] = field(default_factory=Counter)
+    skipped: dict[str, str] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
+    examples: list[Passage] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    questions: Questions | None = None
+    judged: Counter[str] = field(default_factory=Counter)
+
+
+def import_folder(
+    folder: str, output: Path, config: ImportConfig, model: ModelConfig, log: Callable[[str], None]
+) -> ImportSummary:
+    """Write the passages of a folder of documents, and the questions that they answer, as a data set.
+
+    Args:
+        folder: path or URI of the folder.
+        output: path of the data set, which must not exist.
+        config: questions, size of the passages, and the seed.
+        model: the encoder whose tokens and length the passages have.
+        log: called with lines about long work.
+
+    Raises:
+        UserError: the folder, the questions, the model or the output cannot be used.
+    """
+    check_writable(output)
+    refuse_existing(output)
+    source = Source.open(folder)
+    questions_file = os.path.abspath(config.questions) if config.questions else ""
+    files = [file for file in source.files if file.where != questions_file]
+    readable = _readable(files, source)
+    require_parsers({kind_of_document(file.path) or "" for file in readable})
+    chunker = _chunker(config, model)
+    questions = None
+    if config.questions:
+        paths = [file.path for file in readable]
+        questions = Questions(config.questions, config.columns, paths, source.where)
+    others = Counter(_ending(file) for file in files if kind_of_document(file.path) is None)
+    summary = ImportSummary(output, others=others, questions=questions)
+    splits = assign_splits((file.path for file in readable), config.seed, questions.groups() if questions else ())
+    meta = {
+        "kind": "documents",
+        "source": source.where,
+        "seed": config.seed,
+        "chunk_tokens": chunker.tokens,
+        "overlap_tokens": chunker.overlap,
+    }
+    with committed_directory(output, meta) as aside:
+        work = _Import(aside, summary, chunker, splits)
+        work.write_corpus([file for file in files if kind_of_document(file.path)], log)
+        work.write_questions(questions)
+        skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
+        QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
+    return summary
+
+
+class _Import:
+    """Writer of the files of a data set."""
+
+    def __init__(self, folder: Path, summary: ImportSummary, chunker: Chunker, splits: dict[str, str]) -> None:
+        self._folder, self._summary, self._chunker, self._splits = folder, summary, chunker, splits
+        self._positives: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
+        self._texts: dict[bytes, str] = {}
+
+    def write_corpus(self, files: Sequence[SourceFile], log: Callable[[str], None]) -> None:
+        """Write `corpus.jsonl`, and `documents.jsonl` with a row for each file."""
+        summary, last = self._summary, time.monotonic()
+        nearest: list[tuple[bytes, int, Passage]] = []
+        with (
+            (self._folder / "corpus.jsonl").open("wb") as corpus,
+            (self._folder / "documents.jsonl").open("wb") as table,
+        ):
+            for number, file in enumerate(files):
+                if time.monotonic() - last > _REPORT_SECONDS:
+                    log(f"{number:,} of {len(files):,} files read, next {file.path} ({format_size(file.size)})")
+                    last = time.monotonic()
+                try:
+                    title, passages = self._passages(file)
+                except UserError as error:
+                    summary.skipped[_name_of(file)] = "; ".join(filter(None, (error.what, error.remedy)))
+                    continue
+                kind, split = str(kind_of_document(file.path)), self._splits[file.path]
+                for passage in passages:
+                    corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
+                    summary.lengths[kind][passage.tokens] += 1
+                    nearest.append((key_of(passage.id), len(nearest), passage))
+                nearest = heapq.nsmallest(_EXAMPLES, nearest)
+                row = {"file": file.path, "kind": kind, "title": title, "split": split, "passages": len(passages)}
+                table.write(_line(row))
+                summary.files[kind] += 1
+                summary.documents[split] += 1
+                summary.passages[split] += len(passages)
+                self._find_repeated(file.path, passages)
+                self._match(file.path, passages)
+        summary.examples = [passage for *_, passage in nearest]
+        if not summary.files:
+            path, reason = next(iter(summary.skipped.items()))
+            raise DataError(
+                f"none of its {len(files):,} files has text that can be read; {path} {reason}", str(files[0].where)
+            )
+
+    def _passages(self, file: SourceFile) -> tuple[str, list[Passage]]:
+        """Return the title and the passages of a file; raises `UserError` if it cannot be read."""
+        kind = str(kind_of_document(file.path))
+        if not _is_utf8(file.path):
+            raise DataError("its name is not UTF-8", None, "rename it")
+        if file.size > most_bytes(kind):
+            most = format_size(most_bytes(kind))
+            raise DataError(f"has {format_size(file.size)}, more than {most}", None, "divide it")
+        with closing(open_stream(file.where)) as stream:
+            document = read_document(stream, file.where, kind)
+        passages = list(self._chunker.passages(file.path, document))
+        if not passages:
+            raise DataError("has no text", None, "remove it")
+        return document.title, passages
+
+    def _find_repeated(self, path: str, passages: Sequence[Passage]) -> None:
+        first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), path)
+        if first != path:
+            self._summary.repeated.append(f"{path} repeats {first}")
+
+    def _match(self, path: str, passages: Sequence[Passage]) -> None:
+        questions = self._summary.questions
+        for question, ids in questions.match(path, passages) if questions else ():
+            self._positives[self._splits[path]].setdefault(question.id, []).extend(ids)
+
+    def write_questions(self, questions: Questions | None) -> None:
+        """Write `queries.jsonl` and `qrels/SPLIT.tsv`."""
+        if questions is None:
+            return
+        self._refuse_unread(questions)
+        judged = {name for by_query in self._positives.values() for name in by_query}
+        asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
+        texts = {question.id: question for question in sorted([*asked, *questions.unjudged], key=lambda one: one.line)}
+        if not texts:
+            first = min(questions.bad, key=lambda entry: entry["row"])
+            raise DataError(
+                f"no question can be used: {first['reason']}",
+                f"{questions.where} line {first['row']}",
+                "correct the rows",
+            )
+        questions.bad.sort(key=lambda entry: entry["row"])
+        lines = [_line({"_id": name, "text": question.text}) for name, question in texts.items()]
+        (self._folder / "queries.jsonl").write_bytes(b"".join(lines))
+        for split, positives in self._positives.items():
+            if not positives:
+                continue
+            rows = [f"{name}\t{document}\t1" for name in texts for document in dict.fromkeys(positives.get(name, ()))]
+            (self._folder / "qrels").mkdir(exist_ok=True)
+            file = self._folder / "qrels" / f"{split}.tsv"
+            file.write_text("\n".join(["\t".join(QRELS_HEADER), *rows]) + "\n", encoding="utf-8")
+            self._summary.judged[split] = len(positives)
+
+    def _refuse_unread(self, questions: Questions) -> None:
+        """Make the rows bad whose file was skipped."""
+        for path, rows in questions.by_file.items():
+            if path in self._summary.skipped:
+                for question in rows:
+                    questions.refuse(question, f"{path} was skipped: {self._summary.skipped[path]}")
+
+
+def _readable(files: Sequence[SourceFile], source: Source) -> list[SourceFile]:
+    readable = [file for file in files if kind_of_document(file.path) and _is_utf8(file.path)]
+    if not readable:
+        endings = Counter(map(_ending, files))
+        there = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8)) or "nothing else"
+        remedy = f"give a folder with files that end in {', '.join(KINDS)}"
+        raise DataError(f"no document in it; its files end in {there}", source.where, remedy)
+    return readable
+
+
+def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
+    """Return the divider for an encoder: its passages fit, with special tokens and prompt."""
+    directory = resolve_model(model.model, model.revision)
+    description = describe(directory, model)
+    tokenizer = load_tokenizer(read_pipeline(directory, "passage").transformer)
+    template = Template.of(tokenizer)
+    serialized = content_tokenizer_json(tokenizer)
+    prompt = prompt_table(description, model).passage
+    around = len(template.before) + len(template.after) + len(tokenizer.encode(prompt, add_special_tokens=False))
+    tokens = config.chunk_tokens or max(16, description.passage_length - around)
+    overlap = tokens // _OVERLAP if config.overlap_tokens is None else config.overlap_tokens
+    return Chunker(serialized, tokens, overlap)
+
+
+def _name_of(file: SourceFile) -> str:
+    return os.fsencode(file.path).decode(errors="backslashreplace")
+
+
+def _ending(file: SourceFile) -> str:
+    """Return the ending of a file's name, in small letters."""
+    return Path(_name_of(file)).suffix.lower() or "no ending"
+
+
+def _is_utf8(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """Return a row of a JSONL file; halves of surrogate pairs, which some PDF files contain, become `?`."""
+    return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"

@@ -1,0 +1,164 @@
+"""Passages of a document: windows of tokens in each section, cut where a paragraph or a sentence ends.
+
+The title of a passage has the title of the document and its headings, so a passage says where it belongs. Title and
+text together fit the encoder. Ids are the path and the anchor of the section, and the number of the passage from its
+second one on: `guide/setup.md#install`, `guide/setup.md#install:2`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from raytriever.errors import ConfigError
+from raytriever.reading.documents.sections import ParsedDocument, Section
+
+_ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
+_BEGINS = _ENDS[1:]
+# A tokenizer needs about a hundred times the memory of a text, so a long section is divided first.
+_MOST_CHARACTERS = 100_000
+# Tokens that a passage may have more than its window of the section: the first word lost the space before it.
+_RESERVE = 2
+_SHARE_OF_TITLE = 4  # a title has at most a quarter of the tokens
+_UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Passage of a section.
+
+    Args:
+        id: unique in the folder.
+        anchor: of its section.
+        heading: the innermost heading of its section, which may be empty.
+        title: title of the document and headings.
+        text: the text.
+        tokens: of title and text.
+    """
+
+    id: str
+    anchor: str
+    heading: str
+    title: str
+    text: str
+    tokens: int
+
+
+class Chunker:
+    """Divider of documents into passages.
+
+    Args:
+        tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
+        tokens: largest number of tokens of a passage with its title.
+        overlap: tokens that a passage repeats of the one before it.
+
+    Raises:
+        ConfigError: the overlap is not below half of what the text may have.
+    """
+
+    def __init__(self, tokenizer: str, tokens: int, overlap: int) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(tokenizer)
+        self.tokens, self.overlap = tokens, overlap
+        smallest = self._text_tokens(tokens // _SHARE_OF_TITLE)
+        if 2 * overlap >= smallest:
+            raise ConfigError(
+                f"{overlap} is too many: next to a title a passage has {smallest} tokens",
+                "--overlap-tokens",
+                f"give less than {smallest // 2}",
+            )
+
+    def passages(self, path: str, document: ParsedDocument) -> Iterator[Passage]:
+        """Yield the passages of a document; `path` is relative to the folder, with `/`."""
+        stem = path.rsplit("/", 1)[-1].rsplit(".", 1)[0]
+        for section in document.sections:
+            title, in_title = self._title(document.title or stem, section)
+            heading = section.headings[-1] if section.headings else ""
+            texts = (text for piece in _pieces(section.text) for text in self._windows(piece, in_title))
+            for number, (text, tokens) in enumerate(texts, 1):
+                name = passage_id(path, section.anchor, number)
+                yield Passage(name, section.anchor, heading, title, text, in_title + tokens)
+
+    def _title(self, title: str, section: Section) -> tuple[str, int]:
+        """Return the title of the passages of a section, cut to its share, and the number of its tokens."""
+        words = " > ".join(dict.fromkeys((title, *section.headings)))
+        ends = self._offsets(words)
+        if len(ends) > (most := self.tokens // _SHARE_OF_TITLE):
+            words = words[: ends[most - 1][1]].rstrip()
+        return words, min(len(ends), most)
+
+    def _windows(self, text: str, in_title: int) -> Iterator[tuple[str, int]]:
+        """Yield windows of a text with the number of their tokens."""
+        offsets, size = self._offsets(text), self._text_tokens(in_title)
+        first, begin = 0, 0
+        while first < len(offsets):
+            if len(offsets) - first <= size:
+                last, end = len(offsets), len(text)
+            else:
+                # The latest good end in the second half of the window.
+                end = _end(text, offsets[first + size // 2][0], offsets[first + size][0])
+                last = _token_from(offsets, end, first)
+            if window := text[begin:end].strip():
+                yield window, last - first
+            if end == len(text):
+                return
+            begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end) if self.overlap else end
+            first = max(first + 1, _token_from(offsets, begin, first))  # bytes of one character have equal offsets
+
+    def _text_tokens(self, in_title: int) -> int:
+        return max(2, self.tokens - in_title - _RESERVE)
+
+    def _offsets(self, text: str) -> list[tuple[int, int]]:
+        encoding: Any = self._tokenizer.encode(text, add_special_tokens=False)
+        return encoding.offsets
+
+
+def passage_id(path: str, anchor: str, number: int = 1) -> str:
+    """Return the id of a passage of a section; white space, `%`, `#` and `:` of path and anchor are escaped.
+
+    Ids have no white space, because the files of TREC have none, and two passages never have one id.
+    """
+
+    def escaped(text: str) -> str:
+        return _UNSAFE.sub(lambda match: quote(match[0], safe=""), text)
+
+    name = escaped(path) + (f"#{escaped(anchor)}" if anchor else "")
+    return f"{name}:{number}" if number > 1 else name
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield a text in pieces that a tokenizer can have in memory, cut where a paragraph or a sentence ends."""
+    while len(text) > _MOST_CHARACTERS:
+        end = _end(text, _MOST_CHARACTERS // 2, _MOST_CHARACTERS)
+        yield text[:end]
+        text = text[end:]
+    yield text
+
+
+def _end(text: str, first: int, last: int) -> int:
+    """Return the last position in a range at which a paragraph ends, else a sentence, else a word, else its end."""
+    for pattern in _ENDS:
+        ends = [match.end() for match in pattern.finditer(text, first, last)]
+        if ends:
+            return ends[-1]
+    return last
+
+
+def _begin(text: str, first: int, last: int) -> int:
+    """Return the first position in a range at which a sentence begins, else a word, else the end."""
+    for pattern in _BEGINS:
+        match = pattern.search(text, first, last)
+        if match is not None and match.end() < last:
+            return match.end()
+    return last
+
+
+def _token_from(offsets: list[tuple[int, int]], position: int, first: int) -> int:
+    """Return the index of the first token from `first` on that begins at a position or after it."""
+    from bisect import bisect_left
+
+    return bisect_left(offsets, (position, 0), first)

@@ -1,0 +1,261 @@
+"""Questions whose answer is a file of the folder, or a passage in one.
+
+1. The rows are read, and each names its file by path, by the end of its path, or by name where only one file has it.
+2. When a file has been divided into passages, its questions are matched: by the anchor or heading of a section, by the
+   text of the answer, or, without both, to all passages of the file.
+3. A row that cannot be matched is a bad row with its line and the reason.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytriever.data.formats.rows import id_field, numbered_rows, object_of, optional_text, string_field
+from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
+from raytriever.data.quarantine import BadRow, bad_entry
+from raytriever.data.records import content_id
+from raytriever.documents.passages import Passage
+from raytriever.errors import DataError
+from raytriever.options import did_you_mean
+from raytriever.reading.documents.sections import slug
+
+QUESTION = Role("question", QUERY.names)
+FILE = Role(
+    "file", ("file", "path", "document", "source", "page", "url", "filename", "file_name", "doc"), optional=True
+)
+ANSWER = Role("answer", ("answer", "passage", "positive", "text", "context", "quote", "answers"), optional=True)
+ANCHOR = Role("anchor", ("anchor", "section", "heading", "fragment"), optional=True)
+ID = Role("id", ("id", "_id", "question_id", "query_id", "qid"), optional=True)
+ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID)
+_REMEDY = "name them, such as --columns question=COLUMN,file=COLUMN"
+_NO_WORD = re.compile(r"[\W_]+")
+_GRAM = 8  # characters
+_WHOLE, _PART = 0.8, 0.3  # shares of an answer that passages must have together, and each alone
+_SURE = 12  # characters of an answer that may also begin or end within a word
+
+# A similar name is looked for among all paths, which takes up to 0.1 s.
+_MOST_HINTS, _MOST_PATHS = 20, 5_000
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question of a row; file, answer and anchor are empty where the row has none."""
+
+    line: int
+    id: str
+    text: str
+    file: str
+    answer: str
+    anchor: str
+
+
+class Questions:
+    """Questions of a file, by the document that answers them.
+
+    Args:
+        where: CSV, TSV or JSONL file.
+        columns: `--columns`, or empty to recognise all columns.
+        paths: files of the folder that can be read, relative to it.
+        root: path of the folder; files may be named with it.
+
+    Raises:
+        DataError: the file is broken or empty, or a column is missing.
+    """
+
+    def __init__(self, where: str, columns: str, paths: Sequence[str], root: str) -> None:
+        self.where = where
+        self.bad: list[dict[str, Any]] = []
+        self.by_file: dict[str, list[Question]] = defaultdict(list)
+        self.unjudged: list[Question] = []
+        self.rows = 0
+        rows, self.description = _read_rows(where, parse_columns(columns) if columns else {})
+        files = _Files(paths, root)
+        known: dict[str, Question] = {}
+        for line, row in rows:
+            self.rows += 1
+            try:
+                question = _question_of(line, row)
+                other = known.setdefault(question.id, question)
+                if other.text != question.text:
+                    raise BadRow(f"id {question.id!r} has another question in line {other.line}")
+                if not question.file:
+                    if question.answer or question.anchor:
+                        raise BadRow('empty "file"')
+                    self.unjudged.append(question)
+                    continue
+                file, anchor = files.resolve(question.file)
+                self.by_file[file].append(_with_anchor(question, anchor))
+            except BadRow as reason:
+                self.bad.append(_entry(where, line, str(reason), row))
+        if not self.rows:
+            raise DataError("no question in it", where, "give a row for each question")
+
+    def groups(self) -> Iterator[list[str]]:
+        """Yield, for each question, the files that answer it."""
+        files: dict[str, list[str]] = defaultdict(list)
+        for file, questions in self.by_file.items():
+            for question in questions:
+                files[question.id].append(file)
+        yield from files.values()
+
+    def match(self, file: str, passages: Sequence[Passage]) -> list[tuple[Question, list[str]]]:
+        """Return the questions of a file, each with the ids of the passages that answer it; others become bad rows."""
+        matched = []
+        for question in self.by_file.get(file, ()):
+            try:
+                matched.append((question, _matching(question, file, passages)))
+            except BadRow as reason:
+                self.refuse(question, str(reason))
+        return matched
+
+    def refuse(self, question: Question, reason: str) -> None:
+        """Make the row of a question a bad one."""
+        self.bad.append(_entry(self.where, question.line, reason, vars(question)))
+
+
+def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int, Any]], str]:
+    """Return the rows by role, each with its line, or why it is bad; and one line on how the columns were read."""
+    if re.search(r"\.(jsonl|ndjson)(\.gz)?$", where):
+        first = next(iter(numbered_rows(where)), None)
+        if first is None:
+            raise DataError("the file is empty", where, "give a JSON object with question and file in each line")
+        try:
+            columns = list(object_of(first[1]))
+        except BadRow as reason:
+            raise DataError(str(reason), f"{where} line {first[0]}", "give a JSON object in each line") from reason
+        chosen = choose_columns(where, columns, ROLES, named, _REMEDY)
+        rows = ((line, _named(raw, chosen)) for line, raw in numbered_rows(where))
+        return rows, _description("", chosen)
+    table = TableFile.open(where)
+    chosen = choose_columns(where, table.columns, ROLES, named, _REMEDY)
+    positions = {role: table.columns.index(column) for role, column in chosen.items()}
+    return (
+        (
+            (line, row if isinstance(row, str) else {role: row[position] for role, position in positions.items()})
+            for line, row in table.rows()
+        ),
+        _description(f", {table.description}", chosen),
+    )
+
+
+def _named(raw: bytes, chosen: Mapping[str, str]) -> dict[str, Any] | str:
+    try:
+        row = object_of(raw)
+    except BadRow as reason:
+        return str(reason)
+    return {role: row[column] for role, column in chosen.items() if row.get(column) is not None}
+
+
+def _description(form: str, chosen: Mapping[str, str]) -> str:
+    return f"{', '.join(f'{role} = {column!r}' for role, column in chosen.items())}{form}"
+
+
+def _question_of(line: int, row: Any) -> Question:
+    """Return the question of a row; raises `BadRow`."""
+    if isinstance(row, str):
+        raise BadRow(row)
+    text = string_field(row, "question").strip()
+    name = id_field(row, "id").strip() if str(row.get("id", "")).strip() else content_id(text)
+    if len(name.split()) > 1:
+        raise BadRow(f"id {name!r} has white space")
+    file, answer, anchor = (optional_text(row, field).strip() for field in ("file", "answer", "anchor"))
+    return Question(line, name, text, file, answer, anchor)
+
+
+def _with_anchor(question: Question, anchor: str) -> Question:
+    """Return the question with the anchor that its file's name ends in, unless its row has one."""
+    return Question(**vars(question) | {"anchor": question.anchor or anchor})
+
+
+def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
+    texts = (
+        [str(value) for name, value in row.items() if name not in ("line", "id")] if isinstance(row, Mapping) else []
+    )
+    return bad_entry(where, line, reason, " | ".join(filter(None, texts)).encode(errors="replace"))
+
+
+class _Files:
+    """Files of the folder by the names that people give them."""
+
+    def __init__(self, paths: Sequence[str], root: str) -> None:
+        self._paths, self._root = frozenset(paths), root.rstrip("/")
+        self._hints = _MOST_HINTS if len(paths) < _MOST_PATHS else 0
+        self._ends: dict[str, list[str]] = defaultdict(list)
+        for path in paths:
+            parts = path.casefold().split("/")
+            for index in range(len(parts)):
+                self._ends["/".join(parts[index:])].append(path)
+
+    def resolve(self, name: str) -> tuple[str, str]:
+        """Return the path of a file and the anchor behind it; raises `BadRow` with similar names."""
+        whole = self._path(name)
+        if whole is None and "#" in name:
+            file, _, anchor = name.rpartition("#")
+            return self._path(file) or self._refuse(file), anchor
+        return whole or self._refuse(name), ""
+
+    def _path(self, name: str) -> str | None:
+        name = name.replace("\\", "/").removeprefix(f"{self._root}/")
+        name = re.sub(r"^(?:\./|/)+", "", name)
+        if name in self._paths:
+            return name
+        folder = self._root.rsplit("/", 1)[-1]
+        if (below := name.removeprefix(f"{folder}/")) in self._paths:
+            return below
+        paths = self._ends.get(name.casefold(), [])
+        if len(paths) > 1:
+            raise BadRow(f"file {name!r} is one of {len(paths)}: {', '.join(paths[:4])}; write its path")
+        return paths[0] if paths else None
+
+    def _refuse(self, name: str) -> str:
+        hint = did_you_mean(name, self._paths) if self._hints > 0 else ""
+        self._hints -= 1
+        raise BadRow(f"no file {name!r} was read" + (f"; {hint}" if hint.startswith("did") else ""))
+
+
+def _matching(question: Question, file: str, passages: Sequence[Passage]) -> list[str]:
+    """Return the ids of the passages that answer a question; raises `BadRow`."""
+    candidates = _of_section(question.anchor, file, passages) if question.anchor else passages
+    if not question.answer:
+        return [passage.id for passage in candidates]
+    answer = _plain(question.answer)
+    if not answer:
+        raise BadRow("the answer has no letter and no digit")
+    texts = [_plain(passage.text) for passage in candidates]
+    has = [f" {answer} " in f" {text} " for text in texts]
+    if not any(has) and (len(answer) >= _SURE or not answer.isascii()):
+        has = [answer in text for text in texts]
+    if not any(has):
+        has = _parts(answer, texts, file)
+    return [passage.id for passage, is_positive in zip(candidates, has, strict=True) if is_positive]
+
+
+def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
+    """Return which passages have a part of an answer that they only have together; raises `BadRow`."""
+    grams = {answer[start : start + _GRAM] for start in range(len(answer) - _GRAM + 1)}
+    shared = [{gram for gram in grams if gram in text} for text in texts]
+    together = len(set().union(*shared)) / len(grams) if grams else 0.0
+    if together < _WHOLE:
+        share = f" ({together:.0%} of it is)" if together else ""
+        raise BadRow(f"the text of the answer is not in {file}{share}")
+    return [len(part) >= _PART * len(grams) for part in shared]
+
+
+def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Passage]:
+    anchor = anchor.removeprefix("#")
+    wanted = {anchor, slug(anchor), f"page={anchor}"}
+    section = [one for one in passages if one.anchor in wanted or (one.heading and slug(one.heading) in wanted)]
+    if not section:
+        hint = did_you_mean(slug(anchor), {one.anchor for one in passages if one.anchor})
+        raise BadRow(f"no section {anchor!r} with text in {file}" + (f"; {hint}" if hint.startswith("did") else ""))
+    return section
+
+
+def _plain(text: str) -> str:
+    """Return a text in small letters without punctuation, so that line breaks and quotation marks do not matter."""
+    return _NO_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()

@@ -1,0 +1,117 @@
+"""Reading of one file of a folder of documents, by the ending of its name."""
+
+from __future__ import annotations
+
+import codecs
+import importlib.util
+import re
+from collections.abc import Collection
+from typing import BinaryIO
+
+from raytriever.errors import ConfigError, DataError
+from raytriever.reading.documents.markup import (
+    declared_encoding,
+    parse_html,
+    parse_markdown,
+    parse_restructured_text,
+)
+from raytriever.reading.documents.pdf import parse_pdf
+from raytriever.reading.documents.sections import Outline, ParsedDocument
+
+MARKDOWN, HTML, TEXT, RESTRUCTURED_TEXT, PDF = "Markdown", "HTML", "text", "reStructuredText", "PDF"
+KINDS = {
+    **dict.fromkeys((".md", ".markdown", ".mkd"), MARKDOWN),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), HTML),
+    **dict.fromkeys((".txt", ".text"), TEXT),
+    **dict.fromkeys((".rst", ".rest"), RESTRUCTURED_TEXT),
+    ".pdf": PDF,
+}
+# The module that reads a kind. Markdown may contain HTML.
+_MODULES = {MARKDOWN: ("markdown_it", "bs4"), HTML: ("bs4",), RESTRUCTURED_TEXT: ("docutils",), PDF: ("pypdf",)}
+# A parser needs several times the memory of a file. The text of a book has 1 MB; PDF files have pictures, too.
+_MOST_BYTES = {PDF: 1_000_000_000}
+_MOST_BYTES_OF_TEXT = 64_000_000
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_ENDING = re.compile(r"\.[^./]+$")
+
+
+def kind_of_document(path: str) -> str | None:
+    """Return the kind of a file by the ending of its name; None for a file that cannot be read."""
+    ending = _ENDING.search(path.lower())
+    return KINDS.get(ending[0]) if ending else None
+
+
+def require_parsers(kinds: Collection[str]) -> None:
+    """Raise `ConfigError` if a package that reads one of the kinds is not installed."""
+    missing = [kind for kind in sorted(kinds) if any(map(_is_missing, _MODULES.get(kind, ())))]
+    if missing:
+        raise ConfigError(
+            f"reading {', '.join(missing)} needs further packages", None, "pip install 'raytriever[documents]'"
+        )
+
+
+def most_bytes(kind: str) -> int:
+    """Return the size from which on a file of a kind is not read."""
+    return _MOST_BYTES.get(kind, _MOST_BYTES_OF_TEXT)
+
+
+def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
+    """Return the sections of a document.
+
+    Args:
+        stream: its bytes, of a file that is not larger than `most_bytes`.
+        where: its path, for messages.
+        kind: one of the values of `KINDS`.
+
+    Raises:
+        DataError: it is empty, has no text, is encrypted or broken, or its bytes are not of its encoding.
+    """
+    try:
+        if kind == PDF:
+            return parse_pdf(stream, where)
+        document = _parse_text(stream.read(), where, kind)
+    except DataError:
+        raise
+    except RecursionError:
+        raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
+    except Exception as error:  # of a parser; each has errors of its own, which no list would complete
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        raise DataError(f"is broken ({reason})", where, "open it in another program, and save it again") from error
+    if not document.sections:
+        raise DataError("has no text", where, "remove it")
+    return document
+
+
+def _parse_text(raw: bytes, where: str, kind: str) -> ParsedDocument:
+    if not raw:
+        raise DataError("is empty", where, "remove it")
+    text = _decoded(raw, where, kind).replace("\r\n", "\n").replace("\0", "")
+    if kind == MARKDOWN:
+        return parse_markdown(text)
+    if kind == HTML:
+        return parse_html(text)
+    if kind == RESTRUCTURED_TEXT:
+        return parse_restructured_text(text)
+    outline = Outline()
+    for block in re.split(r"\n[ \t]*\n", text):
+        outline.add_block(block)
+    return outline.finish()
+
+
+def _decoded(raw: bytes, where: str, kind: str) -> str:
+    """Return bytes as text: by their byte order mark, by what HTML declares, or as UTF-8. Nothing is guessed."""
+    encoding = next((name for mark, name in _MARKS.items() if raw.startswith(mark)), None)
+    if encoding is None and kind == HTML:
+        encoding = declared_encoding(raw)
+    try:
+        return raw.decode(encoding or "utf-8")
+    except LookupError:
+        raise DataError(f"declares the unknown encoding {encoding!r}", where, "save it as UTF-8") from None
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        byte = f"byte 0x{raw[error.start]:02x} in line {line} is not {(encoding or 'utf-8').upper()}"
+        raise DataError(byte, where, "save it as UTF-8") from error
+
+
+def _is_missing(module: str) -> bool:
+    return importlib.util.find_spec(module) is None

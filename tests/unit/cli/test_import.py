@@ -1,0 +1,158 @@
+"""`import` from the command line: a folder of documents and questions becomes a data set that other commands read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever.cli.main import run
+from raytriever.data.prepare.open import open_all_splits
+
+ErrorLine = Callable[..., str]
+
+
+@pytest.fixture
+def docs(work: Path) -> Path:
+    folder = work / "docs"
+    folder.mkdir()
+    for number in range(30):
+        lines = [f"# Part {number}", f"Part {number} is made of steel.", "## Repair", f"Replace part {number}. " * 20]
+        (folder / f"part{number}.md").write_text("\n\n".join(lines))
+    rows = [f"how do I repair {number},part{number}.md,repair" for number in range(30)]
+    (folder / "qa.csv").write_text("\n".join(["question,file,anchor", *rows, "lost,partt1.md,"]) + "\n")
+    return folder
+
+
+def words(docs: Path, model: Path, output: str, *more: str) -> list[str]:
+    return [str(docs), "--model", str(model), "--output", output, "--passage-length", "32", *more]
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
+
+
+def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (docs / "empty.html").touch()
+    (docs / "picture.PNG").touch()
+    questions = ["--questions", str(docs / "qa.csv")]
+    assert run("import", words(docs, tiny_encoder, "out", *questions)) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert lines[1].split()[:2] == ["Markdown", "30"]
+    assert "  empty.html: is empty; remove it" in lines
+    assert "Files that are no documents: .png (1)" in lines
+    assert "1 row left out, listed in out/quarantine.jsonl; the first in line 32: no file 'partt1.md' was read" in out
+    assert "read with question = 'question', file = 'file', anchor = 'anchor', columns separated by commas." in out
+    assert lines[-1] == f"Continue with: raytriever train --dataset out --model {tiny_encoder}"
+    opened = open_all_splits("out")
+    documents = {row["file"]: row for row in map(json.loads, Path("out/documents.jsonl").read_text().splitlines())}
+    assert len(opened.documents) == sum(row["passages"] for row in documents.values())
+    for split, judgements in opened.judgements.items():
+        for position in judgements.documents:
+            name = opened.documents.ids[int(position)]
+            assert documents[name.partition("#")[0]]["split"] == split
+            assert "#repair" in name
+    assert sum(len(set(rows.queries.tolist())) for rows in opened.judgements.values()) == 30
+    quarantine = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text().splitlines()]
+    assert [(entry["file"], entry["row"]) for entry in quarantine] == [("empty.html", 0), (str(docs / "qa.csv"), 32)]
+    # The same folder and seed give the same bytes.
+    assert run("import", words(docs, tiny_encoder, "again", *questions)) == 0
+    assert contents("again") == contents("out")
+
+
+def test_a_further_file_changes_no_other_passage(docs: Path, tiny_encoder: Path) -> None:
+    assert run("import", words(docs, tiny_encoder, "out")) == 0
+    (docs / "a.md").write_text("# New\n\nfile")
+    assert run("import", words(docs, tiny_encoder, "more")) == 0
+    for file in ("corpus.jsonl", "documents.jsonl"):
+        before, after = (Path(folder, file).read_text().splitlines() for folder in ("out", "more"))
+        assert after[1:] == before
+
+
+def test_no_passage_is_longer_than_the_encoder_reads(docs: Path, tiny_encoder: Path) -> None:
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.description import describe
+    from raytriever.models.pipeline.modules import read_pipeline
+    from raytriever.models.tokenisation import load_tokenizer
+
+    assert run("import", words(docs, tiny_encoder, "out")) == 0
+    assert describe(tiny_encoder, ModelConfig(model=str(tiny_encoder), passage_length=32)).passage_length == 32
+    tokenizer = load_tokenizer(read_pipeline(tiny_encoder, "passage").transformer)
+    rows = [json.loads(line) for line in Path("out/corpus.jsonl").read_text().splitlines()]
+    lengths = [len(tokenizer.encode(f"{row['title']} {row['text']}")) for row in rows]
+    assert 24 < max(lengths) <= 32
+
+
+def test_without_questions_the_last_line_says_what_can_be_done(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("import", words(docs, tiny_encoder, "out")) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "There are no questions, so there is nothing to train on. Search now with: raytriever search --data" in last
+    assert "`raytriever annotate` finds the answers" in last
+    opened = open_all_splits("out", [])
+    assert opened.counts()["queries"] == 0
+    assert len(opened.documents) > 30
+
+
+def test_questions_without_files_are_for_annotate(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("q.csv").write_text("question\nwhat is steel\nwhat is wood\n")
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", "q.csv")) == 0
+    out = capsys.readouterr().out
+    assert "Questions without a file: 2; they are in no split." in out
+    assert "raytriever annotate --dataset out" in out.splitlines()[-1]
+    assert open_all_splits("out", []).counts()["queries"] == 2
+
+
+def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> None:
+    def line(*more: str, folder: Path = docs, output: str = "out") -> str:
+        return error_line("import", *words(folder, tiny_encoder, output, *more))
+
+    Path("pictures").mkdir()
+    Path("pictures/a.png").touch()
+    assert "no document in it; its files end in .png (1); give a folder with files that end in .md" in line(
+        folder=Path("pictures")
+    )
+    Path("blank").mkdir()
+    Path("blank/a.md").touch()
+    assert "none of its 1 files has text that can be read; a.md is empty; remove it" in line(folder=Path("blank"))
+    assert "doc: no such folder; did you mean" in line(folder=Path("doc"))
+    assert "docs: is there already; give another path or remove it" in line(output="docs")
+    assert "qa.cvs: no such file; did you mean" in line("--questions", str(docs / "qa.cvs"))
+    assert "--columns: has no effect" in line("--columns", "question=a")
+    assert "--overlap-tokens: 20 is too many" in line("--overlap-tokens", "20")
+    Path("q.csv").write_text("question,file\na,nowhere.md\n")
+    assert "q.csv line 2: no question can be used: no file 'nowhere.md' was read" in line("--questions", "q.csv")
+    (docs / "circle").symlink_to(docs)
+    assert "symbolic links lead in a circle; remove the link" in line()
+
+
+def test_files_that_cannot_be_read_are_skipped(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(docs / "pipe.md")
+    with (docs / "huge.txt").open("wb") as stream:
+        stream.truncate(2_000_000_000)
+    (docs / "latin.txt").write_bytes(b"Gr\xfc\xdfe")
+    (docs / "part7.md").write_bytes(b"")
+    os.close(os.open(os.fsencode(docs) + b"/\xff.md", os.O_CREAT))
+    (docs / "copy.md").write_bytes((docs / "part1.md").read_bytes())
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "qa.csv"))) == 0
+    out = capsys.readouterr().out
+    for reason in (
+        "\\xff.md: its name is not UTF-8; rename it",
+        "huge.txt: has 2.0 GB, more than 64.0 MB; divide it",
+        "latin.txt: byte 0xfc in line 1 is not UTF-8; save it as UTF-8",
+        "pipe.md: is a pipe, a socket or a device; give a regular file",
+        "part1.md repeats copy.md",
+    ):
+        assert reason in out
+    quarantine = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text().splitlines()]
+    assert "part7.md was skipped: is empty; remove it" in {entry["reason"] for entry in quarantine}

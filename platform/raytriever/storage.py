@@ -19,6 +19,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -26,6 +27,7 @@ from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.locking import acquire, check_owner, lock_file_of, owner_of
+from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
 
@@ -281,8 +283,13 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
             raise StorageError("missing, though the manifest names it", str(file), "make the directory again")
         if (size := file.stat().st_size) != entry["size"]:
             raise StorageError(f"incomplete: {size} bytes of {entry['size']}", str(file), "make the directory again")
-        if verify and sha256_of(file) != entry["sha256"]:
-            raise StorageError("changed: its SHA-256 is not the manifest's", str(file), "make the directory again")
+    if verify:
+        names = list(manifest["files"])
+        with ThreadPoolExecutor(usable_cores()) as threads:  # hashing releases the lock of the interpreter
+            for name, digest in zip(names, threads.map(lambda name: sha256_of(path / name), names), strict=True):
+                if digest != manifest["files"][name]["sha256"]:
+                    remedy = "make the directory again"
+                    raise StorageError("changed: its SHA-256 is not the manifest's", str(path / name), remedy)
     return manifest
 
 

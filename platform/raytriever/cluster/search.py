@@ -29,7 +29,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
 from raytriever.index.exact.search import best_keys
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
-from raytriever.index.score import refuse_not_finite
+from raytriever.index.score import check_finite
 from raytriever.search.exact import check_fits, searchable_blocks
 
 RESULT_BYTES = 64 * 2**20
@@ -69,7 +69,7 @@ def search_in_actors(
     """
     check_fits(store, queries, ties)
     # Before they are split into batches, so that the message names the position among all queries.
-    refuse_not_finite(np.isfinite(queries).all(axis=1), "query", np.arange(len(queries)))
+    check_finite(queries, "query")
     _check_resources(pool)
     order = TieOrder.of(ties)
     k = min(k, len(ties))

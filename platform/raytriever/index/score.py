@@ -40,6 +40,7 @@ Values = TypeVar("Values", ndarray, torch.Tensor)
 FEW_PAIRS = 1 << 12
 # Covers the rounding errors of the bound itself.
 _SLACK = 1 + 1e-6
+_CHECKED_ROWS = 1 << 16
 # Relative error of rounding a quick score to bf16.
 BF16_ROUNDING = 2.0**-8 * _SLACK
 
@@ -171,6 +172,18 @@ def checked_norms(
     """
     refuse_not_finite(np.isfinite(norms), name, positions)
     return np.where(norms > LARGEST_NORM, np.inf, norms)
+
+
+def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
+    """Check that all vectors are finite, a block at a time; see `checked_norms`. The positions count from 0 if None.
+
+    Raises:
+        ModelError: a vector is not finite.
+    """
+    for start in range(0, len(vectors), _CHECKED_ROWS):
+        block = vectors[start : start + _CHECKED_ROWS]
+        where = np.arange(start, start + len(block)) if positions is None else positions[start : start + len(block)]
+        refuse_not_finite(np.isfinite(block).all(axis=1), name, where)
 
 
 def refuse_not_finite(finite: Bool[ndarray, " vectors"], name: str, positions: ndarray) -> None:

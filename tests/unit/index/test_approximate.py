@@ -17,6 +17,7 @@ from raytriever.index.approximate.store import KINDS, read_index, write_index
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact.search import top_k
+from raytriever.index.score import check_finite
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
 BUILD: dict[str, Callable[[int], Finder]] = {
@@ -89,6 +90,17 @@ def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
     one, two = (finder.find(SET.shifted, 10, 3, threads) for threads, finder in ((2, BUILD[kind](1)), (1, again)))
     assert one.rows.tobytes() == two.rows.tobytes()
     assert one.candidates == two.candidates or kind == "vamana"
+
+
+def test_vectors_are_checked_a_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raytriever.index.score._CHECKED_ROWS", 2)
+    vectors = np.zeros((5, 3), np.float32)
+    check_finite(vectors, "document")
+    vectors[3, 1] = np.inf
+    with pytest.raises(ModelError, match="document 3 is not finite"):
+        check_finite(vectors, "document")
+    with pytest.raises(ModelError, match="document 70 is not finite"):
+        check_finite(vectors, "document", np.arange(40, 90, 10))
 
 
 def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:

@@ -15,7 +15,7 @@ from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_
 from raytriever.index.approximate.index import ApproximateIndex, Finder
 from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.vamana import Vamana
-from raytriever.index.score import refuse_not_finite
+from raytriever.index.score import check_finite
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def build_index(
     """
     if not len(rows.embeddings):
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
-    refuse_not_finite(np.isfinite(rows.embeddings).all(axis=1), "document", rows.documents)
+    check_finite(rows.embeddings, "document", rows.documents)
     embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
     finder = _finder(embeddings, config, training, seed, threads)
     return ApproximateIndex(

@@ -20,7 +20,7 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
-from raytriever.index.score import pair_scores, refuse_not_finite
+from raytriever.index.score import check_finite, pair_scores
 
 
 class Proposal(NamedTuple):
@@ -141,7 +141,7 @@ class ApproximateIndex:
                 f"the index has embeddings of width {width}, but the queries have the shape {queries.shape}",
                 remedy="encode both with the same model",
             )
-        refuse_not_finite(np.isfinite(queries).all(axis=1), "query", np.arange(len(queries)))
+        check_finite(queries, "query")
         return np.ascontiguousarray(queries, np.float32)
 
 

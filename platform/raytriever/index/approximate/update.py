@@ -20,7 +20,7 @@ from raytriever.data.keys import WIDTH, KeyIndex, Keys, keys_of
 from raytriever.index.approximate.build import DocumentVectors
 from raytriever.index.approximate.faiss_finders import Hnsw, Ivf
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.score import refuse_not_finite
+from raytriever.index.score import check_finite
 
 MOST_CHANGED = 0.2  # of the rows with which the index was built
 
@@ -41,7 +41,7 @@ def update_index(index: ApproximateIndex, rows: DocumentVectors, built: int, thr
     finder = index.finder
     if not isinstance(finder, Ivf | Hnsw):
         return None
-    refuse_not_finite(np.isfinite(rows.embeddings).all(axis=1), "document", rows.documents)
+    check_finite(rows.embeddings, "document", rows.documents)
     earlier, now = _matches(_keys(index.embeddings), _keys(rows.embeddings))
     added = np.setdiff1d(np.arange(len(rows.documents)), now)
     documents = np.full(len(index.documents), -1)

@@ -22,7 +22,7 @@ from raytriever.errors import ConfigError
 from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, SIGNED_NONE, TieOrder, from_signed, signed_scores, to_signed
-from raytriever.index.score import quick_precision, refuse_not_finite
+from raytriever.index.score import check_finite, quick_precision
 
 QUERY_TILE = 1_024
 # Upper bounds of a tile: enough work for a GPU, and little of its memory.
@@ -55,7 +55,7 @@ class TorchScan:
     ) -> None:
         refuse_forked()
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
-        refuse_not_finite(np.asarray(np.isfinite(self._queries).all(axis=1)), "query", np.arange(len(queries)))
+        check_finite(self._queries, "query")
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
         self._best = np.full((len(queries), k), NONE)
         self._is_first = True

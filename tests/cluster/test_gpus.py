@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray.train import ScalingConfig
+import torch
+from safetensors.torch import load_file
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_gpus, spare_gpus
 from raytriever.cluster.search import SearchPool, search_in_actors
-from raytriever.cluster.train import refresh, trainer
+from raytriever.cluster.train import refresh
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
 from raytriever.cluster.train.refresh import EncoderPool
@@ -46,13 +47,17 @@ from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.studies.definition import Arm, MeasuredDataset
+from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder
+from raytriever.studies.run.study import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, NullTracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
 from raytriever.training.refresh.ledger import read_ledger
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from gpu_witness import MEETING
 
 SUPPORT = Path(__file__).parents[1] / "support"
 GPUS = 2
@@ -251,7 +256,9 @@ class Children(NullTracker):
 
 def runner(folder: Path) -> ArmRunner:
     record = DatasetRecord("letters", "letters", "", {})
-    return ArmRunner(output=folder, run_name="study", tracker=Children(), record=record, log=lambda line: None)
+    return ArmRunner(
+        output=folder, run_name="study", tracker=Children(), record=record, log=lambda line: None, gpus=1.0
+    )
 
 
 def test_an_arm_of_a_study_is_measured_by_a_process_with_a_gpu(
@@ -268,27 +275,46 @@ def test_an_arm_of_a_study_is_measured_by_a_process_with_a_gpu(
     assert results["measured"]["letters"] == {"ndcg_at_10": pytest.approx(expected, rel=0.01)}
 
 
-def test_an_arm_of_a_study_trains_in_a_group_that_reserves_a_gpu(
-    records: Path, case: Case, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    groups = []
-
-    class Trainer:
-        """Ray Train's trainer, which cannot train on a GPU that is only declared."""
-
-        def __init__(self, *_: object, scaling_config: ScalingConfig, **__: object) -> None:
-            groups.append(scaling_config)
-
-        def fit(self) -> None:
-            raise UserError("has no real GPU", "this test")
-
-    monkeypatch.setattr(trainer, "TorchTrainer", Trainer)
+def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
     config = Config(
-        data=DataConfig(dataset=str(tiny_dataset)),
+        data=DataConfig(dataset=str(dataset), negatives_per_query=1),
         model=case.model,
-        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2),
+        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=2, seed=len(name)),
     )
-    measured = MeasuredDataset("letters", str(tiny_dataset), "test", ("ndcg_at_5",))
-    with pytest.raises(UserError, match="has no real GPU"):
-        runner(tmp_path).run(Arm("trained", "trained", (measured,), Curriculum(config)), 0)
-    assert [(group.num_workers, group.use_gpu) for group in groups] == [(1, True)]
+    return Arm(name, name, (MeasuredDataset("letters", str(dataset), "test", ("ndcg_at_10",)),), Curriculum(config))
+
+
+def test_an_arm_of_a_study_trains_in_a_process_with_a_gpu(
+    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    """The process is real and trains; only its GPU and NCCL, which it gets from Ray, are replaced (`gpu_witness`)."""
+    wait_until(gpus_are_free)
+    arm = trained_arm("trained", case, tiny_dataset)
+    runner(tmp_path).run(arm, 0)
+    assert seen("device of ray::") == {"cuda:0"}
+    assert seen("backend of ray::") == {"nccl"}
+    assert seen("ray::RayTrainWorker") <= {"0", "1", "cuda:0", "nccl"}
+    folder = arm_folder(tmp_path, arm, 0)
+    weights = [load_file(path / "model.safetensors") for path in (Path(case.model.model), folder / "model")]
+    assert any(not torch.equal(values, weights[1][name]) for name, values in weights[0].items())
+    assert json.loads((folder / "metrics.json").read_text())["measured"]["letters"]
+
+
+def test_arms_of_a_study_share_a_gpu_at_the_same_time(
+    records: Path, seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two arms wait for each other before they train; the other GPU belongs to another job."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    wait_until(gpus_are_free)
+    other = ray.remote(num_gpus=1)(threading.Event).remote()
+    wait_until(lambda: ray.available_resources().get("GPU", 0) == 1)
+    (records / MEETING).write_text("2")
+    arms = (trained_arm("one", case, tiny_dataset), trained_arm("other", case, tiny_dataset))
+    study = Study("mw-in-domain", "Title", "Table 1", arms, 1, ())
+    result = run_study(study, "smoke", tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
+    (records / MEETING).unlink()
+    ray.kill(other)
+    assert seen("meeting of ray::") == {"2"}
+    assert len({visible for visible in seen("ray::RayTrainWorker") if visible in {"0", "1"}}) == 1
+    assert set(result.results.cells) == {("one", "letters"), ("other", "letters")}

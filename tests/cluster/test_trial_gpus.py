@@ -12,12 +12,12 @@ import pytest
 import ray
 from ray import tune
 
+from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.config import Config
 from raytriever.config.settings import override
 from raytriever.errors import ConfigError
 from raytriever.tuning.ray.planning import plan_sweep
-from raytriever.tuning.ray.sweep import count_slots
-from raytriever.tuning.ray.tuner import gpus_of_trial, resources_of_trial
+from raytriever.tuning.ray.tuner import resources_of_trial
 from raytriever.tuning.space import SearchConfig
 
 pytestmark = pytest.mark.slow
@@ -42,10 +42,9 @@ def meet(config: dict[str, Any]) -> None:
 
 def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AIR_NEW_OUTPUT", "0")
-    search = SearchConfig(trial_gpus=0.25)
-    gpus = gpus_of_trial(search)
+    gpus = gpus_of_trial(0.25)
     assert count_slots(1, gpus) == 4
-    assert count_slots(1, gpus_of_trial(SearchConfig())) == 1
+    assert count_slots(1, gpus_of_trial(None)) == count_slots(1, gpus_of_trial(0.6)) == 1
     (tmp_path / "trials").mkdir()
     results = tune.Tuner(
         tune.with_resources(meet, tune.PlacementGroupFactory([resources_of_trial(1, gpus)])),
@@ -59,7 +58,7 @@ def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:
     ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
     try:
         with pytest.raises(ConfigError, match="--trial-gpus: the cluster has no GPU"):
-            gpus_of_trial(SearchConfig(trial_gpus=0.5))
+            gpus_of_trial(0.5)
     finally:
         ray.shutdown()
     several = override(Config(), {"training": {"num_workers": "2"}})

@@ -1,23 +1,59 @@
-"""Records which GPUs each Ray process sees when it asks for CUDA, in a module that Ray calls in new processes."""
+"""Records which GPUs each Ray process sees when it asks for CUDA, in a module that Ray calls in new processes.
+
+A worker of Ray Train that has reserved a GPU gets the CPU and gloo in place of the GPU and NCCL, which exist only in
+the declaration of the cluster. What Ray gave to it is recorded."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 FOLDER = "GPU_WITNESS"  # variable with the folder of the records
+# File in this folder with the number of training processes that wait for one another before they train.
+MEETING = "meeting"
+MEETING_SECONDS = 30.0
 
 
 def install() -> None:
-    """Wrap `torch.cuda.is_available`, so that each call appends the title of the process and its visible GPUs."""
+    """Wrap the functions of torch and Ray by which a process finds its GPU."""
     import torch
+    from ray.air._internal.device_manager.nvidia_gpu import CUDATorchDeviceManager
 
-    is_available = torch.cuda.is_available
+    is_available, init_process_group = torch.cuda.is_available, torch.distributed.init_process_group
+    get_devices = CUDATorchDeviceManager.get_devices
 
     def recorded() -> bool:
-        title = Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode().strip()
-        with Path(os.environ[FOLDER], str(os.getpid())).open("a") as stream:
-            stream.write(f"{title}\t{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}\n")
+        _write("", os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
         return is_available()
 
-    torch.cuda.is_available = recorded
+    def replaced_devices(manager: CUDATorchDeviceManager) -> list[torch.device]:
+        _write("device of ", ",".join(map(str, get_devices(manager))))
+        return [torch.device("cpu")]
+
+    def replaced_backend(*, backend: str, **settings: Any) -> None:
+        _write("backend of ", backend)
+        _meet()
+        init_process_group(backend={"nccl": "gloo"}.get(backend, backend), **settings)
+
+    torch.cuda.is_available, torch.distributed.init_process_group = recorded, replaced_backend
+    CUDATorchDeviceManager.get_devices = replaced_devices
+
+
+def _write(what: str, value: str) -> None:
+    title = Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode().strip()
+    with Path(os.environ[FOLDER], str(os.getpid())).open("a") as stream:
+        stream.write(f"{what}{title}\t{value}\n")
+
+
+def _meet() -> None:
+    folder = Path(os.environ[FOLDER])
+    if not (folder / MEETING).exists():
+        return
+    wanted, end = int((folder / MEETING).read_text()), time.monotonic() + MEETING_SECONDS
+    present = 1
+    while present < wanted and time.monotonic() < end:
+        time.sleep(0.05)
+        present = sum("backend of" in record.read_text() for record in folder.iterdir())
+    _write("meeting of ", str(present))

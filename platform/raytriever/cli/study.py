@@ -38,6 +38,10 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
     if arguments.seeds is not None and not 1 <= arguments.seeds <= MOST_SEEDS:
         raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
+    if arguments.trial_gpus is not None and not 0 < arguments.trial_gpus <= 1:
+        raise ConfigError(
+            f"{arguments.trial_gpus} is out of range", "--trial-gpus", "give a number above 0 and up to 1"
+        )
     run_name = f"study-{name}-{scale}" if arguments.run_name is None else arguments.run_name
     if not NAME.fullmatch(run_name):
         raise ConfigError(
@@ -65,7 +69,7 @@ def main(words: list[str]) -> None:
                 f"--scale {FULL}",
                 remedy,
             )
-    result = run_study(study, scale, output, seeds, run_name, warn)
+    result = run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus)
     if not result.has_run_arms:
         warn(f"{result.path} is finished; a larger --seeds continues it")
     show((result.path / TABLE).read_text())
@@ -101,6 +105,12 @@ def _parser() -> Parser:
         type=path_type(DATA_ROOT, "--data-root"),
         metavar="DIR",
         help="folder that holds the data sets in folders by name: squad, scifact, ...",
+    )
+    parser.add_argument(
+        "--trial-gpus",
+        type=number_type(float, "--trial-gpus"),
+        metavar="N",
+        help="GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
     )
     parser.add_argument("--run-name", metavar="NAME", help="name of the study in MLflow (default: study-NAME-SCALE)")
     add_wait(parser)

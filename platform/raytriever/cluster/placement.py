@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from raytriever.cluster.ray_private import expected_gpus, is_worker
+from raytriever.errors import ConfigError
 
 # Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
 # resource to a random node, and each node counts for itself, so half of all pairs would share one of two nodes. A byte
@@ -28,6 +29,34 @@ def hide_unreserved_gpus() -> None:
 def count_gpus() -> int:
     """Return the GPUs of the connected cluster, or those that its autoscaler would start if these are more."""
     return int(max(ray.cluster_resources().get("GPU", 0), expected_gpus()))
+
+
+def gpus_of_trial(trial_gpus: float | None) -> float:
+    """Return the GPUs of each worker of a trial or of an arm of a study; 0 on a cluster without GPUs.
+
+    Args:
+        trial_gpus: the setting; None for a whole GPU where there is one.
+
+    Raises:
+        ConfigError: a fraction of a GPU is requested, but the cluster has none.
+    """
+    if trial_gpus is None:
+        return 1.0 if count_gpus() else 0.0
+    if not count_gpus():
+        raise ConfigError("the cluster has no GPU", "--trial-gpus", "omit it, or add GPUs")
+    return trial_gpus
+
+
+def count_slots(workers: int, gpus: float) -> int:
+    """Return how many trials the cluster has resources for, or would start nodes for; at least 1.
+
+    Args:
+        workers: of each trial.
+        gpus: of each worker, at most 1; 0 on a cluster without GPUs.
+    """
+    # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.
+    free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
+    return max(1, int(free / workers))
 
 
 def spare_gpus(needed: int, held: int = 0) -> int:

@@ -23,7 +23,7 @@ from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
-from raytriever.interruption import hangups_blocked
+from raytriever.interruption import check_interrupted, hangups_blocked
 from raytriever.locking import Claim, claims, join
 from raytriever.machine import usable_cores
 from raytriever.reading.structured import parse_json
@@ -31,6 +31,7 @@ from raytriever.terminal import warn
 
 T = TypeVar("T")
 CONNECT_SECONDS = 5.0  # in which a cluster must accept a connection
+POLL_SECONDS = 0.2  # between two looks at an interruption
 # Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
 SHARED_MEMORY_BYTES = 1 << 30
@@ -86,7 +87,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             ray.shutdown()
 
 
-def run_with_gpu(remote: Callable[[], T], here: Callable[[], T]) -> T:
+def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
     """Return the result of a Ray task with a GPU if the cluster has GPUs, otherwise that of this process.
 
     This process may run on a node without a GPU. Where it has one, the task returns the memory of the GPU when it ends,
@@ -95,6 +96,7 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T]) -> T:
     Args:
         remote: called in the task; it and its result can be pickled.
         here: called in this process.
+        gpus: GPUs of the task; a fraction if several share one.
 
     Raises:
         UserError: as raised by the function.
@@ -105,8 +107,11 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T]) -> T:
         with ray_session(num_workers=1):
             if count_gpus():
                 # Not in the placement group of the caller, if it has one.
-                task = ray.remote(num_cpus=1, num_gpus=1, scheduling_strategy="DEFAULT")(_run_in_task)
-                result: T | UserError = ray.get(task.remote(remote, DriverContext()))
+                task = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="DEFAULT")(_run_in_task)
+                reference = task.remote(remote, DriverContext())
+                while not ray.wait([reference], timeout=POLL_SECONDS)[0]:
+                    check_interrupted()  # this may not be the main thread
+                result: T | UserError = ray.get(reference)
                 if isinstance(result, UserError):
                     raise result
                 return result

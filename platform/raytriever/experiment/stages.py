@@ -76,6 +76,7 @@ def train_into(
     negatives: NegativesTable | None,
     tracker: PersistentTracker,
     here: bool = False,
+    gpus: float = 1.0,
 ) -> Recorder:
     """Train in a new Ray session; write checkpoints, `steps.jsonl` and `model/` to a folder.
 
@@ -86,6 +87,7 @@ def train_into(
         negatives: see `find_negatives`.
         tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
+        gpus: GPUs of each worker; see `train_on_cluster`.
     """
     prepared = [dataset.location for dataset in stage.training_data.datasets if dataset.location]
     here = here and config.training.workers[1] == 1
@@ -98,7 +100,16 @@ def train_into(
     ):
         logged_step = max((step for step, _ in recorder.curve("loss")), default=0)
         train_on_cluster(
-            config, prepared, negatives, stage.total_steps, folder, recorder.record, logged_step, stage.dev_sets, here
+            config,
+            prepared,
+            negatives,
+            stage.total_steps,
+            folder,
+            recorder.record,
+            logged_step,
+            stage.dev_sets,
+            here,
+            gpus=gpus,
         )
     return recorder
 
@@ -126,12 +137,13 @@ def train_as_child(
     tracker: PersistentTracker,
     log: Callable[[str], None],
     here: bool = False,
+    gpus: float = 1.0,
 ) -> None:
     """Train a stage in its own directory and with its own tracked run; `metrics.json` is written last.
 
     Args:
         run: the stage's directory with its configuration.
-        stage, config, negatives, here: see `train_into`.
+        stage, config, negatives, here, gpus: see `train_into`.
         tracker: new, for this stage.
         log: called with a line about quarantined rows.
     """
@@ -143,7 +155,7 @@ def train_as_child(
         record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(run.path.resolve())}
         tracker.describe(resolved_config(config, stage.description), record, tags)
-        recorder = train_into(run.path, stage, config, negatives, tracker, here)
+        recorder = train_into(run.path, stage, config, negatives, tracker, here, gpus)
         tracker.log_file(run.path / CONFIG)
         # An earlier call that was killed at the end of training may have stored all or none of the steps.
         steps = max((step for step, _ in recorder.curve("loss")), default=None)
@@ -160,10 +172,18 @@ class Stages:
         opened: the checked run.
         log: called with lines about the progress.
         here: whether a stage with one worker trains in this process; see `train_on_cluster`.
+        gpus: GPUs of each worker; see `train_on_cluster`.
     """
 
-    def __init__(self, run: RunDirectory, opened: OpenRun, log: Callable[[str], None], here: bool = False) -> None:
-        self._run, self._opened, self._log, self._here = run, opened, log, here
+    def __init__(
+        self,
+        run: RunDirectory,
+        opened: OpenRun,
+        log: Callable[[str], None],
+        here: bool = False,
+        gpus: float = 1.0,
+    ) -> None:
+        self._run, self._opened, self._log, self._here, self._gpus = run, opened, log, here, gpus
         self._directories = [self._open(number, stage) for number, stage in enumerate(opened.stages, 1)]
         self._remaining = [number for number, run in enumerate(self._directories) if run.state != "finished"]
         self._negatives: dict[int, NegativesTable | None] = {}
@@ -215,7 +235,7 @@ class Stages:
         stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]
         config = replace(stage.stage.config, model=stage.model(stage.stage.config.model))
         if run is self._run:
-            train_into(run.path, stage, config, negatives, tracker, self._here)
+            train_into(run.path, stage, config, negatives, tracker, self._here, self._gpus)
             return
         self._log(f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps")
         if number:
@@ -223,7 +243,7 @@ class Stages:
         with stage_errors(stage.stage):
             run.begin(dump_config(config))
             child = tracker.child(f"{run_name}/{run.path.name}", run.path)
-            train_as_child(run, stage, config, negatives, child, self._log, self._here)
+            train_as_child(run, stage, config, negatives, child, self._log, self._here, self._gpus)
 
     def _open(self, number: int, stage: OpenStage) -> RunDirectory:
         if not stage.stage.name:

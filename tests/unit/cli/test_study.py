@@ -23,6 +23,7 @@ ErrorLine = Callable[..., str]
         ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
         ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
         ("mw-in-domain --output s --seeds few", "--seeds: 'few' is invalid; give a whole number"),
+        ("mw-in-domain --output s --trial-gpus 1.5", "--trial-gpus: 1.5 is out of range; give a number above 0 and"),
         ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is not a valid run name; use letters"),
         ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
         ("mw-in-domain --output s --scale small --data-root .", "squad"),

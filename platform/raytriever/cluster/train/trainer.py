@@ -58,6 +58,7 @@ def train_on_cluster(
     dev_sets: Sequence[DevSet] = (),
     in_process: bool = False,
     runs_per_node: int = 1,
+    gpus: float = 1.0,
 ) -> None:
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
 
@@ -73,6 +74,7 @@ def train_on_cluster(
         in_process: whether this process is the only worker. It saves the start of a process; an error that ends the
             process ends the caller.
         runs_per_node: number of runs that share the cores of a node, this one included.
+        gpus: GPUs of each worker on a cluster with GPUs; a fraction if several runs share one.
 
     Raises:
         UserError: a worker raised it, or the workers die again and again.
@@ -119,7 +121,7 @@ def train_on_cluster(
 
         def trainer() -> TorchTrainer:
             # Each attempt has a folder of its own for its state.
-            return _trainer(job, (fewest, most), Path(mkdtemp(dir=state)), in_process)
+            return _trainer(job, (fewest, most), Path(mkdtemp(dir=state)), in_process, gpus)
 
         failure = None
         if in_process:
@@ -136,7 +138,7 @@ def train_on_cluster(
         raise failure
 
 
-def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: bool) -> TorchTrainer:
+def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: bool, gpus: float) -> TorchTrainer:
     use_gpu = count_gpus() > 0
     fewest, most = workers
     return TorchTrainer(
@@ -146,6 +148,7 @@ def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: 
         scaling_config=ScalingConfig(
             num_workers=0 if in_process else most if most == fewest else workers,
             use_gpu=use_gpu,
+            resources_per_worker={"CPU": 1, "GPU": gpus} if use_gpu else None,
             elastic_resize_monitor_interval_s=RESIZE_SECONDS,
         ),
         run_config=RunConfig(

@@ -4,13 +4,15 @@
 again. An interrupted arm resumes from its newest checkpoint. Hard negatives and BM25 indexes are computed once for all
 arms with the same data.
 
-Where the cluster has GPUs, an arm is trained and measured by Ray processes that reserve them. Elsewhere an arm of one
-worker trains in this process, because a Ray Train group takes longer to start than a small arm takes."""
+Where the cluster has GPUs, an arm is trained and measured by Ray processes that reserve them, and several arms may run
+at the same time, on threads of this process. Elsewhere an arm of one worker trains in this process, because a Ray Train
+group takes longer to start than a small arm takes."""
 
 from __future__ import annotations
 
 import gc
 import shutil
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +23,6 @@ from typing import Any
 
 import yaml
 
-from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.session import run_with_gpu
 from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
@@ -37,7 +38,6 @@ from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_model
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
-from raytriever.models.weights import quiet_transformers
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, MeasuredDataset
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
@@ -64,7 +64,7 @@ def is_finished(folder: Path) -> bool:
 
 
 class ArmRunner:
-    """Runner of the arms of a study, one after another.
+    """Runner of the arms of a study.
 
     Args:
         output: directory of the study.
@@ -72,17 +72,22 @@ class ArmRunner:
         tracker: tracker of the study.
         record: data of the study, for the tracker; used for an arm that opens no data set itself.
         log: called with each progress line.
+        gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
     """
 
     def __init__(
-        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, log: Log
+        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, log: Log, gpus: float
     ) -> None:
         self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
+        self._gpus = gpus
+        self._preparation = threading.Lock()
         self._indexes = LexicalIndexes()
         self._negatives: dict[Hashable, NegativesTable | None] = {}
 
     def run(self, arm: Arm, seed: int) -> None:
         """Train and measure an arm; steps that an earlier call finished are skipped.
+
+        Arms on several threads are prepared one at a time, because they share negatives.
 
         Raises:
             UserError: something a user can correct; the error names the arm.
@@ -90,7 +95,7 @@ class ArmRunner:
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
         name = folder.relative_to(self._output / ARMS).as_posix()
-        with _errors_name(name), quiet_transformers():
+        with _errors_name(name):
             metrics, facts = self._train_and_measure(arm, seed, run, name)
             first = arm.datasets[0]
             summary = {"dataset": first.dataset, "split": first.split, "after": _to_json(metrics[first.name])}
@@ -113,17 +118,19 @@ class ArmRunner:
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
         curriculum = pin_model(with_seed(arm.curriculum, seed), run.path, fresh=False)
-        opened, retriever = open_run(curriculum, lambda line: None)
-        del retriever
+        with self._preparation:
+            opened, retriever = open_run(curriculum, lambda line: None)
+            del retriever
         run.begin(dump_config(curriculum))
         tracker = self._child(name, run)
         with closing(tracker):
             dataset = opened.dataset
             record = DatasetRecord(dataset.name, curriculum.base.data.dataset, dataset.digest, dataset.counts())
             tracker.describe(opened.settings(), record, _tags(run) | {"config_hash": curriculum.hash})
-            stages = Stages(run, opened, lambda line: None, here=not count_gpus())
+            stages = Stages(run, opened, lambda line: None, here=not self._gpus, gpus=self._gpus)
             if not (run.path / MODEL).is_dir():
-                stages.find_negatives(self._indexes.of, self._negatives)
+                with self._preparation:
+                    stages.find_negatives(self._indexes.of, self._negatives)
                 stages.train(tracker, f"{self._run_name}/{name}")
             facts = _training_facts(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
@@ -138,7 +145,7 @@ class ArmRunner:
         metrics: Metrics = {}
         for dataset in arm.datasets:
             call = partial(measure, dataset, arm, model, precision, facts, run.path)
-            metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call)
+            metrics[dataset.name] = call() if model == BM25 else run_with_gpu(call, call, self._gpus)
         now = time.time_ns() // 1_000_000
         tracker.log(
             [

@@ -1,28 +1,32 @@
 """Run of a study: every arm with every seed, measured alike, and the table that compares them.
 
 1. Check the output directory and the data sets before anything is written or trained.
-2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped.
+2. Train and measure all arms seed by seed: after the first seed the table is complete. Finished arms are skipped. Where
+   the cluster has GPUs, as many arms run at the same time as have room on them.
 3. Write table, figures and page from the directories of the arms alone.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.placement import count_gpus, count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
+from raytriever.models.weights import quiet_transformers
 from raytriever.storage import disk_errors, write_atomically
-from raytriever.studies.definition import FULL, Study
+from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.results import StudyResults
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
@@ -48,7 +52,13 @@ class StudyResult:
 
 
 def run_study(
-    study: Study, scale: str, output: Path, seeds: int, run_name: str, log: Callable[[str], None]
+    study: Study,
+    scale: str,
+    output: Path,
+    seeds: int,
+    run_name: str,
+    log: Callable[[str], None],
+    trial_gpus: float | None = None,
 ) -> StudyResult:
     """Train and measure the missing arms, and write the outcome.
 
@@ -60,6 +70,7 @@ def run_study(
             further seeds out of the table.
         run_name: name of the run at the tracker.
         log: called with each progress line.
+        trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
 
     Raises:
         UserError: something a user can correct; finished arms are kept.
@@ -67,6 +78,12 @@ def run_study(
     settings = settings_of(study, scale, output)
     check_same(output, settings)
     check_data_exists(study)
+    workers = max([1, *(arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum)])
+    if trial_gpus is not None and workers > 1:
+        remedy = "omit it: each of several workers has a GPU of its own"
+        raise ConfigError("applies to arms of one worker", "--trial-gpus", remedy)
+    if trial_gpus is not None and not has_gpu():
+        raise ConfigError("this machine has no GPU", "--trial-gpus", "omit it, or run on a machine with a GPU")
     todo = [
         (arm, seed)
         for seed in range(seeds)
@@ -90,17 +107,48 @@ def run_study(
             record,
             {"run_directory": str(output.resolve()), STAGE: "study", "config_hash": hash_of(settings)},
         )
-        runner = ArmRunner(output=output, run_name=run_name, tracker=tracker, record=record, log=log)
-        workers = [arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum]
-        with ray_session(max([1, *workers])):
+        # Ray finds as many GPUs on this machine, and gets processors for as many arms.
+        arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
+        with ray_session(workers * arms_here), quiet_transformers():
             if scale == FULL and not count_gpus():
                 raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
-            for number, (arm, seed) in enumerate(todo, 1):
+            gpus = gpus_of_trial(trial_gpus)
+            runner = ArmRunner(output, run_name, tracker, record, log, gpus)
+
+            def run(number: int, arm: Arm, seed: int) -> None:
                 log(f"{number} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
                 runner.run(arm, seed)
+
+            _run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
         results = write_study(study, output, scale, seeds)
         _log_results(tracker, study, results, output, seeds)
     return StudyResult(output, results, has_run_arms=True)
+
+
+def _run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
+    """Run arms, some at the same time. After an error or an interruption no further arm starts.
+
+    Args:
+        run: runs an arm, from its number, the arm and the seed. An interruption ends it on any thread.
+        todo: arms and seeds.
+        at_once: number of arms that run at the same time; a single one runs on this thread.
+
+    Raises:
+        UserError: the error of the first arm that failed, when the arms that were running have ended.
+    """
+    if at_once == 1:
+        for number, (arm, seed) in enumerate(todo, 1):
+            run(number, arm, seed)
+        return
+    pool = ThreadPoolExecutor(at_once, "raytriever-arm")
+    try:
+        arms = [pool.submit(run, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
+        wait(arms, return_when=FIRST_EXCEPTION)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    for one in arms:
+        if not one.cancelled():
+            one.result()
 
 
 def has_gpu() -> bool:

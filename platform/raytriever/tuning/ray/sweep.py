@@ -16,10 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ray
 import yaml
 
-from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.config import Config
 from raytriever.config.settings import hash_of
@@ -33,7 +32,7 @@ from raytriever.tuning.outcome import evaluate_best, read_best, write_sweep
 from raytriever.tuning.ray.manager import TrialManager
 from raytriever.tuning.ray.planning import plan_sweep, sweep_settings, watched_metric
 from raytriever.tuning.ray.training_data import SweepData, trial_config
-from raytriever.tuning.ray.tuner import gpus_of_trial, run_trials
+from raytriever.tuning.ray.tuner import run_trials
 from raytriever.tuning.space import SearchConfig, SearchSpace
 from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials
 
@@ -106,7 +105,9 @@ def run_sweep(
         workers = base.training.workers[1]
         requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
         with ray_session(requested - COORDINATORS):
-            plan = replace(plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search)))
+            plan = replace(
+                plan, at_once=search.trials_at_once or count_slots(workers, gpus_of_trial(search.trial_gpus))
+            )
             manager = TrialManager(
                 folder=output, plan=plan, data=data, trials=trials, tracker=tracker, run_name=run_name, log=log
             )
@@ -135,14 +136,3 @@ def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, outp
 
 def _dump(settings: dict[str, Any]) -> str:
     return yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True)
-
-
-def count_slots(workers: int, gpus: float) -> int:
-    """Return how many trials the cluster has resources for, or would start nodes for; at least 1.
-
-    Args:
-        workers: of each trial.
-        gpus: of each worker; 0 on a cluster without GPUs.
-    """
-    free = count_gpus() / gpus if gpus else ray.cluster_resources().get("CPU", 0)
-    return max(1, int(free / workers))

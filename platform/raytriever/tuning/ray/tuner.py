@@ -22,10 +22,9 @@ from ray.tune.search import Searcher
 
 from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
-from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.placement import gpus_of_trial
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.fit import FitThread
-from raytriever.errors import ConfigError
 from raytriever.tracking.steps import read_curve
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager
@@ -188,7 +187,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
         trainable = tune.with_parameters(run_trial, tables=data.tables, context=context)
         tuner = tune.Tuner(
             tune.with_resources(
-                trainable, tune.PlacementGroupFactory([resources_of_trial(workers, gpus_of_trial(search))])
+                trainable, tune.PlacementGroupFactory([resources_of_trial(workers, gpus_of_trial(search.trial_gpus))])
             ),
             tune_config=tune.TuneConfig(
                 search_alg=searcher,
@@ -218,19 +217,6 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
             fit.end(stopper.stop)
     if failure := fit.failure or searcher.failure:
         raise failure
-
-
-def gpus_of_trial(search: SearchConfig) -> float:
-    """Return the GPUs of each worker of a trial, inside a Ray session.
-
-    Raises:
-        ConfigError: a fraction of a GPU is requested, but the cluster has none.
-    """
-    if search.trial_gpus and not count_gpus():
-        raise ConfigError("the cluster has no GPU", "--trial-gpus", "omit it, or add GPUs")
-    if search.trial_gpus is not None:
-        return search.trial_gpus
-    return 1.0 if count_gpus() else 0.0
 
 
 def resources_of_trial(workers: int, gpus: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Exact search by actors, each with some shards of a store; results are equal byte by byte to `search.exact`.
 
 1. Queries are put into the object store once. An actor reads its own shards, memory-mapped, and returns its k best
-   documents as keys of eight bytes.
+   documents as keys of eight bytes. If its GPU holds the shards, they are copied there once for all batches of queries.
 2. Queries are sent in batches whose result has `RESULT_BYTES` for each actor, two batches at a time. A result is merged
    as soon as it arrives: the driver holds the ranking and one result, the object store two for each actor.
 3. Ray restarts an actor that dies, on any node with free resources, and repeats the calls without a result. Shards are
@@ -27,7 +27,7 @@ from raytriever.activity import activity
 from raytriever.cluster.placement import hide_unreserved_gpus
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
-from raytriever.index.exact.search import best_keys
+from raytriever.index.exact.search import Corpus
 from raytriever.index.ranking import NONE, TieOrder, merge_keys
 from raytriever.index.score import check_finite
 from raytriever.search.exact import check_fits, searchable_blocks
@@ -139,12 +139,15 @@ class _Searcher:
         hide_unreserved_gpus()
         torch.set_num_threads(threads)
         self._path, self._shards = Path(path), shards
-        self._store: EmbeddingStore | None = None
+        self._corpus: Corpus | None = None
 
     def search(self, batch: tuple[ndarray, ndarray | None], k: int, order: TieOrder) -> UInt64[ndarray, "batch k"]:
         """Return the k best of its documents for each query, as keys."""
-        self._store = self._store or EmbeddingStore.open(self._path)
+        self._corpus = self._corpus or self._open(order)
         queries, exclude = batch
-        most = min(len(self._store), len(self._shards) * self._store.meta["shard_rows"])
-        blocks = searchable_blocks(self._store, self._shards)
-        return best_keys(queries, blocks, k, order, exclude, documents=most)
+        return self._corpus.keys(queries, k, exclude)
+
+    def _open(self, order: TieOrder) -> Corpus:
+        store = EmbeddingStore.open(self._path)
+        most = min(len(store), len(self._shards) * store.meta["shard_rows"])
+        return Corpus(lambda: searchable_blocks(store, self._shards), order, documents=most)

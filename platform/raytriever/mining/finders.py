@@ -6,7 +6,7 @@ of a query depends only on the query. `MiningInputs` makes the finder of a metho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact.search import Corpus, tie_order
+from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig
 from raytriever.mining.filters import ExcludedDocuments, entries, normalise
@@ -29,6 +30,8 @@ from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Jud
 DOCUMENTS, CHOICE = 11, 12
 # Normalised passages in the cache; queries share candidates.
 _PASSAGES = 1 << 17
+# Keys of eight bytes in the rankings of queries that are searched together.
+_RANKED = 1 << 27
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
 
@@ -70,34 +73,64 @@ class Bm25Finder:
 
 @dataclass(frozen=True)
 class DenseFinder:
-    """Finder by dot product of embeddings."""
+    """Finder by dot product of embeddings.
+
+    If the documents do not fit into the memory of the GPU, each search copies all of them there. So many blocks of
+    queries are then searched at once.
+    """
 
     embeddings: Embeddings
-    ties: Int64[ndarray, " documents"]
+    order: TieOrder
     excluded: ExcludedDocuments
     scorer: str = "encoder"
+    # Queries that were searched last, and their rankings; empty before the first search.
+    _ahead: list[tuple[Int64[ndarray, " queries"], UInt64[ndarray, "queries k"]]] = field(default_factory=list)
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
         """Find candidates; see `CandidateFinder`."""
         k = depth + int(self.excluded.counts[rows].max(initial=0))
-        scores, documents = self._corpus.top_k(self.embeddings.queries[rows], k)
+        if self._corpus.is_copied_again(self.embeddings.queries.shape[1]):
+            keys = self._keys_from_ahead(rows, depth)[:, :k]
+        else:
+            keys = self._corpus.keys(self.embeddings.queries[rows], k)
+        scores, documents = self.order.read(keys)
         return documents, scores
+
+    def _keys_from_ahead(self, rows: Int64[ndarray, " block"], depth: int) -> UInt64[ndarray, "block k"]:
+        """Return rankings at least as deep as needed, from a search of these and of later queries."""
+        if not self._ahead or not np.isin(rows, self._ahead[0][0]).all():
+            together = self._queries_from(rows, depth)
+            k = depth + int(self.excluded.counts[together].max(initial=0))
+            self._ahead[:] = [(together, self._corpus.keys(self.embeddings.queries[together], k))]
+        together, keys = self._ahead[0]
+        positions = np.empty(len(self.excluded.counts), np.int64)
+        positions[together] = np.arange(len(together))
+        return keys[positions[rows]]
+
+    def _queries_from(self, rows: Int64[ndarray, " block"], depth: int) -> Int64[ndarray, " queries"]:
+        """Return the queries of a block and of the next ones, as many as `_RANKED` allows, at least the block."""
+        counts = self.excluded.counts
+        # In the order of the miner, by the number of excluded documents: no ranking is much deeper than it has to be.
+        order = np.argsort(counts, kind="stable")
+        later = order[np.flatnonzero(order == rows[0])[0] :]
+        cells = (depth + counts[later]) * np.arange(1, len(later) + 1)
+        return later[: max(len(rows), int(np.searchsorted(cells, _RANKED, side="right")))]
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return Corpus(self.embeddings.documents.blocks, self.ties)
+        return Corpus(self.embeddings.documents.blocks, self.order)
 
 
 @dataclass(frozen=True)
 class CrossQueryFinder:
     """Finder of positives of similar queries. A document has the rank of the most similar query it is a positive of.
 
-    `ties` is the tie order of the split's queries.
+    `order` is the tie order of the split's queries.
     """
 
     queries: Float32[ndarray, "split_queries width"]
     positives: Positives
-    ties: Int64[ndarray, " split_queries"]
+    order: TieOrder
     excluded: ExcludedDocuments
     scorer: str = ""
 
@@ -115,7 +148,7 @@ class CrossQueryFinder:
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return Corpus(lambda: [(0, self.queries)], self.ties)
+        return Corpus(lambda: [(0, self.queries)], self.order)
 
     def _documents_of(self, similar: ndarray, scores: ndarray) -> Candidates:
         counts = np.diff(self.positives.offsets)[similar]
@@ -251,10 +284,10 @@ class MiningInputs:
         if method == "bm25":
             return Bm25Finder(self._bm25, self.texts, excluded)
         if method == "dense":
-            return DenseFinder(self._required_embeddings, tie_order(dataset.documents.ids), excluded)
+            return DenseFinder(self._required_embeddings, TieOrder.of(tie_order(dataset.documents.ids)), excluded)
         if method == "cross-query":
-            ties = tie_order(entries(dataset.queries.ids, positives.queries))
-            return CrossQueryFinder(self._required_embeddings.queries, positives, ties, excluded)
+            order = TieOrder.of(tie_order(entries(dataset.queries.ids, positives.queries)))
+            return CrossQueryFinder(self._required_embeddings.queries, positives, order, excluded)
         if method == "random":
             return RandomFinder(
                 size=len(dataset.documents), keys=self.keys, seed=self.seed, round=self.round, excluded=excluded

@@ -19,6 +19,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
 from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
+from raytriever.index.ranking import TieOrder
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -146,7 +147,7 @@ class ExactIndex:
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return Corpus(lambda: [(0, self.passages)], tie_order(self.dataset.documents.ids))
+        return Corpus(lambda: [(0, self.passages)], TieOrder.of(tie_order(self.dataset.documents.ids)))
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.

@@ -14,6 +14,7 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact import resident, scan_torch, search
 from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
+from raytriever.index.ranking import TieOrder
 
 CPU = torch.device("cpu")
 SMALL_TILE = 2**18
@@ -129,7 +130,7 @@ def test_a_corpus_is_copied_once_for_several_searches(cuda: torch.device) -> Non
         return [(2_000, documents[2_000:]), (0, documents[:2_000])]
 
     ties = np.random.default_rng(2).permutation(3_000)
-    corpus = Corpus(blocks, ties, cuda)
+    corpus = Corpus(blocks, TieOrder.of(ties), cuda)
     for number, k in enumerate((20, 5, 4_000)):
         queries = embeddings(20, seed=3 + number)
         expected = top_k(queries, documents, k, ties, device=CPU)
@@ -144,7 +145,7 @@ def test_a_corpus_that_does_not_fit_is_copied_for_each_search(
     needed = 700 * ResidentDocuments.bytes_per_row(40, scan_torch.quick_precision(cuda))
     for module in (scan_torch, search):
         monkeypatch.setattr(module, "free_bytes", lambda device: int(needed / scan_torch.DOCUMENT_SHARE) + 1)
-    corpus = Corpus(lambda: [(0, documents)], np.arange(2_000), cuda)
+    corpus = Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(2_000)), cuda)
     for k in (3, 10):
         expected = top_k(embeddings(20), documents, k, np.arange(2_000), device=CPU)
         assert [array.tobytes() for array in corpus.top_k(embeddings(20), k)] == [array.tobytes() for array in expected]
@@ -154,7 +155,7 @@ def test_a_corpus_refuses_embeddings_that_are_not_finite(cuda: torch.device) -> 
     documents = embeddings(300, seed=1)
     documents[123, 3] = np.nan
     with pytest.raises(ModelError, match="document 123 is not finite"):
-        Corpus(lambda: [(0, documents)], np.arange(300), cuda).top_k(embeddings(3), 5)
+        Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(300)), cuda).top_k(embeddings(3), 5)
 
 
 def test_the_oldest_torch_has_products_of_bf16_with_float32_results() -> None:

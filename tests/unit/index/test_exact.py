@@ -153,7 +153,7 @@ def test_a_small_corpus_is_searched_in_torch_by_few_queries(
     rng = np.random.default_rng(0)
     sides, ties = (vectors(rng, queries, "plain"), vectors(rng, documents, "plain")), np.arange(documents)
     expected = top_k(*sides, 3, ties)
-    corpus = search.Corpus(lambda: [(0, sides[1])], ties, torch.device("cpu"))
+    corpus = search.Corpus(lambda: [(0, sides[1])], TieOrder.of(ties), torch.device("cpu"))
     for one, other in zip(corpus.top_k(sides[0], 3), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 

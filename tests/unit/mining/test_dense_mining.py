@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.index.exact import search
+from raytriever.index.exact import scan_torch, search
+from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.exact.search import Corpus
-from raytriever.mining import miner
+from raytriever.mining import finders, miner
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
 from raytriever.mining.miner import mine
@@ -118,8 +119,8 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     expected = mine(dataset, "train", config, embeddings=embeddings).table
     monkeypatch.setattr(miner, "BLOCK", 20)
     blocks = []
-    run = Corpus.top_k
-    monkeypatch.setattr(Corpus, "top_k", lambda *arguments: blocks.append(1) or run(*arguments))
+    run = Corpus.keys
+    monkeypatch.setattr(Corpus, "keys", lambda *arguments: blocks.append(1) or run(*arguments))
     monkeypatch.setattr(search, "default_device", lambda: CUDA)
     with sham_device() as counts:
         table = mine(dataset, "train", config, embeddings=embeddings).table
@@ -127,3 +128,26 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     assert np.array_equal(table.documents, expected.documents)
     copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
     assert copies == [1], counts.table()
+
+
+def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
+    word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, embeddings = word_data
+    config = MiningConfig(method="dense", num_negatives=2, range_max=5)
+    expected = mine(dataset, "train", config, embeddings=embeddings).table
+    monkeypatch.setattr(miner, "BLOCK", 20)
+    documents, width = len(embeddings.documents), embeddings.queries.shape[1]
+    room = (documents // 3 + 1) * ResidentDocuments.bytes_per_row(width, "bf16")
+    for module in (search, scan_torch):
+        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / scan_torch.DOCUMENT_SHARE) + 1)
+    monkeypatch.setattr(search, "default_device", lambda: CUDA)
+    copies = {}
+    for ranked in (1 << 27, 20):
+        monkeypatch.setattr(finders, "_RANKED", ranked)
+        with sham_device() as counts:
+            table = mine(dataset, "train", config, embeddings=embeddings).table
+        assert np.array_equal(table.documents, expected.documents)
+        copies[ranked] = sum(number for line, number in counts.pinned.items() if "index/exact/resident" in line)
+    assert copies[1 << 27] == 3
+    assert copies[20] > 3

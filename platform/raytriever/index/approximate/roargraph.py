@@ -37,6 +37,7 @@ from raytriever.index.approximate.graph import Graph, mark_reachable, row_of, wa
 from raytriever.index.approximate.index import Proposal
 from raytriever.index.approximate.pruning import add_reverse_edges, choose_neighbours, exclude, squared_distance
 from raytriever.index.exact.search import Corpus
+from raytriever.index.ranking import TieOrder
 from raytriever.index.score import read_only
 
 # An entry of the beam has 31 bits for a document.
@@ -243,7 +244,7 @@ def _closest(
     Computed in pieces, because scores and 8-byte positions take three times the memory of the result.
     """
     close = np.empty((len(training), min(nearest, len(embeddings))), np.int32)
-    corpus = Corpus(lambda: [(0, embeddings)], np.arange(len(embeddings)))
+    corpus = Corpus(lambda: [(0, embeddings)], TieOrder.of(np.arange(len(embeddings))))
     for start in range(0, len(training), PIECE):
         close[start : start + PIECE] = corpus.top_k(training[start : start + PIECE], nearest)[1]
     return close

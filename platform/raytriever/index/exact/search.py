@@ -133,14 +133,20 @@ class Corpus:
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
-        ties: result of `tie_order` for the whole corpus.
+        order: tie order of the whole corpus.
         device: see `top_k_of_blocks`.
+        documents: largest number of documents in the blocks, by default that of the whole corpus.
     """
 
     def __init__(
-        self, blocks: Callable[[], Blocks], ties: Int64[ndarray, " documents"], device: torch.device | None = None
+        self,
+        blocks: Callable[[], Blocks],
+        order: TieOrder,
+        device: torch.device | None = None,
+        documents: int | None = None,
     ) -> None:
-        self._blocks, self._order, self._device = blocks, TieOrder.of(ties), device or default_device()
+        self._blocks, self._order, self._device = blocks, order, device or default_device()
+        self._documents = len(order.ranks) if documents is None else documents
         self._part: ResidentDocuments | None = None
         self._fits: bool | None = None  # None before the first search
 
@@ -148,13 +154,25 @@ class Corpus:
         self, queries: Float32[ndarray, "queries width"], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
         """Return the k best documents of each query; see `top_k_of_blocks`."""
-        order = self._order
-        in_torch = _is_for_torch(self._device, len(queries), len(order.ranks))
+        return self._order.read(self.keys(queries, k))
+
+    def keys(
+        self,
+        queries: Float32[ndarray, "queries width"],
+        k: int,
+        exclude: Int64[ndarray, " queries"] | None = None,
+    ) -> UInt64[ndarray, "queries k"]:
+        """Return the k best documents of each query as keys, which the tie order reads; see `best_keys`."""
+        order, most = self._order, self._documents
+        in_torch = _is_for_torch(self._device, len(queries), most)
         part = self._resident(queries.shape[1]) if in_torch else None
         if part is None:
-            return order.read(best_keys(queries, self._blocks(), k, order, device=self._device))
-        scan = TorchScan(queries, min(k, len(order.ranks)), order, None, self._device, len(order.ranks), corpus=part)
-        return order.read(scan.keys())
+            return best_keys(queries, self._blocks(), k, order, exclude, self._device, most)
+        return TorchScan(queries, min(k, len(order.ranks)), order, exclude, self._device, most, corpus=part).keys()
+
+    def is_copied_again(self, width: int) -> bool:
+        """Return whether each search copies all documents to a GPU, because its memory does not hold them."""
+        return self._device.type != "cpu" and self._resident(width) is None
 
     def _resident(self, width: int) -> ResidentDocuments | None:
         """Return all documents on the device, or None if they do not fit."""
@@ -164,11 +182,11 @@ class Corpus:
         return self._part
 
     def _copy(self, width: int) -> ResidentDocuments | None:
-        documents = len(self._order.ranks)
+        documents = self._documents
         part = allocate(documents, width, self._device, int(DOCUMENT_SHARE * free_bytes(self._device)))
         if part.free < documents:
             return None
-        for positions, vectors in even_blocks(self._blocks(), width, documents):
+        for positions, vectors in even_blocks(self._blocks(), width, len(self._order.ranks)):
             part.add(positions, self._order.ranks[positions].astype(np.int64), vectors)
         part.check()
         return part

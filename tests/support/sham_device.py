@@ -24,7 +24,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from sham_tensor import CUDA, Counts, Device, Mode, ShamTensor, is_cuda, line_of_caller, values
+from kernel_counts import Counts, line_of_caller
+from sham_tensor import CUDA, Device, Mode, ShamTensor, is_cuda, values
 from torch import Tensor
 from torch.utils import _device, _foreach_utils
 

@@ -7,7 +7,7 @@ and computes them twice, as Inf-CL does (Cheng et al., 2024, arXiv:2410.17243). 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from torch.nn import functional
 from ends import End
 from on_gpu.measuring import peak_gb, seconds_of, synchronize
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.batch import BatchIds, gather_relevance
+from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 
 TAU, NEGATIVES = 0.01, 5
@@ -90,6 +91,8 @@ def ours(name: str, precision: str, queries: Tensor, passages: Tensor) -> Callab
     batch = len(queries)
     rows = torch.arange(batch, device=queries.device)
     ids = BatchIds(rows, rows[:, None], torch.arange(len(passages), device=queries.device))
+    # In training the loader works it out, ahead of the step.
+    ids = replace(ids, relevance=gather_relevance(ids, ALONE, queries.device))
     loss = build_loss(LossConfig(loss=name, temperature=TAU, loss_precision=precision)).to(queries.device)
 
     def step() -> tuple[Tensor, ...]:

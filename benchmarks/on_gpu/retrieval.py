@@ -13,9 +13,13 @@ from numpy import ndarray
 from ends import End
 from on_gpu.measuring import peak_gb, seconds_of
 from on_gpu.models import contents, words_of, write_model
+from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.encoding.encode import TOKEN_BUDGET, batches, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact.search import top_k
+from raytriever.mining.config import MiningConfig
+from raytriever.mining.miner import MiningResult, mine
+from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import move
 
@@ -33,6 +37,7 @@ class Size:
         queries: of the search.
         width: of the embeddings.
         k: numbers of documents that a search returns.
+        depth: documents of a query that mining chooses its negatives from.
     """
 
     shapes: dict[str, int]
@@ -41,23 +46,24 @@ class Size:
     queries: int
     width: int
     k: tuple[int, ...]
+    depth: int
 
 
 SIZES = {
-    "full": Size({"minilm": 200_000, "xlm-r-large": 24_000}, 256, 1_000_000, 10_000, 384, (10, 100, 1_000)),
-    "tiny": Size({"tiny": 50}, 16, 300, 20, 16, (5,)),
+    "full": Size({"minilm": 200_000, "xlm-r-large": 24_000}, 256, 1_000_000, 10_000, 384, (10, 100, 1_000), 100),
+    "tiny": Size({"tiny": 50}, 16, 300, 20, 16, (5,), 20),
 }
 
 
 def measure(device: torch.device, size: str) -> dict[str, End]:
-    """Return the figures of encoding and search."""
+    """Return the figures of encoding, search and mining."""
     sizes = SIZES[size]
     ends: dict[str, End] = {}
     with TemporaryDirectory() as scratch:
         for shape, texts in sizes.shapes.items():
             directory = write_model(Path(scratch), shape, device)
             ends |= encoding(directory, shape, texts, sizes.longest, device)
-    return ends | search(sizes, device)
+    return ends | search(sizes, device) | mining(sizes, device)
 
 
 def encoding(directory: Path, shape: str, count: int, longest: int, device: torch.device) -> dict[str, End]:
@@ -124,6 +130,34 @@ def search(sizes: Size, device: torch.device) -> dict[str, End]:
         exact = _is_exact(queries, documents, ours()[1])
         ends[f"{name}: rankings of 50 queries are those of float64"] = End(float(exact), "1", exact)
     return ends
+
+
+def mining(sizes: Size, device: torch.device) -> dict[str, End]:
+    """Compare mining of five hard negatives a query with the search that it contains."""
+    documents, queries = (
+        _unit(count, sizes.width, seed) for seed, count in enumerate((sizes.documents, sizes.queries))
+    )
+    rows = np.arange(sizes.queries)
+    texts = [f"text {number}" for number in range(sizes.documents)]
+    dataset = RetrievalDataset(
+        "random",
+        Documents([str(number) for number in range(sizes.documents)], [""] * sizes.documents, texts),
+        Queries([f"q{row}" for row in rows], [f"question {row}" for row in rows]),
+        {"train": Judgements(rows, rows, np.ones(len(rows), np.int64))},
+    )
+    config = MiningConfig(method="dense", num_negatives=5, range_max=sizes.depth)
+    embeddings, ties = Embeddings.of(queries, documents), np.arange(sizes.documents)
+
+    def negatives() -> MiningResult:
+        return mine(dataset, "train", config, embeddings=embeddings)
+
+    seconds = seconds_of(negatives, device, repeats=1)
+    bare = seconds_of(lambda: top_k(queries, documents, sizes.depth + 1, ties, device=device), device, repeats=1)
+    name = f"mine {sizes.queries:,} queries in {sizes.documents:,} documents, depth {sizes.depth}"
+    return {
+        f"{name} (s)": End(seconds, "reported", True),
+        f"{name}: mining / search alone (x)": End(seconds / bare, "reported", True),
+    }
 
 
 def _unit(count: int, width: int, seed: int) -> ndarray:

@@ -13,7 +13,7 @@ import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,7 +25,7 @@ from ends import End
 from on_gpu.measuring import synchronize
 from on_gpu.models import contents, write_model
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.batch import BatchIds, gather_relevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -142,6 +142,7 @@ def _batch(case: Case, retriever: Retriever, seed: int) -> Batch:
     passages = contents(case.queries * (1 + NEGATIVES), case.passage_length, seed + 100)
     rows = torch.arange(case.queries)
     ids = BatchIds(rows, rows[:, None] * (1 + NEGATIVES), torch.arange(len(passages)))
+    ids = replace(ids, relevance=gather_relevance(ids, ALONE, torch.device("cpu")))
     return Batch(retriever.batch_of(queries, "query"), retriever.batch_of(passages, "passage"), ids)
 
 

@@ -40,6 +40,7 @@ from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import Source
 from raytriever.index.approximate.faiss_finders import Hnsw, Ivf, default_code_bytes
 from raytriever.index.exact.search import TieOrder, tie_order, top_k
+from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.postings import BLOCK, Block, Postings, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
@@ -154,7 +155,7 @@ def bm25(passages: list[str], words: int, queries: list[str]) -> dict[str, float
 def _ranking_seconds(postings: Postings, queries: list[str]) -> float:
     """Return the seconds of ranking 10 documents for each query, after a first time that compiles."""
     index = Bm25Index.__new__(Bm25Index)
-    index._postings = postings
+    index._postings, index._analyser = postings, ENGLISH_ANALYSER
     index.search(queries, 10)
     with measured() as ranking:
         index.search(queries, 10)

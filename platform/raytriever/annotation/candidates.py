@@ -62,8 +62,8 @@ def find_candidates(
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
         report(f"{dataset.name}: ranking with BM25")
-        if warning := Analysis.of(dataset.passages()).warning:
-            report(warning)
+        for line in Analysis.of(dataset.documents).lines:
+            report(line)
         rankings[BM25] = _by_bm25(dataset, queries, depth)
     if DENSE in retrievers:
         rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
@@ -45,6 +46,7 @@ def main(words: list[str]) -> None:
         data.max_bad_rows,
         warn,
     )
+    job = replace(job, bm25_language=data.bm25_language)
     results = evaluate_in_session(
         job, encoding, output, arguments.fresh, lambda: open_adjacent(tracking_uri(), output, warn), warn
     )
@@ -97,7 +99,7 @@ def _parser() -> Parser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(parser, ModelConfig, "all models", only=[name for name in READING if name != "model"])
-    add_settings(parser, DataConfig, "data", only=["max_bad_rows"])
+    add_settings(parser, DataConfig, "data", only=["max_bad_rows", "bm25_language"])
     add_settings(parser, EncodeConfig, "encoding", only=["actors", "actor_gpus", "actor_cpus"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

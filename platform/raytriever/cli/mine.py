@@ -55,6 +55,7 @@ def main(words: list[str]) -> None:
         model=model,
         precision=training.precision,
         max_bad_rows=data.max_bad_rows,
+        bm25_language=data.bm25_language,
         seed=training.seed,
         round=arguments.round,
         embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
@@ -113,7 +114,7 @@ def _parser() -> Parser:
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, MiningConfig, "mining")
-    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, TrainingConfig, "arithmetic and random draws", only=["precision", "seed"])
     return parser

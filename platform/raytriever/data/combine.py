@@ -120,6 +120,7 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
             Chained([side.titles for side in documents]),
             Chained([side.texts for side in documents]),
             stored_digest=_digest([side.digest for side in documents], names),
+            bm25_language=documents[0].bm25_language,
         ),
         queries=Queries(
             _chained_ids([side.ids for side in queries], names),

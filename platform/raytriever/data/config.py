@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raytriever.data.languages import AUTO, LANGUAGES
 from raytriever.options import option
 from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
 
@@ -77,6 +78,12 @@ class DataConfig:
         "mix several data sets within each batch (examples), or take each batch from one of them (batches)",
         choices=("examples", "batches"),
         needs="extra_datasets",
+    )
+    bm25_language: str | None = option(
+        None,
+        "language of BM25's analyser: `auto` or a code such as `zh`; `other` has words without stems "
+        "(default: auto, by script and function words)",
+        choices=(AUTO, *LANGUAGES),
     )
     duplicates: bool = option(True, "allow two queries with a common positive in one batch")
 

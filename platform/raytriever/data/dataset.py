@@ -25,13 +25,15 @@ from raytriever.data.quarantine import QuarantineReport
 class Documents:
     """Corpus: three columns of equal length. A title may be empty, a text may not.
 
-    `stored_digest` is the value of `digest`, if the process that wrote the columns recorded it.
+    `stored_digest` is the value of `digest`, if the process that wrote the columns recorded it. `bm25_language` is the
+    language that the user names for BM25, a code of `languages.LANGUAGES`; None to detect it.
     """
 
     ids: Sequence[str]
     titles: Sequence[str]
     texts: Sequence[str]
     stored_digest: str | None = None
+    bm25_language: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -31,7 +31,7 @@ from raytriever.evaluation.pooled_scores import (
 )
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_absent
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
-from raytriever.evaluation.results import Results, bm25_warnings, check_output
+from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.significance import (
     best_models,
     best_rows,
@@ -41,7 +41,7 @@ from raytriever.evaluation.significance import (
 )
 from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evaluate_bm25
 from raytriever.evaluation.tables import metrics_table
-from raytriever.mining.analyser import Analysis, analyser_line
+from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.prompts import Prompts
@@ -84,7 +84,9 @@ def run_evaluation(
     request = job.content(precision)
     check_output(output, request, fresh)
     check_writable(output)
-    opened = [open_parts(one, job.splits(one), job.protocol, job.max_bad_rows) for one in job.datasets]
+    opened = [
+        open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
+    ]
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(missing=list(job.missing), systems=encoders.systems)
@@ -132,8 +134,7 @@ def format_results(results: Results) -> str:
         lines = [f"\n{about['split']} split of {dataset}{over}", table, format_absent(about), *bm25_warnings(about)]
         blocks.append("\n".join(filter(None, lines)))
     notes = [_systems_note(results)] if len(results.systems) > 1 else []
-    if any("analyser" in system for system in results.systems.values()):
-        notes.append(analyser_line())
+    notes += bm25_analysers(results.about)
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
@@ -177,7 +178,10 @@ class _System:
     def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
         """Return all that decides the figures."""
         name, config, dataset = self.model.name, self.model.config, self.part.dataset
-        plan, own = None, {}
+        own: dict[str, Any] = {}
+        plan = None
+        if config is None:
+            own = {"analyser": Analyser.of(dataset.documents).settings}
         if config is not None:
             prompts, encoder = self.prompts, self.encoders[name]
             plan = plan_embeddings(config, encoder, dataset, "passage", "fp32", prompts=prompts).key
@@ -259,7 +263,7 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
 
 def _analyse_bm25(source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
     """Analyse the documents of each part as BM25 does; see `mining.analyser.Analysis`."""
-    return {source.label(part.name): Analysis.of(part.dataset.passages()).content() for part in parts}
+    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in parts}
 
 
 def _log_dataset(

@@ -58,6 +58,7 @@ class EvaluationJob:
     calibration_split: str = "dev"
     precision: str | None = None
     max_bad_rows: float = 0.01
+    bm25_language: str | None = None
     missing: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -76,6 +77,7 @@ class EvaluationJob:
             "calibrate": [f"{aim}={wanted:g}" for aim, wanted in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
             "precision": precision,
+            **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
         }
 
     def splits(self, one: EvaluationDataset) -> list[str]:
@@ -188,7 +190,11 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
 
 
 def open_parts(
-    one: EvaluationDataset, splits: Sequence[str], protocol: Protocol, max_bad_rows: float
+    one: EvaluationDataset,
+    splits: Sequence[str],
+    protocol: Protocol,
+    max_bad_rows: float,
+    bm25_language: str | None = None,
 ) -> list[OpenPart]:
     """Open the parts of a data set, and select the judged queries of each split.
 
@@ -197,7 +203,7 @@ def open_parts(
     """
     parts = []
     for name, source in one.parts.items():
-        dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, run=in_processes)
+        dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes)
         judged = {split: select_judged_queries(dataset, split, protocol) for split in splits}
         if protocol.wants_answers:
             check_answers(dataset, one.split, judged[one.split].queries)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.mining.analyser import analyser_line
 from raytriever.models.config import ModelConfig
 from raytriever.options import completed
 from raytriever.reading.structured import conform, read_json
@@ -69,6 +70,13 @@ def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
     return [
         f"{part}: {one['warning']}" if several else one["warning"] for part, one in analyses.items() if one["warning"]
     ]
+
+
+def bm25_analysers(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line on each analyser of BM25, with the part of a data set that it belongs to if there are several."""
+    lines = {part: analyser_line(one) for each in about.values() for part, one in each.get("bm25", {}).items()}
+    distinct = list(dict.fromkeys(lines.values()))
+    return distinct if len(distinct) < 2 else [f"{part}: {line}" for part, line in lines.items()]
 
 
 class AnalysisAbout(TypedDict):

@@ -26,7 +26,6 @@ from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel
 from raytriever.index.exact.search import tie_order
 from raytriever.index.score import pair_scores
-from raytriever.mining.analyser import ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
@@ -79,7 +78,7 @@ class Encoders:
         self.systems: dict[str, dict[str, Any]] = {}
         for model in models:
             if model.config is None:
-                self.systems[model.name] = {"model": BM25, "analyser": ANALYSER}
+                self.systems[model.name] = {"model": BM25}
                 continue
             retriever = self[model.name]
             system = {"model": model.config.model, "width": retriever.width, "precision": precision}

@@ -57,7 +57,7 @@ def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
         )
         lines.append(_difference_lines(rows))
     if analysis := figures.get("bm25_analyser"):
-        lines += [analyser_line(), analysis["warning"]]
+        lines += [analyser_line(analysis), analysis["warning"]]
     return "\n".join(filter(None, lines))
 
 

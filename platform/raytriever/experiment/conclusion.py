@@ -42,7 +42,7 @@ def conclude(
     """
     base, dataset = opened.curriculum.base, opened.dataset
     judged = select_judged_queries(dataset, base.data.test_split, Protocol())
-    tests, analysis = training_tests(dataset, evaluations), Analysis.of(dataset.passages())
+    tests, analysis = training_tests(dataset, evaluations), Analysis.of(dataset.documents)
     write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
@@ -54,7 +54,7 @@ def conclude(
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
         tests,
-        analysis.warning,
+        analysis.lines,
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     now = time.time_ns() // 1_000_000

@@ -278,6 +278,7 @@ def _open_measured(config: Config, retriever: Retriever, log: Log) -> RetrievalD
         config.data.dataset,
         [config.data.test_split],
         max_bad_rows=config.data.max_bad_rows,
+        bm25_language=config.data.bm25_language,
         tokenisation=tokenisation_of(retriever),
         run=choose_runner(config.training.workers[1]),
         report=log,

@@ -118,8 +118,8 @@ class _Experiment:
         self._describe(tracker)
 
         self.log("evaluating BM25")
-        if warning := Analysis.of(dataset.passages()).warning:
-            self.log(warning)
+        for line in Analysis.of(dataset.documents).lines:
+            self.log(line)
         indexes = LexicalIndexes()
         evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
         stages = Stages(self.run, opened, self.log)

@@ -1,19 +1,24 @@
-"""BM25's analyser: splits a text into terms, and detects corpora that it does not suit.
+"""BM25's analyser: splits a text into terms by the rules of its language, and detects corpora that it does not suit.
 
-Terms are runs of two or more letters, digits and underscores, in lower case. English stop words are removed, and
-Snowball's English stemmer stems the rest. Scripts that are written without spaces between words (Chinese, Japanese,
-Thai and others) have no such terms: a whole clause or a piece of a word becomes a term, and BM25 finds almost nothing.
-Such a BM25 result is no baseline, so the user is warned.
+- English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
+- Chinese, Japanese and Korean: pairs of adjacent characters, as Lucene's CJKAnalyzer makes them. Thai, Lao, Khmer and
+  Burmese: three adjacent characters. Words of other scripts stay whole.
+- Other languages: words after Unicode's NFKC and, for Arabic and Hindi, Lucene's normalisation of letters. Stop words
+  are removed and Snowball stems the rest, where they exist for the language.
+
+A wrong language makes a clause or a piece of a word a term, and BM25 finds almost nothing. Such a BM25 result is no
+baseline, so the user is warned.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from itertools import compress
 from typing import Any
 
@@ -21,60 +26,166 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-ANALYSER = {
-    "terms": "two or more letters, digits or underscores, in lower case",
-    "stop_words": "English",
-    "stemmer": "Snowball, English",
-}
+from raytriever.data.dataset import Documents, Passages
+from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
+
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
-_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
-# Han, Hiragana, Katakana, Thai, Lao, Tibetan, Burmese and Khmer, with their marks. Korean is written with spaces.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf"
-    "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
-)
+_ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
+_UNSPACED = re.compile(f"[{UNSPACED}]+")
 # Segmented texts have runs of about 2 (Chinese) to 5 (Thai) characters; clauses have 8 and more.
 _LONGEST_WORD, _MOST_UNSPACED = 5.5, 0.2
 # English, German, Indonesian and code have 6 to 13 characters per term, including the characters of stop words.
 _MOST_CHARACTERS = 30.0
+# Letters that Lucene's ArabicNormalizer, PersianNormalizer and HindiNormalizer replace or remove.
+_FOLDED: dict[str, dict[int, Any]] = {
+    "ar": str.maketrans(
+        "\u0622\u0623\u0625\u0649\u0629",
+        "\u0627\u0627\u0627\u064a\u0647",
+        "\u0640\u064b\u064c\u064d\u064e\u064f\u0650\u0651\u0652",
+    ),
+    "fa": str.maketrans("\u06cc\u06a9\u06c1\u06c0\u06d2", "\u064a\u0643\u0647\u0647\u064a", "\u0640\u0654\u200c"),
+    "hi": str.maketrans("\u0901\u0929\u0931\u0934", "\u0902\u0928\u0930\u0933", "\u093c\u200c\u200d"),
+    "tr": str.maketrans("İI", "iı"),
+    "ru": str.maketrans("ёЁ", "ее"),
+}
 
 
-def analyse(texts: Sequence[str]) -> list[list[str]]:
-    """Return the terms of each text, in their order."""
-    import bm25s
-    import Stemmer
+@dataclass(frozen=True)
+class Analyser:
+    """Analyser of one language.
 
-    stemmer = Stemmer.Stemmer("english")
-    words: list[list[str]] = bm25s.tokenize(
-        texts, stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False
-    )
-    return words
-
-
-def number_terms(texts: Sequence[str]) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
-    """Analyse many texts, in half the time of `analyse` and less memory.
-
-    Returns:
-        The distinct terms, sorted; the number of each term of text after text; and the number of terms of each text.
+    Args:
+        language: a code of `data.languages.LANGUAGES`.
     """
-    import Stemmer
-    from bm25s.stopwords import STOPWORDS_EN
 
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__
-    ids, ends = array("q"), array("q", [0])
-    for text in texts:
-        ids.extend(map(numbers.__getitem__, _TERM.findall(text.lower())))
-        ends.append(len(ids))
-    stop_words = set(STOPWORDS_EN)
-    stems = Stemmer.Stemmer("english").stemWords(list(numbers))
-    is_term = [word not in stop_words for word in numbers]
-    terms = sorted(set(compress(stems, is_term)))
-    number = {term: row for row, term in enumerate(terms)}
-    term_of = np.array([number[stem] if kept else -1 for stem, kept in zip(stems, is_term, strict=True)], np.int64)
-    tokens = term_of[np.frombuffer(ids, np.int64)]
-    kept = np.concatenate([[0], np.cumsum(tokens >= 0)])
-    return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
+    language: str = ENGLISH
+
+    @classmethod
+    def of(cls, documents: Documents) -> Analyser:
+        """Return the analyser of a corpus: of the language that the user names, or of the one that is detected."""
+        named = documents.bm25_language
+        return cls(detect(Passages(documents)) if named in (None, AUTO) else str(named))
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return a description; that of English has no language, because it was the only one in earlier versions."""
+        language = LANGUAGES[self.language]
+        if self.language == ENGLISH:
+            terms = "two or more letters, digits or underscores, in lower case"
+            return {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}
+        return {
+            "terms": f"{language.ngram} adjacent characters, and words of other scripts"
+            if language.ngram
+            else "words, in NFKC",
+            "stop_words": ("English" if language.ngram else language.name) if self._stop_words else "none",
+            "stemmer": f"Snowball, {language.name}" if language.has_stemmer else "none",
+            "language": self.language,
+        }
+
+    @property
+    def line(self) -> str:
+        """Return a description in one line."""
+        terms, stop_words, stemmer = list(self.settings.values())[:3]
+        taken = (
+            "" if self.language == ENGLISH else f" for {LANGUAGES[self.language].name}, --bm25-language {self.language}"
+        )
+        return f"Analyser of BM25{taken}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
+
+    def analyse(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the terms of each text, in their order."""
+        return [self._stemmed([word for word in self._words(text) if word not in self._stop_words]) for text in texts]
+
+    def number_terms(
+        self, texts: Sequence[str]
+    ) -> tuple[list[str], Int64[ndarray, " tokens"], Int64[ndarray, " texts"]]:
+        """Analyse many texts, in half the time of `analyse` and less memory.
+
+        Returns:
+            The distinct terms, sorted; the number of each term of text after text; the number of terms of each text.
+        """
+        numbers: defaultdict[str, int] = defaultdict()
+        numbers.default_factory = numbers.__len__
+        ids, ends = array("q"), array("q", [0])
+        for text in texts:
+            ids.extend(map(numbers.__getitem__, self._words(text)))
+            ends.append(len(ids))
+        stems = self._stemmed(list(numbers))
+        is_term = [word not in self._stop_words for word in numbers]
+        terms = sorted(set(compress(stems, is_term)))
+        number = {term: row for row, term in enumerate(terms)}
+        term_of = np.array([number[stem] if kept else -1 for stem, kept in zip(stems, is_term, strict=True)], np.int64)
+        tokens = term_of[np.frombuffer(ids, np.int64)]
+        kept = np.concatenate([[0], np.cumsum(tokens >= 0)])
+        return terms, tokens[tokens >= 0], np.diff(kept[np.frombuffer(ends, np.int64)])
+
+    def _words(self, text: str) -> list[str]:
+        """Return the words of a text before stop words are removed."""
+        if self.language == ENGLISH:
+            return _ENGLISH_TERM.findall(text.lower())
+        text, length = self._normalised(text), LANGUAGES[self.language].ngram
+        if not length:
+            return _word_pattern().findall(text)
+        words = []
+        for run, word in _run_pattern().findall(text):
+            if word:
+                words.append(word)
+            else:
+                words += [run[i : i + length] for i in range(max(1, len(run) - length + 1))]
+        return words
+
+    def _normalised(self, text: str) -> str:
+        text = unicodedata.normalize("NFKC", text)
+        folded = _FOLDED.get(self.language)
+        return (text.translate(folded) if folded else text).lower()
+
+    @cached_property
+    def _stop_words(self) -> frozenset[str]:
+        import bm25s.stopwords
+
+        language = LANGUAGES[self.language]
+        name = "EN" if language.ngram or self.language == ENGLISH else language.name.upper()
+        return frozenset(getattr(bm25s.stopwords, f"STOPWORDS_{name}", ()))
+
+    def _stemmed(self, words: list[str]) -> list[str]:
+        if not LANGUAGES[self.language].has_stemmer:
+            return words
+        stems: list[str] = _stemmer(LANGUAGES[self.language].name.lower()).stemWords(words)
+        return stems
+
+
+ENGLISH_ANALYSER = Analyser()
+
+
+@cache
+def _stemmer(name: str) -> Any:
+    import Stemmer
+
+    return Stemmer.Stemmer(name)
+
+
+@cache
+def _marks() -> str:
+    """Return the marks that belong to the letter before them, such as vowels of Hindi, for a class of a pattern."""
+    marks = (chr(point) for point in range(0x300, 0x10000) if unicodedata.category(chr(point)).startswith("M"))
+    return "".join(marks)
+
+
+@cache
+def _word_pattern() -> re.Pattern[str]:
+    """Return the pattern of a word of two or more characters, or of one digit."""
+    return re.compile(rf"\w[\w{_marks()}]+|\d")
+
+
+@cache
+def _run_pattern() -> re.Pattern[str]:
+    """Return the pattern of a run of characters that become n-grams, or else of a word."""
+    return re.compile(rf"([{NGRAMS}]+)|((?:(?![{NGRAMS}])\w)+)")
+
+
+def analyser_line(analysis: Mapping[str, Any]) -> str:
+    """Return a description, in one line, of the analyser of stored statistics; see `Analysis.content`."""
+    language = analysis.get("language", ENGLISH)
+    return Analyser(language if language in LANGUAGES else OTHER).line
 
 
 @dataclass(frozen=True)
@@ -82,26 +193,30 @@ class Analysis:
     """Statistics of the analyser's output, as means over a sample of a corpus.
 
     Args:
+        analyser: analyser of the language.
         tokens_per_document: number of terms, including repeated ones.
         characters_per_document: number of characters that are not white space.
         unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.
         unspaced_run: length of a run of such characters without a space or punctuation.
     """
 
+    analyser: Analyser
     tokens_per_document: float
     characters_per_document: float
     unspaced_share: float
     unspaced_run: float
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Analysis:
+    def of(cls, documents: Documents) -> Analysis:
         """Examine a corpus of at least one text."""
+        texts, analyser = Passages(documents), Analyser.of(documents)
         rows = np.unique(np.linspace(0, len(texts) - 1, min(SAMPLE_SIZE, len(texts))).astype(np.int64))
         sample = [texts[row] for row in rows.tolist()]
         characters = sum(len("".join(text.split())) for text in sample)
         runs = [len(run) for text in sample for run in _UNSPACED.findall(text)]
-        tokens = sum(map(len, analyse(sample)))
+        tokens = sum(map(len, analyser.analyse(sample)))
         return cls(
+            analyser,
             tokens / len(sample),
             characters / len(sample),
             sum(runs) / max(1, characters),
@@ -116,7 +231,8 @@ class Analysis:
             "characters"
         )
         advice = "Do not use BM25 as a baseline for this corpus, nor its hard negatives."
-        if self.unspaced_share >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
+        has_words = not LANGUAGES[self.analyser.language].ngram
+        if has_words and self.unspaced_share >= _MOST_UNSPACED and self.unspaced_run > _LONGEST_WORD:
             return (
                 f"{summary}, {100 * self.unspaced_share:.0f} % of them of scripts without spaces between words. Its "
                 f"analyser treats clauses or pieces of words as words. {advice}"
@@ -127,10 +243,12 @@ class Analysis:
 
     def content(self) -> dict[str, Any]:
         """Return the analyser's settings and the statistics as JSON values."""
-        return {**ANALYSER, **{name: round(value, 4) for name, value in asdict(self).items()}, "warning": self.warning}
+        numbers = {
+            field.name: round(getattr(self, field.name), 4) for field in fields(self) if field.name != "analyser"
+        }
+        return {**self.analyser.settings, **numbers, "warning": self.warning}
 
-
-def analyser_line() -> str:
-    """Return a description of the analyser in one line."""
-    terms, stop_words, stemmer = ANALYSER.values()
-    return f"Analyser of BM25: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
+    @property
+    def lines(self) -> list[str]:
+        """Return the analyser in a line, and the warning if there is one."""
+        return [self.analyser.line, *filter(None, [self.warning])]

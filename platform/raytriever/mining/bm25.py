@@ -17,7 +17,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.dataset import Documents, Passages
 from raytriever.machine import usable_cores
-from raytriever.mining.analyser import analyse
+from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.mining.postings import Postings
 from raytriever.mining.top_documents import FEW_PAIRS, gather, gather_all, rank, rank_all
 
@@ -32,25 +32,28 @@ class Bm25Index:
 
     Args:
         texts: the passages, at least one; results identify them by their positions in this sequence.
+        analyser: of their language.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:
+        self._analyser = analyser
         with activity("indexing the documents for BM25"):
-            self._postings = Postings.of(texts)
+            self._postings = Postings.of(texts, analyser)
 
     @classmethod
     def of(cls, documents: Documents) -> Bm25Index:
-        """Return the index of a corpus, in memory, or of a large corpus in the cache, where commands share it.
+        """Return the index of a corpus in its language, in memory, or of a large one in the cache for all commands.
 
         Raises:
             DataError: processes that analyse texts die.
             StorageError: the cache cannot be written.
         """
         if len(documents) <= IN_MEMORY:
-            return cls(Passages(documents))
+            return cls(Passages(documents), Analyser.of(documents))
         index = cls.__new__(cls)
+        index._analyser = Analyser.of(documents)
         with activity("indexing the documents for BM25"):
-            index._postings = Postings.cached(documents)
+            index._postings = Postings.cached(documents, index._analyser)
         return index
 
     def __len__(self) -> int:
@@ -99,8 +102,7 @@ class Bm25Index:
         """Run a function over chunks of queries in threads; a compiled one releases the interpreter's lock."""
         vocabulary = self._postings.vocabulary
         terms = [
-            [vocabulary[term] for term in words if term in vocabulary]
-            for words in (analyse(queries) if queries else [])
+            [vocabulary[term] for term in words if term in vocabulary] for words in self._analyser.analyse(queries)
         ]
 
         def fill(start: int) -> None:

@@ -39,6 +39,7 @@ class MiningJob:
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
         seed, round: decide the random draws; the round is stored in the table.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
+        bm25_language: language of BM25's analyser; None to detect it.
     """
 
     dataset: str
@@ -50,6 +51,7 @@ class MiningJob:
     seed: int
     round: int
     embeddings: Path | None = None
+    bm25_language: str | None = None
 
 
 def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
@@ -76,10 +78,18 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     device = default_device()
     precision = choose_precision(job.precision, device)
     judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
-    dataset = open_all_splits(job.dataset, [job.split], max_bad_rows=job.max_bad_rows, run=in_processes, report=report)
+    dataset = open_all_splits(
+        job.dataset,
+        [job.split],
+        max_bad_rows=job.max_bad_rows,
+        bm25_language=job.bm25_language,
+        run=in_processes,
+        report=report,
+    )
     check_data(dataset, job.split, job.mining)
-    if "bm25" in job.mining.methods and (warning := Analysis.of(dataset.passages()).warning):
-        report(warning)
+    if "bm25" in job.mining.methods:
+        for line in Analysis.of(dataset.documents).lines:
+            report(line)
     rows = len(dataset.positives(job.split).queries) * job.mining.num_negatives * len(job.mining.methods)
     check_disk(output, rows * ROW_BYTES, "the negatives")
     embeddings = documents = None

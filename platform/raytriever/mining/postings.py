@@ -34,7 +34,7 @@ from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError, StorageError
 from raytriever.machine import usable_cores
-from raytriever.mining.analyser import ANALYSER, number_terms
+from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
@@ -78,9 +78,9 @@ class Block:
     lengths: Int64[ndarray, " documents"]
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Block:
+    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Block:
         """Analyse texts."""
-        terms, ids, lengths = number_terms(texts)
+        terms, ids, lengths = analyser.number_terms(texts)
         pairs = ids * len(texts) + np.repeat(np.arange(len(texts)), lengths)
         pairs, frequencies = np.unique(pairs, return_counts=True)
         counts = np.bincount(pairs // max(1, len(texts)), minlength=len(terms))
@@ -124,12 +124,13 @@ class Postings:
     largest: Float32[ndarray, " terms"]
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Postings:
+    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
         """Index texts in memory."""
-        return merge([Block.of(texts[start : start + BLOCK]) for start in range(0, len(texts), BLOCK)], _in_memory)
+        starts = range(0, len(texts), BLOCK)
+        return merge([Block.of(texts[start : start + BLOCK], analyser) for start in starts], _in_memory)
 
     @classmethod
-    def cached(cls, documents: Documents) -> Postings:
+    def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
         """Open the postings of a corpus in the cache; they are made first if necessary.
 
         Raises:
@@ -137,12 +138,13 @@ class Postings:
             StorageError: the cache cannot be written.
         """
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
-        key = hashlib.sha256(json.dumps([_FORMAT, documents.digest, ANALYSER, K1, B, versions]).encode()).hexdigest()
+        content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
+        key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
         if not _is_complete(folder):
             with one_writer(folder, wait=True, report=warn):
                 if not _is_complete(folder):  # another command has not made it meanwhile
-                    _make(folder, Passages(documents))
+                    _make(folder, Passages(documents), analyser)
                     keep_within_bound(folder)
         return cls._open(folder, len(documents))
 
@@ -220,7 +222,7 @@ class _Blocks:
         return map(Block.read, self.folders)
 
 
-def _make(folder: Path, passages: Passages) -> None:
+def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     """Analyse the blocks that do not exist yet, and commit the postings."""
     unmerged = folder.with_name(f"{folder.name}-blocks")
     unmerged.mkdir(parents=True, exist_ok=True)
@@ -229,7 +231,8 @@ def _make(folder: Path, passages: Passages) -> None:
     folders = [unmerged / f"{start // BLOCK:06}" for start in starts]
     missing = [row for row, path in enumerate(folders) if not _is_complete(path)]
     with Progress("index for BM25", len(starts), "block", done=len(starts) - len(missing)) as progress:
-        for _ in _in_processes((folders[row], passages[starts[row] : starts[row] + BLOCK]) for row in missing):
+        blocks = ((folders[row], passages[starts[row] : starts[row] + BLOCK]) for row in missing)
+        for _ in _in_processes(blocks, analyser):
             progress.advance(1)
     with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
 
@@ -246,14 +249,14 @@ def _make(folder: Path, passages: Passages) -> None:
     shutil.rmtree(unmerged)
 
 
-def _in_processes(blocks: Iterable[tuple[Path, list[str]]]) -> Iterator[None]:
+def _in_processes(blocks: Iterable[tuple[Path, list[str]]], analyser: Analyser) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
     workers = usable_cores()
     pool = worker_pool(workers, "raytriever.mining.postings", _ignore)
     pending: deque[Future[None]] = deque()
     try:
         for folder, texts in blocks:
-            pending.append(submit(pool, _write_block, folder, texts))
+            pending.append(submit(pool, _write_block, folder, texts, analyser))
             if len(pending) > workers:
                 yield pending.popleft().result()
         while pending:
@@ -269,9 +272,9 @@ def _in_processes(blocks: Iterable[tuple[Path, list[str]]]) -> Iterator[None]:
 def _ignore() -> None: ...
 
 
-def _write_block(folder: Path, texts: list[str]) -> None:
+def _write_block(folder: Path, texts: list[str], analyser: Analyser) -> None:
     with committed_directory(folder, replace=folder.exists()) as aside:
-        Block.of(texts).write(aside)
+        Block.of(texts, analyser).write(aside)
 
 
 def _is_complete(folder: Path) -> bool:

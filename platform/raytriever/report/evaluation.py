@@ -14,9 +14,8 @@ from raytriever.activity import activity
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
-from raytriever.evaluation.results import bm25_warnings, read_results
+from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
 from raytriever.evaluation.significance import read_best_rows
-from raytriever.mining.analyser import analyser_line
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_thresholds
 from raytriever.report.page import Page, Picture, write_page
@@ -172,6 +171,4 @@ def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
         )
         lines.append(" ".join(filter(None, [f"{name}: {measured}", format_absent(one), *bm25_warnings(one)])))
-    if any(one.get("bm25") for one in about.values()):
-        lines.append(f"{analyser_line()}.")
-    return lines
+    return [*lines, *(f"{line}." for line in bm25_analysers(about))]

@@ -17,7 +17,6 @@ from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasureme
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
 from raytriever.evaluation.significance import best_models, significance_rows, testable_values
-from raytriever.mining.analyser import analyser_line
 from raytriever.report.evaluation import PER_QUERY, read_queries
 from raytriever.report.figures import save_curves
 from raytriever.report.page import Page, Picture, write_page
@@ -40,7 +39,7 @@ def write_training_report(
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     tests: Sequence[Mapping[str, Any]],
-    warning: str,
+    analyser_lines: Sequence[str],
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
@@ -55,7 +54,7 @@ def write_training_report(
         dev_metrics: metrics of checkpoints on dev data, by metric and step; drawn if there are any.
         config_yaml: the resolved settings, shown on the page.
         tests: rows of `training_tests`, shown on the page.
-        warning: warning on the metrics of BM25, shown on the page; may be empty.
+        analyser_lines: on the analyser of BM25, shown on the page.
     """
     dataset = judged.dataset
     for name, evaluation in evaluations.items():
@@ -92,7 +91,7 @@ def write_training_report(
                 [
                     f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
                     format_absent(judged.count_absent()),
-                    f"{analyser_line()}. {warning}".strip(),
+                    f"{'. '.join(analyser_lines).rstrip('.')}.",
                 ],
             )
         ),

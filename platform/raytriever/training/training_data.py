@@ -71,7 +71,13 @@ class TrainingData:
             splits = [config.train_split] if index else [config.train_split, config.dev_split, *also]
             opened.append(
                 open_dataset(
-                    name, splits, max_bad_rows=config.max_bad_rows, tokenisation=tokenisation, run=run, report=report
+                    name,
+                    splits,
+                    max_bad_rows=config.max_bad_rows,
+                    bm25_language=config.bm25_language,
+                    tokenisation=tokenisation,
+                    run=run,
+                    report=report,
                 )
             )
         return cls(opened, config, batch_size, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,9 @@ def test_tests_are_against_each_baseline_and_corrected_over_data_sets() -> None:
     assert [marks[name, "base", "map"] for name in ("d0", "d1")] == ["◇", "◆"]
 
 
-def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bm25s_figures_on_chinese_read_as_english_come_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "中文"
     (folder / "qrels").mkdir(parents=True)
@@ -257,6 +260,7 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
         models=read_models(["bm25"], ModelConfig()),
         datasets=describe_datasets([str(folder)], "test"),
         baselines=["bm25"],
+        bm25_language="en",
     )
     said: list[str] = []
     tracker = type("Unheard", (), {name: lambda *_: None for name in ("describe", "log", "log_file", "finish")})
@@ -270,4 +274,7 @@ def test_bm25s_figures_on_chinese_come_with_a_warning(tmp_path: Path, monkeypatc
         assert analysis["warning"] in shown
     assert "stop words: English; stemmer: Snowball, English" in text
     assert "stemmer: Snowball, English." in page
-    assert results.systems["bm25"]["analyser"]["stop_words"] == "English"
+    recognised = run_evaluation(replace(job, bm25_language=None), tmp_path / "zh", False, tracker, said.append)
+    line = "Analyser of BM25 for Chinese, --bm25-language zh: terms of 2 adjacent characters"
+    assert line in format_results(recognised)
+    assert recognised.models["bm25"]["中文"]["ndcg_at_10"] > results.models["bm25"]["中文"]["ndcg_at_10"]

@@ -104,7 +104,10 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     )
     assert same.endswith(f"p {results['auc']['p']:.4f}  not significant")
     analyser = {"warning": "BM25 finds 2.0 tokens per document."}
-    assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [analyser_line(), analyser["warning"]]
+    assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [
+        analyser_line(analyser),
+        analyser["warning"],
+    ]
     assert training_notes({}, names) == ""  # of a run of an earlier version
     points = {point.name: point.value for point in significance_points(rows, 7, 0, several=False)}
     assert points["significance/after-before/ndcg_at_10_p"] == one["p_holm"]

@@ -1,14 +1,17 @@
-"""BM25's analyser warns for corpora whose terms are not words, and only for those."""
+"""BM25's analyser: its terms by language, and the corpora that it warns of."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from raytriever.mining.analyser import ANALYSER, Analysis, analyse, analyser_line
+from raytriever.data.dataset import Documents
+from raytriever.data.languages import LANGUAGES, detect
+from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser, Analysis, analyser_line
 
 CHINESE = "今天天气很好，我们一起去公园散步吧。你觉得这个主意怎么样？"
 JAPANESE = "東京の天気はどうですか。明日は雨が降るでしょう。傘を持って行ってください。"
@@ -16,42 +19,101 @@ THAI = "ร้านอาหารที่ดีที่สุดในกร
 KOREAN = "오늘은 날씨가 좋아서 우리는 공원에 산책하러 갔습니다. 당신은 어떻게 생각하세요?"
 ENGLISH = "The quick brown foxes are jumping over a lazy dog near the river."
 SEGMENTED = "今天 天气 很好 ， 我们 一起 去 公园 散步 吧 。"
+ITALIAN = "La città è una delle più belle che si trovano nella regione, ma non è la più grande."
+
+
+def corpus(texts: Sequence[str], language: str | None = None) -> Documents:
+    return Documents([str(row) for row in range(len(texts))], [""] * len(texts), texts, bm25_language=language)
 
 
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI])
-def test_a_script_without_spaces_gets_a_warning_with_its_numbers(text: str) -> None:
-    result = Analysis.of([text] * 3)
-    tokens = sum(map(len, analyse([text])))
+def test_a_script_without_spaces_read_as_english_gets_a_warning_with_its_numbers(text: str) -> None:
+    result = Analysis.of(corpus([text] * 3, "en"))
+    tokens = sum(map(len, ENGLISH_ANALYSER.analyse([text])))
     characters = len("".join(text.split()))
     assert result.warning.startswith(f"BM25 finds {tokens:.1f} tokens per document of {characters} characters, ")
     assert "% of them of scripts without spaces between words" in result.warning
+    assert result.lines == [ENGLISH_ANALYSER.line, result.warning]
     assert "\n" not in result.warning
 
 
-@pytest.mark.parametrize("text", [ENGLISH, KOREAN, SEGMENTED, f"{ENGLISH} {CHINESE[:6]}", "def f(x): return x_1 + x_2"])
-def test_words_get_no_warning(text: str) -> None:
-    assert Analysis.of([text] * 3).warning == ""
+@pytest.mark.parametrize(
+    "text",
+    [ENGLISH, CHINESE, JAPANESE, THAI, KOREAN, SEGMENTED, f"{ENGLISH} {CHINESE[:6]}", "def f(x): return x_1 + x_2"],
+)
+def test_a_recognised_language_gets_no_warning(text: str) -> None:
+    assert Analysis.of(corpus([text] * 3)).warning == ""
 
 
 @pytest.mark.parametrize(
-    "text", ["今 天 天 气 很 好 ， 我 们 去 公 园 。 这 是 一 个 主 意 ， 你 觉 得 怎 么 样", "x" * 400]
+    ("text", "language"),
+    [("今 天 天 气 很 好 ， 我 们 去 公 园 。 这 是 一 个 主 意 ， 你 觉 得 怎 么 样", "en"), ("x" * 400, None)],
 )
-def test_a_corpus_of_hardly_any_terms_gets_a_warning(text: str) -> None:
-    assert "Words are shorter in every language, so these are not words." in Analysis.of([text]).warning
+def test_a_corpus_of_hardly_any_terms_gets_a_warning(text: str, language: str | None) -> None:
+    warning = Analysis.of(corpus([text], language)).warning
+    assert "Words are shorter in every language, so these are not words." in warning
 
 
 def test_the_analyser_is_described() -> None:
-    assert analyse(["The Foxes are jumping"]) == [["fox", "jump"]]
-    assert analyser_line().endswith("stop words: English; stemmer: Snowball, English")
-    content = Analysis.of([ENGLISH, "", CHINESE]).content()
-    assert content.items() >= ANALYSER.items()
+    assert ENGLISH_ANALYSER.analyse(["The Foxes are jumping"]) == [["fox", "jump"]]
+    assert analyser_line({}).endswith("stop words: English; stemmer: Snowball, English")
+    content = Analysis.of(corpus([ENGLISH, "", ENGLISH])).content()
+    assert content.items() >= ENGLISH_ANALYSER.settings.items()
+    assert "language" not in content  # as in versions that knew English alone: their indexes and results stay valid
     assert json.loads(json.dumps(content)) == content
+    other = Analysis.of(corpus([ITALIAN])).content()
+    assert analyser_line(other).startswith("Analyser of BM25 for Italian, --bm25-language it: terms of words, in NFKC")
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "terms"),
+    [
+        ("zh", "今天天气，ＡＢＣ 123 好", ["今天", "天天", "天气", "abc", "123", "好"]),  # as Lucene's CJKAnalyzer
+        ("ko", "날씨가 Seoul", ["날씨", "씨가", "seoul"]),
+        ("th", "กินส้ม", ["กิน", "ินส", "นส้", "ส้ม"]),
+        ("it", "Dell'acqua, gli uomini nella città", ["acqua", "uomin", "citt"]),
+        ("ar", "الأَوَّلُ إلى المدينــة", ["اول", "ال", "مدينه"]),
+        ("hi", "किताबें", ["किताब"]),  # vowel signs are parts of the word
+        ("tr", "İSTANBUL", ["istanbul"]),
+        ("other", "Ukraïnskou ǉ 7", ["ukraïnskou", "lj", "7"]),
+    ],
+)
+def test_the_terms_of_a_language(language: str, text: str, terms: list[str]) -> None:
+    analyser = Analyser(language)
+    assert analyser.analyse([text]) == [terms]
+    numbered, ids, lengths = analyser.number_terms([text, "", text])
+    assert [numbered[number] for number in ids] == 2 * terms
+    assert lengths.tolist() == [len(terms), 0, len(terms)]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_has_its_stemmer(language: str) -> None:
+    assert Analyser(language).analyse(["123"])[0]
+    assert ("Snowball" in Analyser(language).line) == LANGUAGES[language].has_stemmer
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        (ENGLISH, "en"), (CHINESE, "zh"), (JAPANESE, "ja"), (THAI, "th"), (KOREAN, "ko"), (ITALIAN, "it"),
+        ("Це є українська мова, її знають мільйони людей", "other"), ("Мы были рады, что это не она", "ru"),
+        ("این یک کتاب خوب است که من در گذشته خوانده‌ام و چند پرسش دارم", "fa"),
+        ("", "en"), ("1 2 3", "en"), ("x" * 400, "en"),
+    ],
+)  # fmt: skip
+def test_a_language_is_recognised(text: str, language: str) -> None:
+    assert detect([text]) == language
+
+
+def test_the_language_that_a_user_names_is_used() -> None:
+    assert Analyser.of(corpus([ITALIAN], "de")).language == "de"
+    assert Analyser.of(corpus([ITALIAN], "auto")).language == "it"
 
 
 @pytest.mark.data
-def test_real_corpora_get_a_warning_where_words_are_not_spaced(data_packs: Path) -> None:
-    warned = {}
+def test_real_corpora_are_recognised(data_packs: Path) -> None:
     for name in ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh"):
         with gzip.open(data_packs / "xquad" / name / "corpus.jsonl.gz", "rt", encoding="utf-8") as file:
-            warned[name] = bool(Analysis.of([json.loads(row)["text"] for row in file]).warning)
-    assert {name for name, one in warned.items() if one} == {"th", "zh"}
+            texts = [json.loads(row)["text"] for row in file]
+        assert detect(texts) == name
+        assert Analysis.of(corpus(texts[::8])).warning == ""

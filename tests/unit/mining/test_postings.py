@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import bm25s
@@ -13,7 +17,7 @@ import Stemmer
 from raytriever.data.dataset import Documents
 from raytriever.errors import DataError
 from raytriever.mining import bm25, postings
-from raytriever.mining.analyser import analyse
+from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.postings import K1, B, Block, Postings
 
@@ -67,8 +71,8 @@ def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.Monkey
 def test_terms_of_a_block_are_those_of_the_analyser() -> None:
     texts = draw_texts(40)
     block = Block.of(texts)
-    assert block.lengths.tolist() == [len(words) for words in analyse(texts)]
-    assert block.terms == sorted({word for words in analyse(texts) for word in words})
+    assert block.lengths.tolist() == [len(words) for words in ENGLISH_ANALYSER.analyse(texts)]
+    assert block.terms == sorted({word for words in ENGLISH_ANALYSER.analyse(texts) for word in words})
     assert Block.of(["", "the"]).terms == []
 
 
@@ -93,14 +97,28 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
 
 
+def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
+    corpus: Documents, tmp_path: Path
+) -> None:
+    Bm25Index.of(corpus)
+    [english] = (tmp_path / "bm25").iterdir()
+    terms = "two or more letters, digits or underscores, in lower case"
+    analyser = {"terms": terms, "stop_words": "English", "stemmer": "Snowball, English"}  # as in version 0.2
+    versions = [version(package) for package in ("bm25s", "PyStemmer")]
+    content = json.dumps([1, corpus.digest, analyser, 0.9, 0.4, versions])
+    assert english.name == hashlib.sha256(content.encode()).hexdigest()[:16]
+    Bm25Index.of(replace(corpus, bm25_language="it"))
+    assert len(list((tmp_path / "bm25").iterdir())) == 2
+
+
 def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
     write = postings._in_processes
 
-    def record(blocks):  # type: ignore[no-untyped-def]
+    def record(blocks, analyser):  # type: ignore[no-untyped-def]
         chosen = list(blocks)
         written.extend(folder for folder, _ in chosen)
-        return write(chosen)
+        return write(chosen, analyser)
 
     monkeypatch.setattr(postings, "_in_processes", record)
     with monkeypatch.context() as patch:
@@ -124,4 +142,4 @@ class Deadly:
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
-        list(postings._in_processes([(tmp_path / "block", [Deadly()])]))  # type: ignore[list-item]
+        list(postings._in_processes([(tmp_path / "block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]

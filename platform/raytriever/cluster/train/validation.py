@@ -96,7 +96,7 @@ class Validations:
         most, seed = self._config.validation.eval_corpus, self._config.training.seed
         datasets = {}
         for one in self._dev_sets:
-            dataset = open_dataset(one.path, [one.split])
+            dataset = open_dataset(one.path, [one.split], bm25_language=self._config.data.bm25_language)
             if most is not None:
                 dataset = sample_corpus(dataset, one.split, most, seed, lambda all: Bm25Index.of(all.documents))
             datasets[one.name] = (dataset, one.split)

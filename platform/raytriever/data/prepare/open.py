@@ -116,6 +116,7 @@ def open_dataset(
     splits: Iterable[str],
     *,
     max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
     tokenisation: Tokenisation | None = None,
     run: Runner = in_this_process,
     report: Report = ignore_line,
@@ -126,6 +127,7 @@ def open_dataset(
         name_or_path: `pydocs`, a path or a URI of any format, or the directory of a prepared data set.
         splits: splits whose judgements are read.
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
+        bm25_language: see `Documents`.
         tokenisation: tokenizer and prompts; None for texts without tokens.
         run: runner that makes the shards.
         report: called with a line about what is prepared.
@@ -137,7 +139,7 @@ def open_dataset(
     requested = list(splits)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
     folder, reachable = _locate(request, run, report)
-    return replace(_read_splits(folder, requested, request), location=reachable)
+    return _located(_read_splits(folder, requested, request), reachable, bm25_language)
 
 
 def open_all_splits(
@@ -145,13 +147,14 @@ def open_all_splits(
     checked: Iterable[str] | None = None,
     *,
     max_bad_rows: float = 0.01,
+    bm25_language: str | None = None,
     run: Runner = in_this_process,
     report: Report = ignore_line,
 ) -> RetrievalDataset:
     """Open a data set without tokens, with the judgements of every split: a positive of any split is no negative.
 
     Args:
-        name_or_path, max_bad_rows, run, report: see `open_dataset`.
+        name_or_path, max_bad_rows, bm25_language, run, report: see `open_dataset`.
         checked: splits that must exist, and whose files are checked; None to check the files of all splits.
 
     Raises:
@@ -161,7 +164,11 @@ def open_all_splits(
     splits = None if checked is None else _with_lender(required)
     request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
     folder, reachable = _locate(request, run, report)
-    return replace(_read_splits(folder, [*required, *splits_of(folder)], request), location=reachable)
+    return _located(_read_splits(folder, [*required, *splits_of(folder)], request), reachable, bm25_language)
+
+
+def _located(dataset: RetrievalDataset, location: str, bm25_language: str | None) -> RetrievalDataset:
+    return replace(dataset, documents=replace(dataset.documents, bm25_language=bm25_language), location=location)
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:

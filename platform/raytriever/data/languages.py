@@ -1,0 +1,144 @@
+"""Languages of texts, and their detection by script and by function words. Imports nothing heavy.
+
+A script decides where it has one large language (Greek, Thai, Korean); letters or function words decide between the
+languages of one script. What is not recognised is read as English, as all texts were before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+AUTO, ENGLISH, OTHER = "auto", "en", "other"
+SAMPLE_SIZE, SAMPLE_CHARACTERS = 200, 1_000  # texts, evenly spread, and the part of each that is read
+# Of the words of a text in a Latin script, the share that must be function words of its language.
+_LEAST_SHARE = 0.08
+# Of the letters, the share that a script without upper case or a script other than the Latin one must have.
+_LEAST_LETTERS = 0.3
+
+
+@dataclass(frozen=True)
+class Language:
+    """A language that BM25 can analyse.
+
+    Args:
+        name: its name, and that of its Snowball stemmer in lower case.
+        has_stemmer: whether Snowball has a stemmer for it.
+        ngram: characters of a term, for a language whose terms are all runs of so many characters; 0 for words.
+        function_words: its most frequent words, for the detection.
+    """
+
+    name: str
+    has_stemmer: bool = True
+    ngram: int = 0
+    function_words: str = ""
+
+
+LANGUAGES = {
+    "en": Language("English", function_words="the of and to in is that for was with as by on are from this it be"),
+    "ar": Language("Arabic"),
+    "ca": Language("Catalan", function_words="el la de i que els les per un una amb és del en al va dels seu"),
+    "cs": Language("Czech", function_words="a v se na je že s z do byl který jako po ve od však jeho také"),
+    "da": Language("Danish", function_words="og i at det en er af på til den for med som de ikke blev et var"),
+    "de": Language("German", function_words="der die und in den von zu das mit sich des auf für ist im dem nicht ein"),
+    "el": Language("Greek"),
+    "es": Language("Spanish", function_words="de la que el en y los se del las por un con una para es su al lo"),
+    "et": Language("Estonian", function_words="ja on ei et kui oli see ka mis ning aga oma või ta välja kes seda"),
+    "eu": Language("Basque", function_words="eta da zen ere du bat izan zuen dira ez baina dute egin bere beste"),
+    "fi": Language("Finnish", function_words="ja on oli että ei se myös hän joka mutta sekä kun ovat tai jonka"),
+    "fr": Language("French", function_words="de la le et les des en un du une est que dans pour par au qui sur il"),
+    "ga": Language("Irish", function_words="an na agus ar a i is go bhí le sé tá do leis ag don ó atá"),
+    "hi": Language("Hindi"),
+    "hu": Language("Hungarian", function_words="a az és hogy nem is egy volt meg csak azt mint el ez de ha amely"),
+    "hy": Language("Armenian"),
+    "id": Language("Indonesian", function_words="yang dan di dari ini dengan untuk pada adalah dalam itu oleh ke"),
+    "it": Language("Italian", function_words="di che la il e un in a per è una del della con si i dei le nel alla"),
+    "ja": Language("Japanese", has_stemmer=False, ngram=2),
+    "ko": Language("Korean", has_stemmer=False, ngram=2),
+    "lt": Language("Lithuanian", function_words="ir yra buvo kad su iš į kaip apie bei po tai jis tik ar nuo už"),
+    "nl": Language("Dutch", function_words="de van het een en in is dat op te zijn met voor die door aan werd er"),
+    "no": Language("Norwegian", function_words="og i at det en er av på til den for med som de ikke ble et var"),
+    "fa": Language("Persian"),
+    "pl": Language("Polish", function_words="w i na z się do że jest nie to przez jako od po który oraz był"),
+    "pt": Language("Portuguese", function_words="de a que o e do da em um para com uma os no se na por mais as"),
+    "ro": Language("Romanian", function_words="de în și a la cu din pe care este o un pentru au fost că mai al"),
+    "ru": Language("Russian"),
+    "sr": Language("Serbian"),
+    "sv": Language("Swedish", function_words="och i att det en är av på till den för med som de inte ett var han"),
+    "ta": Language("Tamil"),
+    "th": Language("Thai", has_stemmer=False, ngram=3),
+    "tr": Language("Turkish", function_words="ve bir bu da de için ile olarak olan daha çok en sonra gibi kadar"),
+    "vi": Language("Vietnamese", False, 0, "và của là có trong các được một cho không những với người này đã"),
+    "zh": Language("Chinese", has_stemmer=False, ngram=2),
+    OTHER: Language("another language", has_stemmer=False),
+}
+
+# Letters by script, and the language of a text in it; OTHER for words without a stemmer.
+_SCRIPTS = {
+    "ar": "\u0600-\u06ff\u0750-\u077f\ufb50-\ufdff\ufe70-\ufefc",
+    "ru": "\u0400-\u052f",
+    "el": "\u0370-\u03ff\u1f00-\u1fff",
+    "hi": "\u0900-\u097f",
+    "hy": "\u0530-\u058f",
+    "ta": "\u0b80-\u0bff",
+    "ko": "\u1100-\u11ff\u3130-\u318f\uac00-\ud7af",
+    "ja": "\u3040-\u30ff\u31f0-\u31ff\uff66-\uff9f",
+    "zh": "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",
+    "th": "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff",  # with Lao, Tibetan, Burmese and Khmer
+    OTHER: "\u0590-\u05ff\u0980-\u0b7f\u0c00-\u0dff\u10a0-\u10ff\u1200-\u137f",
+}
+UNSPACED = _SCRIPTS["th"] + _SCRIPTS["zh"] + _SCRIPTS["ja"]  # scripts without spaces between words
+NGRAMS = UNSPACED + _SCRIPTS["ko"]
+_LETTERS = {code: re.compile(f"[{letters}]") for code, letters in _SCRIPTS.items()}
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def detect(texts: Sequence[str]) -> str:
+    """Return the code of the language that most of a corpus is written in; English if none is recognised."""
+    step = max(1, len(texts) // SAMPLE_SIZE)
+    sample = "\n".join(texts[row][:SAMPLE_CHARACTERS] for row in range(0, len(texts), step)[:SAMPLE_SIZE]).lower()
+    words = _WORD.findall(sample)
+    total = sum(map(len, words))
+    counts = {code: len(letters.findall(sample)) for code, letters in _LETTERS.items()}
+    counts["zh"], counts["ja"] = _divide_han(counts["zh"], counts["ja"])
+    script = max(counts, key=lambda code: counts[code])
+    if counts[script] < _LEAST_LETTERS * max(1, total):
+        return _by_function_words(words)
+    if script == "ar":
+        return _arabic_script(sample)
+    return _cyrillic(sample) if script == "ru" else script
+
+
+def _divide_han(han: int, kana: int) -> tuple[int, int]:
+    """Return the characters of Chinese and of Japanese: a tenth of kana makes the Han characters Japanese."""
+    return (0, han + kana) if 10 * kana > han + kana else (han + kana, 0)
+
+
+def _arabic_script(text: str) -> str:
+    """Distinguish Arabic from Persian and from other languages by letters that the others lack."""
+    arabic, persian, urdu = (sum(map(text.count, letters)) for letters in ("ةىكي", "پچژگ", "ٹڈڑےھ"))
+    if urdu > persian and urdu > arabic:
+        return OTHER
+    return "ar" if arabic > persian else "fa"
+
+
+def _cyrillic(text: str) -> str:
+    """Distinguish Russian and Serbian from other languages by letters that the others lack."""
+    russian, serbian, ukrainian = (sum(map(text.count, letters)) for letters in ("ыэё", "јљњћђ", "іїєґ"))
+    if max(russian, serbian) <= ukrainian:
+        return OTHER
+    return "ru" if russian > serbian else "sr"
+
+
+def _by_function_words(words: Sequence[str]) -> str:
+    """Return the language whose function words are the largest share of the words, if it is far above English."""
+    counts = Counter(words)
+    shares = {
+        code: sum(counts[word] for word in language.function_words.split()) / max(1, len(words))
+        for code, language in LANGUAGES.items()
+        if language.function_words
+    }
+    best = max(shares, key=lambda code: shares[code])
+    return best if shares[best] >= _LEAST_SHARE and shares[best] > 1.5 * shares[ENGLISH] else ENGLISH

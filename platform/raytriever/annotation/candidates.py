@@ -62,7 +62,7 @@ def find_candidates(
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
     if BM25 in retrievers:
         report(f"{dataset.name}: ranking with BM25")
-        for line in Analysis.of(dataset.documents).lines:
+        for line in Analysis.of(dataset.documents).notes:
             report(line)
         rankings[BM25] = _by_bm25(dataset, queries, depth)
     if DENSE in retrievers:

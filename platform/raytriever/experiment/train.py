@@ -118,7 +118,7 @@ class _Experiment:
         self._describe(tracker)
 
         self.log("evaluating BM25")
-        for line in Analysis.of(dataset.documents).lines:
+        for line in Analysis.of(dataset.documents).notes:
             self.log(line)
         indexes = LexicalIndexes()
         evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}

@@ -252,3 +252,8 @@ class Analysis:
     def lines(self) -> list[str]:
         """Return the analyser in a line, and the warning if there is one."""
         return [self.analyser.line, *filter(None, [self.warning])]
+
+    @property
+    def notes(self) -> list[str]:
+        """Return the lines to log: the warning, and the analyser unless it is that of English, which is the rule."""
+        return self.lines[self.analyser.language == ENGLISH :]

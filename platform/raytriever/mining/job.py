@@ -88,7 +88,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     )
     check_data(dataset, job.split, job.mining)
     if "bm25" in job.mining.methods:
-        for line in Analysis.of(dataset.documents).lines:
+        for line in Analysis.of(dataset.documents).notes:
             report(line)
     rows = len(dataset.positives(job.split).queries) * job.mining.num_negatives * len(job.mining.methods)
     check_disk(output, rows * ROW_BYTES, "the negatives")

@@ -121,8 +121,8 @@ class Dataset:
             frame: the pairs, or the documents.
             queries: the queries, where `frame` holds documents.
             judgements: the judgements, where `frame` holds documents.
-            query: column of queries in a frame of pairs.
-            passage: column of passages in a frame of pairs.
+            query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
+            passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
             split: column of splits; by default `split`, if there is one.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
@@ -153,14 +153,14 @@ class Dataset:
         name: str | None = None,
         max_bad_rows: float = 0.01,
     ) -> Dataset:
-        """Make a data set of one CSV file of pairs, or of three CSV files with ids; see `from_pandas`.
+        """Make a data set of one CSV or TSV file of pairs, or of three with ids; see `from_pandas`.
 
         Args:
-            path: the pairs, or the documents; UTF-8, separated by commas, with a header.
+            path: the pairs, or the documents; UTF-8, with a header, separated by commas, semicolons, tabs or `|`.
             queries: the queries, where `path` holds documents.
             judgements: the judgements, where `path` holds documents.
-            query: column of queries in a file of pairs.
-            passage: column of passages in a file of pairs.
+            query: column of queries in a file of pairs; see `from_pandas`.
+            passage: column of passages in a file of pairs; see `from_pandas`.
             split: column of splits; by default `split`, if there is one.
             name: letters, digits, `.`, `_` and `-`; by default the file's.
             max_bad_rows: share of rows that may be bad, 0 to 1.
@@ -181,21 +181,22 @@ class Dataset:
     @classmethod
     @public
     def from_huggingface(
-        cls, splits: datasets.DatasetDict, *, name: str = "hub", max_bad_rows: float = 0.01
+        cls, splits: datasets.DatasetDict | datasets.Dataset, *, name: str = "hub", max_bad_rows: float = 0.01
     ) -> Dataset:
-        """Make a data set of a `datasets.DatasetDict`.
+        """Make a data set of a `datasets.DatasetDict` or a `datasets.Dataset`.
 
         Either each split holds rows of a known training format, such as `anchor`, `positive` and `negative` of
         sentence-transformers, or `corpus` and `queries` hold texts and every other split holds judgements with the
-        columns `query-id`, `corpus-id` and `score`, as BEIR's data sets on the hub do.
+        columns `query-id`, `corpus-id` and `score`, as BEIR's data sets on the hub do. A `Dataset` holds pairs of a
+        query and a passage; its queries are divided as those of a frame (`from_pandas`).
 
         Args:
-            splits: the splits.
+            splits: the splits, or one table of pairs.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
-            DataError: it is no `DatasetDict`, its columns are of no known format, or too many rows are bad.
+            DataError: it is neither, its columns are of no known format, or too many rows are bad.
             StorageError: the cache cannot be written.
 
         Examples:

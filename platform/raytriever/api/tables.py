@@ -5,24 +5,24 @@ A table's rows keep their order and number, so that an error or a quarantined ro
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.data.formats.csv_pairs import Division
+from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns
 from raytriever.data.table_files import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import FILE
-from raytriever.storage import disk_errors
+from raytriever.terminal import warn
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NEGATIVE = re.compile(r"negative(_\d+)?")
-_HELD_OUT = 0.1  # share of the queries in dev and in test, where no column names splits
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
 def pair_files(table: Table, query: str, passage: str, split: str | None) -> Files:
     """Return the files of a table of pairs; see `Dataset.from_pandas`."""
     explicit = [split] if split else []
+    query, passage = _recognised(table, query, passage)
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
     if next(iter(table.rows()), None) is None:
         raise DataError("has no row", table.title, "give at least three pairs")
@@ -106,6 +107,17 @@ def pair_files(table: Table, query: str, passage: str, split: str | None) -> Fil
     rows = {f"{name}.jsonl": rows_of(name) for name in names}
     titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in names}
     return Files(rows, titles, {"anchor": query, "positive": passage})
+
+
+def _recognised(table: Table, query: str, passage: str) -> tuple[str, str]:
+    """Return the columns of queries and passages; those with the default names may have other well-known names."""
+    named = {role: column for role, column in (("query", query), ("passage", passage)) if column != role}
+    with suppress(DataError):  # `require` then says which columns are missing
+        chosen = choose_columns(table.title, table.columns, (QUERY, PASSAGE), named, "")
+        if (chosen["query"], chosen["passage"]) != (query, passage):
+            warn(f"{table.title} is read with query = {chosen['query']!r}, passage = {chosen['passage']!r}")
+        return chosen["query"], chosen["passage"]
+    return query, passage
 
 
 def judged_tables(documents: Table, queries: Table, judgements: Table, split: str | None) -> Files:
@@ -139,16 +151,18 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
 
 
 def hub_tables(splits: Any) -> Files:
-    """Return the files of a `datasets.DatasetDict`; see `Dataset.from_huggingface`."""
+    """Return the files of a `datasets.Dataset` or `DatasetDict`; see `Dataset.from_huggingface`."""
     try:
         import datasets
     except ImportError as error:
         raise ConfigError(
             "needs the package `datasets`", "from_huggingface", "install it: pip install datasets"
         ) from error
+    if isinstance(splits, datasets.Dataset):
+        return pair_files(Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None)
     if not isinstance(splits, datasets.DatasetDict):
-        remedy = "give a DatasetDict, such as datasets.DatasetDict({'train': rows}) or rows.train_test_split(0.1)"
-        raise DataError(f"is {type(splits).__name__}, not a DatasetDict", "splits", remedy)
+        remedy = "give a Dataset or a DatasetDict"
+        raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
     is_judged = {"corpus", "queries"} <= splits.keys()
     rows: dict[str, Rows] = {}
     titles: dict[str, str] = {}
@@ -176,21 +190,20 @@ def frame_table(title: str, frame: Any) -> Table:
 
 
 def csv_table(title: str, path: str | os.PathLike[str]) -> Table:
-    """Return the table of a CSV file; whole numbers in `score` are numbers, every other field is text."""
+    """Return the table of a CSV or TSV file; a row with too many or too few fields has no values."""
     file = Path(path).expanduser()
     replace(FILE, error=DataError).check(str(file), title)
+    table = TableFile.open(str(file))
 
     def rows() -> Iterator[Row]:
-        with disk_errors(file, reading=True), file.open(encoding="utf-8-sig", newline="") as stream:
-            try:
-                for row in csv.DictReader(stream):
-                    yield {name: value for name, value in row.items() if name is not None}
-            except (UnicodeDecodeError, csv.Error) as error:
-                raise DataError(f"is no CSV file in UTF-8 ({error})", str(file), "save it again as UTF-8") from error
+        for _, fields in table.rows():
+            yield (
+                dict.fromkeys(table.columns)
+                if isinstance(fields, str)
+                else dict(zip(table.columns, fields, strict=True))
+            )
 
-    with disk_errors(file, reading=True), file.open(encoding="utf-8-sig", newline="", errors="replace") as stream:
-        header = next(csv.reader(stream), [])
-    return Table(f"{title} ({file})" if title != "pairs" else str(file), tuple(header), rows)
+    return Table(f"{title} ({file})" if title != "pairs" else str(file), table.columns, rows)
 
 
 def require_pandas(name: str) -> None:
@@ -221,17 +234,8 @@ def _split_name(value: Any, where: str) -> str:
 
 def _division(table: Table, query: str) -> Callable[[Row], str]:
     """Return a function that assigns the row of a query to train, dev or test by the digest of the query's text."""
-    texts = {row[query] for row in table.rows() if isinstance(row[query], str)}
-    ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
-    if len(ordered) < 3:
-        raise DataError(
-            f"has {len(ordered)} different queries, too few to divide into train, dev and test",
-            table.title,
-            "give at least 3, or a column `split`",
-        )
-    size = max(1, int(len(ordered) * _HELD_OUT))
-    split_of = dict.fromkeys(ordered[:size], "test") | dict.fromkeys(ordered[size : 2 * size], "dev")
-    return lambda row: split_of.get(row[query], "train") if isinstance(row[query], str) else "train"
+    division = Division.of((row[query] for row in table.rows() if isinstance(row[query], str)), table.title)
+    return lambda row: division.split_of(row[query]) if isinstance(row[query], str) else "train"
 
 
 def _grade(value: Any) -> Any:

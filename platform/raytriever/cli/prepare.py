@@ -25,7 +25,9 @@ def main(words: list[str]) -> None:
 
     from raytriever.cluster.ingest import run_preparation
 
-    prepared = run_preparation(data.dataset, arguments.format, model, data.max_bad_rows, output, warn)
+    prepared = run_preparation(
+        data.dataset, arguments.format, model, data.max_bad_rows, output, warn, arguments.columns
+    )
     width = max(map(len, prepared.lines))
     show("\n".join(f"{name:<{width}}  {value}" for name, value in prepared.lines.items()))
     if prepared.quarantined:
@@ -44,6 +46,12 @@ def _parser() -> Parser:
         help="folder to write the prepared data set to",
     )
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
+    parser.add_argument(
+        "--columns",
+        default="",
+        metavar="NAMES",
+        help="columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognised by their names)",
+    )
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])

@@ -167,6 +167,7 @@ def run_preparation(
     max_bad_rows: float,
     output: Path,
     log: Callable[[str], None],
+    columns: str = "",
 ) -> Prepared:
     """Prepare a data set and describe it, on this machine or, if it is large, on the Ray cluster.
 
@@ -189,7 +190,7 @@ def run_preparation(
             check_length(prompts[side], len(tokens), lengths[side] - special, side)
 
     check_prompts(table.of())
-    request = Request(dataset, tokenisation, format, max_bad_rows)
+    request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns)
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = read_prepared(prepared)
     table.check([opened.name])

@@ -31,6 +31,7 @@ _NPY_HEADER = re.compile(
     rb"\{'descr': '([<>|]?[a-zA-Z]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,200})\), \} *\n"
 )
 _ARROW, _PARQUET = b"ARROW1", b"PAR1"
+_CONTINUED, _MOST_SCHEMA = b"\xff" * 4, 1 << 26  # the mark before each message of a stream
 _SCHEMA, _SCHEMA_HIDDEN = b"ARROW:schema", b"ARROW:schem_"
 _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 
@@ -182,10 +183,38 @@ def open_parquet(where: str, stream: Any) -> Any:
         raise broken_parquet(where, error) from error
 
 
+def open_arrow_stream(where: str, stream: Any) -> Any:
+    """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`.
+
+    Args:
+        where: its path or address, for messages.
+        stream: a `pyarrow.NativeFile` that can seek.
+
+    Raises:
+        DataError: it is empty, broken or no Arrow stream, or a column has an extension type.
+    """
+    import pyarrow as pa
+
+    begin = stream.read(8)
+    length = int.from_bytes(begin[4:], "little", signed=True)
+    schema = stream.read(length) if begin[:4] == _CONTINUED and 0 < length < _MOST_SCHEMA else b""
+    if _EXTENSION in schema:
+        what = "has a column of an extension type, which may hold pickled objects, and is not read"
+        raise DataError(what, where, "save it again with plain columns of strings, numbers and lists")
+    if len(schema) != length or not schema:
+        raise DataError("is no Arrow stream of the library `datasets`", where, "copy it, or save it to the disk again")
+    stream.seek(0)
+    try:
+        return pa.ipc.open_stream(stream)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise broken_parquet(where, error) from error
+
+
 def broken_parquet(where: str, error: Exception, after: str = "") -> DataError:
-    """Return the error of Parquet that pyarrow cannot read; `after` says how far it was read."""
+    """Return the error of Parquet or Arrow that pyarrow cannot read; `after` says how far it was read."""
     reason = " ".join(str(error).split())[:200]
-    return DataError(f"the Parquet is broken{after} ({reason})", where, "copy or write it again")
+    kind = "Arrow" if where.endswith(".arrow") else "Parquet"
+    return DataError(f"the {kind} is broken{after} ({reason})", where, "copy or write it again")
 
 
 @contextmanager

@@ -117,6 +117,15 @@ def test_csv_files_are_frames(tmp_path: Path) -> None:
     assert judged.counts["test_positives"] == 2
 
 
+def test_a_dataset_of_pairs_is_divided_like_a_frame_and_well_known_columns_are_recognised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = pairs().rename(columns={"query": "question", "passage": "answer"})
+    dataset = rt.Dataset.from_huggingface(datasets.Dataset.from_pandas(rows), name="faq")
+    assert "splits is read with query = 'question', passage = 'answer'" in capsys.readouterr().err
+    assert dataset.counts == rt.Dataset.from_pandas(pairs(), name="faq").counts
+
+
 def test_a_dataset_dict_of_pairs_and_one_with_a_corpus() -> None:
     rows = datasets.Dataset.from_pandas(pairs().rename(columns={"query": "anchor", "passage": "positive"}))
     dataset = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows, "validation": rows.select([0, 1])}))
@@ -192,8 +201,12 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
     (lambda: rt.Dataset.from_csv("no.csv"), "no.csv: no such file"),
     (
-        lambda: rt.Dataset.from_huggingface(datasets.Dataset.from_dict({"a": ["x"]})),  # type: ignore[arg-type]
-        "splits: is Dataset, not a DatasetDict; give a DatasetDict",
+        lambda: rt.Dataset.from_huggingface(datasets.Dataset.from_dict({"a": ["x"]})),
+        "splits: the columns 'query', 'passage' are missing; it has 'a'",
+    ),
+    (
+        lambda: rt.Dataset.from_huggingface([1]),  # type: ignore[arg-type]
+        "splits: is list, neither a Dataset nor a DatasetDict; give a Dataset or a DatasetDict",
     ),
     (
         lambda: rt.Dataset.from_huggingface(

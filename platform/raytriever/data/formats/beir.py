@@ -6,7 +6,8 @@
    and `rank`. A pair judged 0 is also a hard negative of origin `gold`.
 
 Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
-judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`.
+judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`. So is a saved `DatasetDict` of
+`corpus`, `queries` and judgements by split.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.plan import Kind, Part, Plan, kind_of, plain_before_packed, shown, split_named
+from raytriever.data.formats.plan import (
+    Kind,
+    Part,
+    Plan,
+    canonical_split,
+    kind_of,
+    plain_before_packed,
+    shown,
+    split_named,
+)
 from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
@@ -28,15 +38,17 @@ QRELS_HEADER = ["query-id", "corpus-id", "score"]
 _OPTIONAL = ("source", "rank")
 _HEADERS = [(*QRELS_HEADER, *more) for more in ((), _OPTIONAL, _OPTIONAL[:1], _OPTIONAL[1:])]
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
-_TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet)|(?:data/)?{0}(?:-\d+-of-\d+)?\.parquet)"
+_TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet|arrow)|(?:data/)?{0}(?:-\d+-of-\d+)?\.parquet)"
 _CORPUS, _QUERIES = (re.compile(_TEXTS.format(stem)) for stem in ("corpus", "queries"))
 _ANSWERS = re.compile(r"answers\.jsonl(?:\.gz)?")
 _QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet")
+_SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow")  # a split of a saved `DatasetDict`
 
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has all three: corpus, queries and judgements."""
-    return all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES, _QRELS))
+    has_texts = all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES))
+    return has_texts and any(map(_is_judged, source.files))
 
 
 def is_begun(source: Source) -> bool:
@@ -51,7 +63,7 @@ def plan(source: Source) -> Plan:
         DataError: there is no corpus, or there are judgements without queries; with the names in the folder.
     """
     documents = _texts(source, "corpus", _CORPUS)
-    judged = [file for file in plain_before_packed(source.files) if _QRELS.fullmatch(file.path)]
+    judged = [file for file in plain_before_packed(source.files) if _is_judged(file)]
     has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
@@ -78,9 +90,14 @@ def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFi
     return files
 
 
+def _is_judged(file: SourceFile) -> bool:
+    return bool(_QRELS.fullmatch(file.path) or _SAVED.fullmatch(file.path))
+
+
 def _qrels_part(file: SourceFile) -> Part:
     kind: Kind = kind_of(file.path)
-    split = split_named(file.path)
+    saved = _SAVED.fullmatch(file.path)
+    split = canonical_split(saved[1]) if saved else split_named(file.path)
     if kind != "tsv":
         return Part(file.where, kind, JudgementRow(split), split=split)
     header = _header(file)

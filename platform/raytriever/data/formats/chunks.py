@@ -30,8 +30,8 @@ COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives"
 class Chunk:
     """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
 
-    The payload is text whose rows end at `\\n`, also for arrays and `ir_datasets`; for `parquet` it is an Arrow IPC
-    stream.
+    The payload is text whose rows end at `\\n`, also for tables, arrays and `ir_datasets`; for `parquet` and `arrow`
+    it is an Arrow IPC stream.
     """
 
     part: int
@@ -74,10 +74,18 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
         from raytriever.data.formats.rows import read_batches
 
         pieces = read_batches(part.where, size)
+    elif part.kind == "arrow":
+        from raytriever.data.formats.rows import read_stream
+
+        pieces = read_stream(part.where, size)
     elif part.kind == "array":
         from raytriever.data.formats.rows import read_elements
 
         pieces = read_elements(part.where, size)
+    elif part.kind == "table":
+        from raytriever.data.formats.csv_pairs import read_rows as read_table
+
+        pieces = read_table(part.where, size, part.header)
     elif part.kind == "ir":
         from raytriever.data.formats.ir import read_rows
 
@@ -113,10 +121,14 @@ def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
 
 def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
-    if part.kind == "parquet":
+    if part.kind in ("parquet", "arrow"):
         from raytriever.data.formats.rows import rows_of
 
         return rows_of(chunk.payload), _good
+    if part.kind == "table":
+        from raytriever.data.formats.csv_pairs import check_readable
+
+        return chunk.payload.split(b"\n"), lambda row: check_readable(object_of(row))
     return chunk.payload.split(b"\n"), _columns if part.kind == "tsv" else object_of
 
 

@@ -7,20 +7,18 @@ of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, without agr
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from raytriever.data.formats.group import Group
-from raytriever.data.formats.plan import RowParser, canonical_split
+from raytriever.data.formats.plan import RowParser, split_of_row
 from raytriever.data.formats.rows import string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 
 NAME = "pairs"
 SIGNATURE = "pairs: premise, hypothesis, label"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LABELS = ("entailment", "neutral", "contradiction")
 
 
@@ -38,7 +36,7 @@ class PairRow:
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the two texts and their judgement."""
         label = _label(row)
-        split = _split(row) if "split" in row else self.split
+        split = split_of_row(row) if "split" in row else self.split
         group = Group(split, string_field(row, "premise"))
         document = group.document(string_field(row, "hypothesis"))
         if label == "entailment":
@@ -46,14 +44,6 @@ class PairRow:
         elif label == "contradiction":
             group.negative(document, "gold")
         group.add_to(records)
-
-
-def _split(row: Mapping[str, Any]) -> str:
-    """Return the split that a row names; a path is refused, because the split names a file of the prepared data."""
-    name = string_field(row, "split")
-    if not _NAME.fullmatch(name):
-        raise BadRow(f"split {name[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
-    return canonical_split(name)
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 from raytriever.data.sources import Source, SourceFile
 
-Kind = Literal["json", "tsv", "array", "parquet", "ir"]
+Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
 _KINDS: dict[str, Kind] = {
     ".jsonl": "json",
     ".jsonl.gz": "json",
     ".ndjson": "json",
     ".json": "array",
     ".json.gz": "array",
+    ".csv": "table",
+    ".csv.gz": "table",
     ".tsv": "tsv",
     ".tsv.gz": "tsv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
-_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv)(?:\.gz)?$|\.parquet$")
+_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=-\d{5}-of-\d{5})\.arrow$")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
 
 
 _UNTELLING = ("data", "default")
+_NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
@@ -47,9 +52,11 @@ class Part:
 
     Args:
         where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
-        kind: `json`, one object in each line; `tsv`, with a header; `array`, a JSON array of objects; `parquet`; `ir`.
+        kind: `json`, one object in each line; `tsv`, judgements with a header; `table`, a CSV or TSV file; `array`, a
+            JSON array of objects; `parquet`; `arrow`, of `datasets`; `ir`.
         parse: parser of its rows.
-        header: columns of a `tsv`, which its first row must name.
+        header: columns of a `tsv`, which its first row must name; or the name of each column of a `table` in its
+            format.
         split: split of its judgements; None if it has none, or if its rows name the split.
     """
 
@@ -68,6 +75,7 @@ class Plan:
         format: name of the format.
         parts: files of the data set, files with only texts first.
         splits: splits of the parts; None if only the rows name them.
+        note: how the files are read, where that was guessed.
         has_queries: whether it must hold a query; a corpus alone can be encoded and searched.
     """
 
@@ -75,6 +83,7 @@ class Plan:
     parts: tuple[Part, ...]
     splits: tuple[str, ...] | None
     has_queries: bool = True
+    note: str = ""
 
 
 def kind_of(path: str) -> Kind:
@@ -83,7 +92,7 @@ def kind_of(path: str) -> Kind:
 
 
 def has_rows(path: str) -> bool:
-    """Return True if a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, plain or gzipped, or `.parquet`."""
+    """Return True if a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, `.csv`, or `.parquet`."""
     return _SUFFIX.search(path) is not None
 
 
@@ -118,6 +127,14 @@ def split_if_named(path: str) -> str | None:
     names."""
     splits = _SPLIT.findall(stem_of(path))
     return canonical_split(splits[-1]) if splits else None
+
+
+def split_of_row(row: Mapping[str, Any]) -> str:
+    """Return the split that a row names; a path is refused, because the split names a file of the prepared data."""
+    name = row.get("split")
+    if not isinstance(name, str) or not _NAME_OF_SPLIT.fullmatch(name):
+        raise BadRow(f"split {str(name)[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
+    return canonical_split(name)
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:

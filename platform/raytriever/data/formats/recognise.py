@@ -1,15 +1,18 @@
 """Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
 1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR).
-2. The first rows of any other file are read. All files must have one format, and be in one folder except for splits."""
+2. The first rows of any other file are read; CSV and TSV files only if there are no others. All files must have one
+   format, and be in one folder except for splits.
+"""
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple
 
-from raytriever.data.formats import beir, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
+from raytriever.data.formats import beir, csv_pairs, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -28,6 +31,7 @@ from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 
+_TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$")
 _ROWS = 10
 _BLOCK = 1 << 16
 
@@ -44,7 +48,7 @@ def peek(file: SourceFile) -> Peek:
     if not file.size:
         raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
     kind = kind_of(file.path)
-    if kind == "parquet":
+    if kind in ("parquet", "arrow"):
         from raytriever.data.formats.rows import column_names
 
         return Peek(kind, frozenset(column_names(file.where)))
@@ -77,19 +81,21 @@ _BY_FIELDS: dict[str, Any] = {
     module.NAME: module for module in (tevatron, dpr, flagembedding, pairs, sentence_transformers)
 }
 FORMATS = ("beir", *_BY_FIELDS, "ir_datasets")
-_SIGNATURES = "; ".join([beir.SIGNATURE, *(module.SIGNATURE for module in _BY_FIELDS.values())])
+_SIGNATURES = "; ".join([beir.SIGNATURE, *(module.SIGNATURE for module in _BY_FIELDS.values()), csv_pairs.SIGNATURE])
 Peeks = list[tuple[SourceFile, Peek]]
 
 
-def recognise(source: Source, format: str | None = None) -> Plan:
+def recognise(source: Source, format: str | None = None, columns: str = "") -> Plan:
     """Return the plan for reading a data set.
 
     Args:
         source: files of the data set.
         format: one of `FORMATS`; None to recognise it. With a format, files of other formats are skipped.
+        columns: columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised.
 
     Raises:
-        DataError: the files have no known format, or several, or are broken; or the format is unknown.
+        DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
+            is missing.
     """
     if format is not None and format not in FORMATS:
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
@@ -98,6 +104,11 @@ def recognise(source: Source, format: str | None = None) -> Plan:
     if format == "beir" or (format is None and beir.is_whole(source)):
         return beir.plan(source)
     peeks = _look_into(source)
+    tables = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
+    if tables and not peeks and (columns or not beir.is_begun(source)):
+        return csv_pairs.plan(source, tables, columns)
+    if columns:
+        raise DataError("has no effect: there is no CSV or TSV file to read", "--columns", "leave it out")
     names = (format,) if format else tuple(_BY_FIELDS)
     candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
     if not candidates and format is None and beir.is_begun(source):
@@ -116,7 +127,7 @@ def _look_into(source: Source) -> Peeks:
     peeked: dict[str, Peek] = {}
     peeks = []
     for file in plain_before_packed(source.files):
-        if file.path.endswith((".tsv", ".tsv.gz")) or names_settings(file.path):
+        if _TABLE.search(file.path) or names_settings(file.path):
             continue
         group = stem_of(file.path)
         if group not in peeked:

@@ -1,4 +1,4 @@
-"""Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays and Parquet; checks of their fields.
+"""Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow; checks of their fields.
 
 Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
 `str.splitlines` would break them. No reader holds a whole file. Parquet columns of extension types are refused."""
@@ -15,7 +15,7 @@ from typing import Any, Never
 from raytriever.data.quarantine import BadRow
 from raytriever.data.sources import open_raw, open_stream, reading
 from raytriever.errors import DataError
-from raytriever.reading.arrays import broken_parquet, open_parquet
+from raytriever.reading.arrays import broken_parquet, open_arrow_stream, open_parquet
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -275,6 +275,8 @@ _BATCH_ROWS = 65_536
 def column_names(where: str) -> list[str]:
     """Return the names of a file's columns; raises like `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
+        if where.split("?")[0].endswith(".arrow"):
+            return [str(name) for name in open_arrow_stream(where, stream).schema.names]
         return [str(name) for name in open_parquet(where, stream).schema_arrow.names]
 
 
@@ -294,13 +296,45 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
         rows = min(_BATCH_ROWS, max(1, int(size / max(1.0, bytes_a_row))))
         try:
             for batch in file.iter_batches(batch_size=rows, use_threads=False):
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                yield read[0] + 1, sink.getvalue().to_pybytes()
+                yield read[0] + 1, _packed([batch])
                 read[0] += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise broken_parquet(where, error, f" after row {read[0]}") from error
+
+
+def read_stream(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Batches of an Arrow stream of about `size` bytes, each with the number of its first row, counted from 1.
+
+    Raises:
+        DataError: the file is empty, broken or no Arrow stream, or a column is of an extension type.
+    """
+    import pyarrow as pa
+
+    read, waiting = [0], list[Any]()
+    with reading(where, read), closing(open_raw(where)) as stream:
+        try:
+            for batch in open_arrow_stream(where, stream):
+                batch.validate(full=True)
+                waiting.append(batch)
+                if sum(one.nbytes for one in waiting) >= size:
+                    yield read[0] + 1, _packed(waiting)
+                    read[0] += sum(one.num_rows for one in waiting)
+                    waiting = []
+        except (pa.ArrowException, OSError) as error:
+            raise broken_parquet(where, error, f" after row {read[0]}") from error
+    if waiting:
+        yield read[0] + 1, _packed(waiting)
+
+
+def _packed(batches: list[Any]) -> bytes:
+    """Return batches of one schema as an Arrow stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def rows_of(payload: bytes) -> list[dict[str, Any] | BadRow]:

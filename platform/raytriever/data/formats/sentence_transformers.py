@@ -35,13 +35,13 @@ RELEVANT_FROM = 0.5
 _ANCHORS = ("anchor", "query", "question", "sentence1")
 _POSITIVES = ("positive", "answer", "sentence2")
 _LISTS = ("docs", "documents", "passages")
-_SCORES = ("score", "scores", "label", "labels", "similarity_score")
+SCORES = ("score", "scores", "label", "labels", "similarity_score")
 _NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
     """Return the row parser for these fields; None if they are of another format."""
-    anchor, scores = _first(_ANCHORS, fields), _first(_SCORES, fields)
+    anchor, scores = _first(_ANCHORS, fields), _first(SCORES, fields)
     negatives = tuple(sorted((name for name in fields if _NEGATIVE.fullmatch(name)), key=_place))
     positive = _first(_POSITIVES, fields)
     several = _first(_LISTS, fields)

@@ -158,6 +158,7 @@ class Request:
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         splits: splits whose files are checked; None for all. Bad rows in files of other splits are quarantined and stop
             nothing.
+        columns: columns of CSV and TSV files, see `recognise`.
     """
 
     dataset: str
@@ -165,6 +166,7 @@ class Request:
     format: str | None = None
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
+    columns: str = ""
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
@@ -176,7 +178,8 @@ class Request:
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
         reads = [_READS, _READS_OF_FORMAT[plan.format]] if plan.format in _READS_OF_FORMAT else _READS
-        decides = [VERSION, reads, plan.format, tokens, source.where, files, sorted(read)]
+        decides: list[Any] = [VERSION, reads, plan.format, tokens, source.where, files, sorted(read)]
+        decides += [part.header for part in plan.parts if part.kind == "table"]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -200,7 +203,9 @@ def prepare(
     source = replace(source, name=request.dataset) if is_embedded else source
     if request.tokenisation is not None:
         request = replace(request, tokenisation=request.tokenisation.for_dataset(source.name))
-    plan = recognise(source, request.format)
+    plan = recognise(source, request.format, request.columns)
+    if plan.note:
+        report(plan.note)
     key = request.key(source, plan)
     folder = output or cache_folder() / "datasets" / f"{source.name}-{key[:16]}"
     if output is not None:

@@ -82,10 +82,15 @@ class PromptTable:
     own: Mapping[str, str] = field(default_factory=dict)
     fixed: frozenset[Side] = frozenset()
 
-    def of(self, *names: str) -> Prompts:
+    def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
         """Return the prompts of a data set with these names, the most specific name first."""
-        (query, query_name), (passage, passage_name) = self._find("query", names), self._find("passage", names)
+        query, query_name = self._find("query", names, task_type) or (self.query, "")
+        passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
         return Prompts(query, passage, query_name, passage_name)
+
+    def of_texts(self, *names: str, task_type: str) -> str:
+        """Return the prompt of texts that are neither queries nor passages, such as those of a classification."""
+        return (self._find(None, names, task_type) or ("", ""))[0]
 
     def named(self, *names: str) -> dict[str, str]:
         """Return the names and texts that a model must store so that it uses these prompts without settings."""
@@ -112,14 +117,15 @@ class PromptTable:
                 f"{others[0]!r} is a prompt of no data set here", "--dataset-prompts", _suggest(others[0], known)
             )
 
-    def _find(self, side: Side, names: Iterable[str]) -> tuple[str, str]:
-        candidates = list(_candidates(side, names))
+    def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
+        """Return the first prompt of the order above that exists, and its name; None leaves that of the side."""
+        candidates = list(_candidates(side, names, task_type))
         for table in (self.own, {} if side in self.fixed else self.stored):
             known = {name.casefold(): name for name in table}
             for candidate in candidates:
                 if name := known.get(candidate.casefold()):
                     return table[name], name
-        return (self.query if side == "query" else self.passage), ""
+        return None
 
 
 def prompt_by_name(name: str, stored: Mapping[str, str], flag: str) -> str:
@@ -193,11 +199,16 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
         )
 
 
-def _candidates(side: Side, names: Iterable[str]) -> Iterator[str]:
+def names_of_task(task: str) -> tuple[str, ...]:
+    """Return the names of a task of MTEB in prompts: its own, and that of its data set in BEIR if it differs."""
+    return (task, *(name for name, other in MTEB_TASKS.items() if other == task))
+
+
+def _candidates(side: Side | None, names: Iterable[str], task_type: str = TASK_TYPE) -> Iterator[str]:
     tasks = [task for name in names for task in dict.fromkeys((name, _stem(name), _task(name))) if task]
-    for group in (tasks, [TASK_TYPE]):
+    for group in (tasks, [task_type]):
         for task in group:
-            yield from (f"{task}-{kind}" for kind in KINDS[side])
+            yield from (f"{task}-{kind}" for kind in (KINDS[side] if side else ()))
         yield from group
 
 

@@ -13,6 +13,7 @@ from raytriever.prompts import (
     PromptTable,
     check_length,
     merge_prompts,
+    names_of_task,
     prompt_by_name,
     read_prompts,
 )
@@ -44,6 +45,16 @@ def test_a_data_set_of_beir_has_the_name_of_its_task() -> None:
         assert MTEB_TASKS.get(name, member.task) == member.task
         assert PromptTable(stored={f"{member.task}-query": "x"}).of(name).query == "x", name
     assert not MTEB_TASKS.keys() - BEIR.keys()
+
+
+def test_a_task_of_another_type_uses_the_prompts_of_its_type() -> None:
+    table = PromptTable("q", "p", stored=STORED | {"Reranking-query": "6", "STS": "7", "fiqa-document": "8"})
+    assert table.of(*names_of_task("AskUbuntuDupQuestions"), task_type="Reranking")["query"] == "6"
+    assert table.of(*names_of_task("AskUbuntuDupQuestions"), task_type="Reranking")["passage"] == "p"
+    assert table.of(*names_of_task("FiQA2018"))["passage"] == "8"
+    assert table.of_texts("STS12", task_type="STS") == "7"
+    assert table.of_texts("SciFact", task_type="Retrieval") == "2"
+    assert table.of_texts("Banking77", task_type="Classification") == ""
 
 
 def test_a_file_has_its_name_without_the_ending() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from raytriever.api.calls import public, working
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
+from raytriever.mteb.encoder import MtebEncoder
 from raytriever.options import check_options
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
 
 
-class Model:
+class Model(MtebEncoder):
     """Encoder of queries and passages, made by `load_model`, or the `model` of a `Run`.
+
+    It also passes as a model for `mteb.evaluate`.
 
     Attributes:
         name: `minilm`, a directory or a hub name.
@@ -78,7 +81,7 @@ class Model:
         return self._encode(texts, "passage")
 
     @cached_property
-    def retriever(self) -> Retriever:
+    def retriever(self) -> Retriever:  # type: ignore[override]
         """The loaded towers and tokenizer; its weights are those of encoding and cannot be trained."""
 
         from raytriever.encoding.loading import load_for_encoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
+MTEB = "mteb"
+# Flags of the other evaluation, which compares models on data sets.
+_NEEDS = {"datasets": (f"suite!={MTEB}",), "baseline": (f"suite!={MTEB}",)}
+
 
 def main(words: list[str]) -> None:
     """Parse, evaluate, print."""
@@ -24,10 +29,13 @@ def main(words: list[str]) -> None:
     config = build_config(arguments, EvaluationConfig)
     encoding = build_config(arguments, EncodeConfig)
     check_encode(encoding)
-    check_effects(arguments, model, data, training, config, encoding)
+    check_effects(arguments, model, data, training, config, encoding, needs=_NEEDS)
     check_paths(config)
     output = Path(arguments.output)
     lock_output(arguments, output)
+    if config.suite == MTEB:
+        _evaluate_on_mteb(arguments, model, data, training, config, encoding, output)
+        return
 
     from raytriever.cluster.evaluation import evaluate_in_session
     from raytriever.evaluation.job import format_results
@@ -52,6 +60,28 @@ def main(words: list[str]) -> None:
     )
     show(format_results(results))
     show(f"\n{output / RESULTS}")
+
+
+def _evaluate_on_mteb(
+    arguments: argparse.Namespace,
+    model: ModelConfig,
+    data: DataConfig,
+    training: TrainingConfig,
+    config: EvaluationConfig,
+    encoding: EncodeConfig,
+    output: Path,
+) -> None:
+    from raytriever.cluster.mteb import run_mteb_in_session
+    from raytriever.evaluation.request import read_models
+    from raytriever.mteb.job import TABLE
+    from raytriever.mteb.request import build_mteb_job
+
+    models = read_models(arguments.models, model)
+    job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
+    results = run_mteb_in_session(job, encoding, output, arguments.fresh, warn)
+    show(results.table())
+    show(f"{output / TABLE}")
+    results.raise_failures()
 
 
 def _parser() -> Parser:

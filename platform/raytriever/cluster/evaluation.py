@@ -47,7 +47,7 @@ def evaluate_in_session(
     check_uri(tracking_uri())
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
-        workers = _workers(pool, Gauges(output.name)) if pool else Workers()
+        workers = pool_workers(pool, Gauges(output.name)) if pool else Workers()
         gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
@@ -56,7 +56,8 @@ def evaluate_in_session(
         return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
 
 
-def _workers(pool: ActorPool, gauges: Gauges) -> Workers:
+def pool_workers(pool: ActorPool, gauges: Gauges) -> Workers:
+    """Return functions that encode and search in actors, as many as the cluster has resources for."""
     resources = ray.cluster_resources()
     fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)

@@ -99,19 +99,12 @@ def plan_embeddings(
 
     `on_gpu` is whether GPUs encode it, which need larger shards.
     """
-    directory = resolve_model(config.model, config.revision)
-    files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
-    weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
     description, side_texts = retriever.description, SideTexts(dataset, side)
     prefix = (prompts or retriever.prompts_of(dataset.name))[side]
     length = description.query_length if side == "query" else description.passage_length
-    decides: list[Any] = [weights, content_tokenizer_json(retriever.tokenizer), description.towers]
-    # Earlier stores have digests without these, so they are only added to models that have them.
-    tower = retriever.query if side == "query" else retriever.passage
-    decides += [*head_text(list(tower.head)), *([] if description.pool_prompt else ["prompt not pooled"])]
     return EmbeddingPlan(
         model=config.model,
-        model_digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
+        model_digest=weights_digest(config, retriever, side),
         dataset=dataset.name,
         data_digest=side_texts.digest,
         side=side,
@@ -126,6 +119,18 @@ def plan_embeddings(
         shard_rows=shard_rows(len(side_texts.texts), on_gpu),
         batch_tokens=batch_tokens,
     )
+
+
+def weights_digest(config: ModelConfig, retriever: Retriever, side: Side) -> str:
+    """Return the SHA-256 over the weights of a model's directory, its tokenizer, and the head of a side's tower."""
+    directory = resolve_model(config.model, config.revision)
+    files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
+    weights = {str(file.relative_to(directory)): sha256_of(file) for file in files}
+    decides: list[Any] = [weights, content_tokenizer_json(retriever.tokenizer), retriever.description.towers]
+    # Earlier stores have digests without these, so they are only added to models that have them.
+    tower = retriever.query if side == "query" else retriever.passage
+    decides += [*head_text(list(tower.head)), *([] if retriever.description.pool_prompt else ["prompt not pooled"])]
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
 def encode_store(

@@ -65,6 +65,21 @@ def write_dataset_files(
         protocol: metrics and rules.
         seconds: time that each model took, encoding included.
     """
+    write_measured_files(folder, measured)
+    name = measured.source.name
+    for model in measured.models:
+        write_atomically(
+            folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, protocol, seconds[model])
+        )
+
+
+def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
+    """Write what was measured on one data set: TREC runs, pooled scores and results per query.
+
+    Args:
+        folder: directory of the evaluation.
+        measured: results on the data set.
+    """
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
@@ -75,9 +90,6 @@ def write_dataset_files(
         with disk_errors(scores):
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
-        write_atomically(
-            folder / "mteb" / model / f"{name}.json", mteb_content(measured, model, protocol, seconds[model])
-        )
     write_atomically(folder / "per_query" / f"{name}.json", per_query_content(measured))
 
 

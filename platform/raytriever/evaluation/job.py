@@ -298,12 +298,8 @@ def _collect(
         if source.is_divided:
             for part in measured.parts:
                 results.parts.setdefault(model, {})[measured.label(part)] = part.evaluations[model].metrics
-    counts = [part.judged.count_absent() for part in measured.parts]
     results.about[name] = {
-        "queries": sum(len(part.judged.queries) for part in measured.parts),
-        "documents": sum(len(part.dataset.documents) for part in measured.parts),
-        "split": source.split,
-        **{count: sum(one[count] for one in counts) for count in counts[0]},
+        **measured.counts(),
         **({"parts": source.labels} if source.is_divided else {}),
         **({"bm25": dict(analyses)} if analyses else {}),
         **({"prompts": dict(prompts)} if prompts else {}),

@@ -96,6 +96,16 @@ class DatasetMeasurement:
         rows = [testable_values(part.evaluations[model]) for part in self.parts]
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
+    def counts(self) -> dict[str, Any]:
+        """Return the queries, documents and absent relevant documents of all parts, and the split."""
+        absent = [part.judged.count_absent() for part in self.parts]
+        return {
+            "queries": sum(len(part.judged.queries) for part in self.parts),
+            "documents": sum(len(part.dataset.documents) for part in self.parts),
+            "split": self.source.split,
+            **{count: sum(one[count] for one in absent) for count in absent[0]},
+        }
+
     def pools(self, model: str) -> ScoredPools:
         """Return the scores of all parts in one pool."""
         return pool_scores([part.evaluations[model] for part in self.parts])

@@ -116,11 +116,13 @@ class DenseSystem:
     prompts: Prompts | None = None
 
     @cached_property
-    def _store(self) -> EmbeddingStore:
+    def store(self) -> EmbeddingStore:
+        """Embeddings of the corpus, encoded when they are first needed."""
         return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode, self.prompts)
 
     @cached_property
-    def _ties(self) -> Int64[ndarray, " documents"]:
+    def ties(self) -> Int64[ndarray, " documents"]:
+        """Place of each document among equal scores."""
         return tie_order(self.dataset.documents.ids)
 
     def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
@@ -135,19 +137,44 @@ class DenseSystem:
             ModelError: an embedding is not finite.
             DataError: as `evaluate.evaluate`.
         """
-        positions = self.dataset.relevant_queries(split)
-        embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
+        queries = self.encode(self.dataset.relevant_queries(split))
+        return evaluate(self.dataset, split, queries.search, queries.score, protocol, judged)
+
+    def encode(self, positions: Int64[ndarray, " queries"]) -> EncodedQueries:
+        """Encode queries of the data set by their positions, to search the store with them.
+
+        Raises:
+            ModelError: an embedding is not finite.
+        """
         row = np.full(len(self.dataset.queries), -1)
         row[positions] = np.arange(len(positions))
+        embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
+        return EncodedQueries(self, embeddings, row)
 
-        def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-            return self.workers.search(self._store, embeddings[row[positions]], depth, self._ties)
 
-        def score(of: ndarray, to: ndarray) -> Float32[ndarray, " pairs"]:
-            documents, index = np.unique(to, return_inverse=True)
-            return pair_scores(embeddings, self._store.read(documents), row[of], index)
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Queries of a dense system, encoded, with the two functions by which `evaluate.evaluate` uses a system.
 
-        return evaluate(self.dataset, split, search, score, protocol, judged)
+    Args:
+        system: the system; its corpus is encoded at the first search.
+        embeddings: embeddings of the queries.
+        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
+    """
+
+    system: DenseSystem
+    embeddings: Float32[ndarray, "queries width"]
+    row: Int64[ndarray, " all_queries"]
+
+    def search(self, positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and documents of the best results of queries, best first; see `search.exact.search_store`."""
+        system = self.system
+        return system.workers.search(system.store, self.embeddings[self.row[positions]], depth, system.ties)
+
+    def score(self, of: ndarray, to: ndarray) -> Float32[ndarray, " pairs"]:
+        """Return the scores of pairs of a query and a document, given by their positions."""
+        documents, index = np.unique(to, return_inverse=True)
+        return pair_scores(self.embeddings, self.system.store.read(documents), self.row[of], index)
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:

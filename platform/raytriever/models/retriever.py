@@ -30,7 +30,7 @@ from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention
 from raytriever.models.weights import check_tokens
-from raytriever.prompts import SIDES, Prompts, PromptTable, Side, check_length
+from raytriever.prompts import SIDES, TASK_TYPE, Prompts, PromptTable, Side, check_length
 
 log = logging.getLogger(__name__)
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
@@ -104,13 +104,13 @@ class Retriever(nn.Module):
         dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[next(self.parameters()).dtype]
         return ", ".join([first, *head_text(list(self.query.head)), *others, dtype])
 
-    def prompts_of(self, *names: str) -> Prompts:
+    def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
         """Return the prompts of a data set with these names; see `raytriever.prompts`.
 
         Raises:
             ModelError: a prompt leaves no token for the text.
         """
-        prompts = self.prompts.of(*names)
+        prompts = self.prompts.of(*names, task_type=task_type)
         for side in SIDES:
             self.check_prompt(prompts[side], side)
         return prompts

@@ -35,11 +35,23 @@ REPOSITORY = Path(__file__).parents[3]
             "--calibration-split: letters is measured on",
         ),
         ("--datasets LETTERS --baseline bm25", "--baseline: 'bm25' is none of the models; choose from minilm"),
+        (
+            "--suite mteb --tasks SciFact --datasets LETTERS",
+            "--datasets: has no effect with --suite mteb; leave it out",
+        ),
+        ("--suite mteb --tasks SciFact --split dev", "--split: has no effect with --suite mteb; leave it out"),
+        ("--datasets LETTERS --benchmark BEIR", "--benchmark: has no effect without --suite; leave it out"),
         ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; give one another name"),
     ],
 )
 def test_evaluate_refuses(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:
     assert expected in error_line("evaluate", *(word.replace("LETTERS", str(letters)) for word in words.split()))
+
+
+def test_without_mteb_the_extra_is_named(error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mteb", None)
+    line = error_line("evaluate", "--suite", "mteb", "--tasks", "SciFact")
+    assert line == "--suite mteb: requires the package mteb; pip install 'raytriever[mteb]'"
 
 
 def test_judgements_of_another_corpus(error_line: ErrorLine, letters: Path) -> None:

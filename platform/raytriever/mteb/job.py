@@ -1,0 +1,269 @@
+"""Evaluation of models on tasks of MTEB, task by task, with results in the layout of MTEB's `ResultCache`.
+
+    OUTPUT/results/MODEL/REVISION/TASK.json, model_meta.json, run_settings.jsonl   written by MTEB
+    OUTPUT/results/MODEL/REVISION/retrieval/TASK/                                  our figures of a retrieval task
+    OUTPUT/table.md                                                                all tasks in one table
+
+A task is finished when its result and, for retrieval, our figures of all its splits exist. The same command continues
+after the last finished task, and inside a task after the last encoded shard of its corpus.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytriever.errors import ConfigError, DataError
+from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.request import EvaluatedModel
+from raytriever.evaluation.systems import Encoders, Workers
+from raytriever.models.precision import choose_precision, default_device
+from raytriever.mteb.request import MtebJob
+from raytriever.mteb.search import TaskSearch
+from raytriever.storage import check_writable, write_atomically
+from raytriever.terminal import markdown_table
+
+TABLE = "table.md"
+# Called with a model, a task and our figures on it.
+OnResult = Callable[[str, str, Mapping[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """Result of a model on a task: MTEB's main score, and the means of our figures over the splits of the task."""
+
+    model: str
+    task: str
+    kind: str
+    main: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class MtebResults:
+    """Results of all models, and a line for each task that could not be evaluated, by the task's name."""
+
+    scores: list[TaskScore] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> str:
+        """Return a Markdown table: a row for each model and task, with the mean of the main scores of each model."""
+        names = list(dict.fromkeys(name for row in self.scores for name in row.metrics))
+        rows = [("model", "task", "type", "main score", *map(metric_title, names))]
+        for model in dict.fromkeys(row.model for row in self.scores):
+            own = [row for row in self.scores if row.model == model]
+            rows += [
+                (
+                    model,
+                    row.task,
+                    row.kind,
+                    f"{row.main:.4f}",
+                    *(f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names),
+                )
+                for row in own
+            ]
+            if len(own) > 1:
+                mean = f"{np.mean([row.main for row in own]):.4f}"
+                rows.append((model, f"mean over {len(own)} tasks", "", mean, *("" for _ in names)))
+        return markdown_table(rows, right=3) if self.scores else ""
+
+    def raise_failures(self) -> None:
+        """Raise `DataError` that names the tasks without a result, if there are any."""
+        if self.failures:
+            raise DataError(
+                f"no result of {', '.join(self.failures)}", None, "run the same command again to try them once more"
+            )
+
+
+def run_mteb(
+    job: MtebJob,
+    output: Path,
+    fresh: bool,
+    log: Callable[[str], None],
+    workers: Workers | None = None,
+    on_result: OnResult | None = None,
+) -> MtebResults:
+    """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded, the others go on.
+
+    Args:
+        job: models and tasks.
+        output: folder of MTEB's cache.
+        fresh: remove earlier results of the models in it.
+        log: called with a line for each step of the work.
+        workers: functions that encode and search.
+        on_result: called with a model, a task and our figures as soon as they exist.
+
+    Raises:
+        UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
+    """
+    from mteb import ResultCache
+
+    _check_output(output)
+    check_writable(output)
+    device = default_device()
+    encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
+    cache = ResultCache(cache_path=output)
+    runs = [_ModelRun(job, model, encoders, cache, workers or Workers(), log) for model in job.models]
+    for run in runs:
+        run.check_revision(fresh)
+    results = MtebResults()
+    for run in runs:
+        for task in job.tasks:
+            try:
+                score = run.evaluate(task)
+            except DataError as error:
+                results.failures[task.metadata.name] = str(error)
+                log(f"MISSING: {error}")
+            else:
+                results.scores.append(score)
+                if on_result is not None:
+                    on_result(score.model, score.task, score.metrics)
+    write_atomically(output / TABLE, results.table())
+    return results
+
+
+def _check_output(output: Path) -> None:
+    if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
+        raise ConfigError("is not empty and holds no results of MTEB", f"--output {output}", "give another directory")
+
+
+@dataclass
+class _ModelRun:
+    """One model on all tasks."""
+
+    job: MtebJob
+    model: EvaluatedModel
+    encoders: Encoders
+    cache: Any
+    workers: Workers
+    log: Callable[[str], None]
+
+    def check_revision(self, fresh: bool) -> None:
+        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`.
+
+        Raises:
+            ConfigError: the folder of the model holds another revision.
+        """
+        meta = self._searcher(self.job.tasks[0]).mteb_model_meta
+        revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
+        if fresh:
+            shutil.rmtree(revision.parent, ignore_errors=True)
+        others = sorted(one.name for one in revision.parent.glob("*") if one.is_dir() and one.name != revision.name)
+        if others:
+            raise ConfigError(
+                f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}",
+                f"--output {self.cache.cache_path}",
+                "give another --output, or --fresh to remove them",
+            )
+
+    def evaluate(self, task: Any) -> TaskScore:
+        """Return the result of a task: the stored one, or a new one, which is stored.
+
+        Raises:
+            DataError: the data of the task cannot be loaded or read.
+        """
+        from mteb.abstasks import AbsTaskRetrieval
+        from mteb.abstasks.aggregated_task import AbsTaskAggregate
+
+        searcher = self._searcher(task)
+        is_retrieval = isinstance(task, AbsTaskRetrieval)
+        name = task.metadata.name
+        stored = self._stored(task, searcher)
+        figures = searcher.figures() if is_retrieval else {}
+        if stored is not None and figures is not None:
+            self.log(f"{name}: {self.model.name} was evaluated before, see {searcher.folder}")
+            return self._score(task, stored, figures)
+        if isinstance(task, AbsTaskAggregate):
+            for part in task.tasks:
+                self.evaluate(part)
+        else:
+            self._load(task, is_retrieval)
+        self.log(f"{name}: {task.metadata.type}, {self.model.name}")
+        try:
+            result = self._run(searcher, task, again=is_retrieval)
+        finally:
+            if not isinstance(task, AbsTaskAggregate):
+                task.unload_data()
+        return self._score(task, result, (searcher.figures() if is_retrieval else {}) or {})
+
+    def _run(self, searcher: TaskSearch, task: Any, again: bool) -> Any:
+        import mteb
+
+        results = mteb.evaluate(
+            searcher,
+            task,
+            cache=self.cache,
+            overwrite_strategy="always" if again else "only-missing",
+            encode_kwargs={"batch_size": 32, "show_progress_bar": False},
+            show_progress_bar=False,
+            co2_tracker=False,
+        )
+        return results.task_results[0]
+
+    def _searcher(self, task: Any) -> TaskSearch:
+        config = self.model.config
+        assert config is not None
+        searcher = TaskSearch(
+            config=config,
+            retriever=self.encoders[self.model.name],
+            label=self.model.name,
+            task=task,
+            measures=self.job.measures,
+            folder=Path(),
+            workers=self.workers,
+            log=self.log,
+        )
+        searcher.folder = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta).parent
+        return searcher
+
+    def _stored(self, task: Any, searcher: TaskSearch) -> Any:
+        """Return MTEB's result of a task if it is complete; a damaged one, from a killed command, is removed."""
+        path = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta)
+        try:
+            result = self.cache.load_task_result(task.metadata.name, searcher.mteb_model_meta)
+        except ValueError:  # of JSON, or of a field
+            self.log(f"{path}: is damaged; the task is evaluated again")
+            path.unlink()
+            return None
+        return None if result is None or result.get_missing_evaluations(task) else result
+
+    def _load(self, task: Any, is_retrieval: bool) -> None:
+        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it.
+
+        Raises:
+            DataError: the data cannot be downloaded or read.
+        """
+        splits, chosen_on = list(task.eval_splits), self.job.measures.calibration_split
+        if is_retrieval and self.job.measures.aims and chosen_on not in splits:
+            try:
+                task.filter_eval_splits([*splits, chosen_on]).load_data()
+            except Exception:  # the libraries have no common error for a split that does not exist
+                task.unload_data()
+            finally:
+                task.filter_eval_splits(splits)
+        try:
+            task.load_data()
+        except Exception as error:  # of the network, the hub, a loading script or a file
+            raise DataError(
+                f"the data set {task.metadata.dataset['path']} cannot be loaded ({_first_line(error)})",
+                task.metadata.name,
+                "go online, or leave the task out",
+            ) from error
+
+    def _score(self, task: Any, result: Any, figures: Mapping[str, Mapping[str, Any]]) -> TaskScore:
+        rows = [
+            metrics for content in figures.values() for sets in content["models"].values() for metrics in sets.values()
+        ]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        metrics = {name: float(np.mean([row[name] for row in rows if row.get(name) is not None])) for name in names}
+        return TaskScore(self.model.name, task.metadata.name, task.metadata.type, float(result.get_score()), metrics)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,134 @@
+"""Request of an evaluation on MTEB: its models, its tasks by name or benchmark, and our figures. All is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytriever.errors import ConfigError
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.pooled_scores import parse_aims
+from raytriever.evaluation.protocol import read_metrics
+from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
+from raytriever.mteb.encoder import require_mteb
+from raytriever.mteb.search import Measures
+from raytriever.options import did_you_mean
+
+SUITE = "--suite mteb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtebJob:
+    """Models and tasks of an evaluation on MTEB.
+
+    Args:
+        models: at least one dense model.
+        tasks: tasks of MTEB, `mteb.AbsTask`.
+        measures: our figures on retrieval tasks.
+        precision: arithmetic of encoding, `fp32` or `bf16`. It is fp32 by default on every device, so that results
+            of different machines compare.
+    """
+
+    models: Sequence[EvaluatedModel]
+    tasks: Sequence[Any]
+    measures: Measures = field(default_factory=Measures)
+    precision: str = "fp32"
+
+
+def build_mteb_job(
+    models: Sequence[EvaluatedModel],
+    config: EvaluationConfig,
+    aims: Sequence[str],
+    precision: str | None,
+    max_bad_rows: float,
+) -> MtebJob:
+    """Build the request that settings describe, with hub models pinned to commits.
+
+    Args:
+        models: at least one model.
+        config: tasks or benchmark, metrics and the calibration split.
+        aims: wanted precisions and recalls, such as `precision=0.9`.
+        precision: `fp32` or `bf16`; None for fp32.
+        max_bad_rows: accepted share of bad rows, 0 to 1.
+
+    Raises:
+        ConfigError: MTEB is not installed, a task, a benchmark, a metric or an aim is unknown, a task needs images or
+            sounds, or a model is no encoder.
+        ModelError: see `evaluation.request.pin_models`.
+    """
+    require_mteb(SUITE)
+    for model in models:
+        if model.config is None:
+            raise ConfigError(f"{BM25} is no encoder", "--model", f"leave it out with {SUITE}")
+    metrics = read_metrics(config.metrics)
+    if any(name.startswith("accuracy_at_") for name in metrics):
+        raise ConfigError("MTEB's data sets hold no answers", "--metrics", "leave acc@K out")
+    measures = Measures(
+        metrics=metrics,
+        aims=tuple(parse_aims(aims)),
+        calibration_split=config.calibration_split,
+        max_bad_rows=max_bad_rows,
+    )
+    tasks = read_tasks(config.tasks, config.benchmark)
+    return MtebJob(models=pin_models(models), tasks=tasks, measures=measures, precision=precision or MtebJob.precision)
+
+
+def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
+    """Return tasks of MTEB.
+
+    Args:
+        names: names of tasks, separated by commas.
+        benchmark: name of a benchmark, such as `MTEB(eng, v2)`, if no tasks are named.
+
+    Raises:
+        ConfigError: neither or both are given, a name is unknown, or a task needs images or sounds.
+    """
+    import mteb
+
+    words = [word.strip() for word in (names or "").split(",") if word.strip()]
+    if bool(words) == bool(benchmark):
+        what = "both --tasks and --benchmark are given" if words else "neither --tasks nor --benchmark is given"
+        raise ConfigError(what, SUITE, "name tasks by --tasks NAME,... or one benchmark by --benchmark")
+    if benchmark:
+        tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
+    else:
+        tasks = [_look_up(mteb.get_task, word, "task", _task_names) for word in dict.fromkeys(words)]
+    for task in tasks:
+        others = sorted(set(task.metadata.modalities) - {"text"})
+        if others:
+            raise ConfigError(
+                f"{task.metadata.name} needs {' and '.join(others)}", SUITE, "raytriever encodes texts; leave it out"
+            )
+    return tasks
+
+
+def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[], list[str]]) -> Any:
+    try:
+        return find(name)
+    except KeyError:
+        raise ConfigError(
+            f"unknown {kind} {name!r}", f"--{kind}{'s' * (kind == 'task')}", _suggest(name, names())
+        ) from None
+
+
+def _suggest(name: str, names: list[str]) -> str:
+    """Return the nearest name without regard to case; a list of a thousand names would help nobody."""
+    folded = {each.casefold(): each for each in names}
+    remedy = did_you_mean(name.casefold(), folded)
+    if not remedy.startswith("did"):
+        return "see https://docs.mteb.org for the names"
+    return f"did you mean {folded[remedy.split(chr(39))[1]]!r}?"
+
+
+def _task_names() -> list[str]:
+    import mteb
+
+    tasks = mteb.get_tasks(exclude_superseded=False, exclude_private=False, exclude_beta=False)
+    return [task.metadata.name for task in tasks]
+
+
+def _benchmark_names() -> list[str]:
+    import mteb
+
+    return [name for one in mteb.get_benchmarks() for name in (one.name, *(one.aliases or ()))]

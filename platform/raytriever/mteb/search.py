@@ -1,0 +1,280 @@
+"""Search of a retrieval or reranking task: MTEB's `SearchProtocol` by our encoders, exact search and evaluation.
+
+MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
+encoded by the pool of the evaluation and searched exactly, once. The same results give our figures: the metrics of
+`--metrics` with the pooled AUC, thresholds, and results per query, in a directory next to MTEB's result of the task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import StorageError
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.files import write_measured_files, write_summary_files
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.names import safe_name
+from raytriever.evaluation.pooled_scores import auc_rows, calibration_rows
+from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.results import Results, read_results
+from raytriever.evaluation.systems import DenseSystem, EncodedQueries, Workers
+from raytriever.metrics.calibration import Aim
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever
+from raytriever.mteb.corpus import SPLIT, open_split
+from raytriever.mteb.encoder import MtebEncoder
+from raytriever.prompts import names_of_task
+from raytriever.storage import committed_directory, read_manifest
+
+# Folder of our directories, next to MTEB's results of a model.
+RETRIEVAL = "retrieval"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """Figures of ours on each retrieval task.
+
+    Args:
+        metrics: names as in `Protocol.metrics`.
+        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
+        calibration_split: split of the task's data set; tasks without it get no thresholds.
+        max_bad_rows: accepted share of bad rows, 0 to 1.
+    """
+
+    metrics: tuple[str, ...] = Protocol().metrics
+    aims: Sequence[tuple[Aim, float]] = ()
+    calibration_split: str = "dev"
+    max_bad_rows: float = 0.01
+
+    @property
+    def key(self) -> str:
+        """Digest of all that decides the figures of a model on a task."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(kw_only=True)
+class TaskSearch(MtebEncoder):
+    """One model on one task of MTEB: passes as a model for `mteb.evaluate`.
+
+    Args:
+        config: settings of how texts are read.
+        retriever: loaded with `config`.
+        label: name of the model in tables, and in MTEB if it is a local one.
+        task: the task, with its data loaded where it is a retrieval task.
+        measures: figures of ours.
+        folder: MTEB's folder of the model's results.
+        workers: functions that encode and search.
+        log: called with a line for each step of the work.
+    """
+
+    config: ModelConfig
+    retriever: Retriever
+    label: str | None
+    task: Any
+    measures: Measures
+    folder: Path
+    workers: Workers = field(default_factory=Workers)
+    log: Callable[[str], None] = print
+
+    def index(self, corpus: Any, **about: Any) -> None:
+        """Keep the corpus until the queries arrive, as MTEB's own wrapper does; see MTEB's `SearchProtocol`."""
+        self._corpus = corpus
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        top_k: int,
+        encode_kwargs: Any = None,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        num_proc: int | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Search the corpus, and write our figures; see MTEB's `SearchProtocol`.
+
+        Args:
+            queries: the queries, a `datasets.Dataset`.
+            task_metadata: metadata of the task.
+            hf_split: split of the task.
+            hf_subset: subset of the task.
+            top_k: number of results of each query.
+            encode_kwargs: settings of other encoders, which are not used.
+            top_ranked: candidates of each query, of which results are chosen; None for all documents.
+            num_proc: processes of MTEB's own encoders, which are not used.
+            kwargs: further arguments of later versions of MTEB.
+
+        Returns:
+            Scores by query and document.
+
+        Raises:
+            UserError: the data cannot be read or encoded.
+        """
+        judged = self.task.dataset[hf_subset][hf_split]["relevant_docs"]
+        dataset = self._open(self._corpus, queries, judged)
+        ranked = RankedQueries.of(self._system(dataset), top_k, top_ranked)
+        self._measure(dataset, ranked, hf_subset, hf_split)
+        return ranked.results(list(queries["id"]))
+
+    def label_of(self, subset: str, split: str) -> str:
+        """Return the name of a subset and split of the task in tables and file names."""
+        parts = [self.task.metadata.name, *([subset] if subset != "default" else [])]
+        return safe_name("-".join([*parts, *([split] if len(self.task.eval_splits) > 1 else [])]))
+
+    def directories(self) -> dict[str, Path]:
+        """Return our directory of each subset and split of the task, by its name."""
+        labels = [self.label_of(subset, split) for split in self.task.eval_splits for subset in self.task.hf_subsets]
+        return {label: self.folder / RETRIEVAL / label for label in labels}
+
+    def figures(self) -> dict[str, dict[str, Any]] | None:
+        """Return the content of `results.json` of each directory; None if one is missing or of other settings."""
+        contents = {}
+        for label, folder in self.directories().items():
+            try:
+                if read_manifest(folder, verify=False)["meta"].get("key") != self.measures.key:
+                    return None
+                contents[label] = read_results(folder)
+            except StorageError:
+                return None
+        return contents
+
+    def _open(self, corpus: Any, queries: Any, judged: Mapping[str, Mapping[str, int]]) -> RetrievalDataset:
+        metadata = self.task.metadata
+        dataset = open_split(
+            corpus, queries, judged, metadata, safe_name(metadata.name)[:100], self.measures.max_bad_rows
+        )
+        if dataset.quarantine.total:
+            self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
+        return dataset
+
+    def _system(self, dataset: RetrievalDataset) -> DenseSystem:
+        metadata = self.task.metadata
+        prompts = self.retriever.prompts_of(*names_of_task(metadata.name), task_type=metadata.type)
+        if str(prompts):
+            self.log(f"{metadata.name}: {self.label}: {prompts}")
+        return DenseSystem(dataset, self.config, self.retriever, self.workers, prompts)
+
+    def _measure(self, dataset: RetrievalDataset, ranked: RankedQueries, subset: str, split: str) -> None:
+        label, model = self.label_of(subset, split), self.label or "model"
+        protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
+        judged = select_judged_queries(dataset, SPLIT, protocol)
+        evaluation = evaluate(dataset, SPLIT, ranked.search, ranked.encoded.score, protocol, judged)
+        calibration = self._calibrate(subset, split, protocol)
+        measured = DatasetMeasurement(
+            EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
+            [PartMeasurement(label, dataset, judged, {model: evaluation}, {model: calibration} if calibration else {})],
+        )
+        aims = self.measures.aims if calibration else ()
+        results = Results(
+            models={model: {label: measured.metrics(model)}},
+            about={label: measured.counts()},
+            auc_intervals=auc_rows(measured),
+            calibration=calibration_rows(measured, self.measures.calibration_split, aims) if aims else [],
+        )
+        request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
+        request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
+        meta = {"kind": "evaluation", "key": self.measures.key}
+        with committed_directory(self.directories()[label], meta, replace=True) as folder:
+            write_measured_files(folder, measured)
+            write_summary_files(folder, results, request, split, [])
+
+    def _calibrate(self, subset: str, split: str, protocol: Protocol) -> Evaluation | None:
+        """Measure the split on which thresholds are chosen; None without aims or if the task has no such split."""
+        chosen_on = self.measures.calibration_split
+        if not self.measures.aims:
+            return None
+        data = self.task.dataset[subset].get(chosen_on)
+        if data is None or chosen_on == split:
+            reason = f"has no split {chosen_on!r}" if data is None else f"is measured on {chosen_on!r} itself"
+            self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
+            return None
+        dataset = self._open(data["corpus"], data["queries"], data["relevant_docs"])
+        return self._system(dataset).evaluate(SPLIT, replace(protocol, metrics=(AUC,)))
+
+
+@dataclass
+class RankedQueries:
+    """Results of all queries of a data set: they are searched once, as deep as MTEB or our metrics need.
+
+    Args:
+        encoded: the encoded queries, all of the data set.
+        top_k: number of results of each query for MTEB.
+        candidates: positions of the documents of which the results of each query are chosen; None for all.
+    """
+
+    encoded: EncodedQueries
+    top_k: int
+    candidates: list[ndarray] | None
+    _ranking: tuple[ndarray, ndarray] | None = None
+
+    @classmethod
+    def of(cls, system: DenseSystem, top_k: int, top_ranked: Mapping[str, Sequence[str]] | None) -> RankedQueries:
+        """Encode all queries of a system's data set."""
+        dataset = system.dataset
+        encoded = system.encode(np.arange(len(dataset.queries)))
+        if top_ranked is None:
+            return cls(encoded, top_k, None)
+        position = {name: row for row, name in enumerate(dataset.documents.ids)}
+        candidates = [
+            np.array(sorted({position[one] for one in top_ranked.get(query, ()) if one in position}), np.int64)
+            for query in dataset.queries.ids
+        ]
+        return cls(encoded, top_k, candidates)
+
+    def search(self, positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and documents of queries, best first, -1 for no document; see `evaluate.Search`."""
+        scores, documents = self._deepest(depth)
+        return scores[positions, :depth], documents[positions, :depth]
+
+    def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return the `top_k` scores of queries by document, as MTEB reads them."""
+        ids, known = self._dataset.documents.ids, self._dataset.queries.ids
+        rows = dict(zip(known, zip(*(one.tolist() for one in self._limited), strict=True), strict=True))
+        return {
+            query: {str(ids[document]): score for score, document in zip(*rows[query], strict=True) if document >= 0}
+            for query in queries
+            if query in rows
+        }
+
+    @property
+    def _dataset(self) -> RetrievalDataset:
+        return self.encoded.system.dataset
+
+    @property
+    def _limited(self) -> tuple[ndarray, ndarray]:
+        return self.search(np.arange(len(self._dataset.queries)), self.top_k)
+
+    def _deepest(self, depth: int) -> tuple[ndarray, ndarray]:
+        if self.candidates is not None:
+            return self._reranked
+        depth = min(len(self._dataset.documents), max(depth, self.top_k))
+        if self._ranking is None or self._ranking[0].shape[1] < depth:
+            self._ranking = self.encoded.search(np.arange(len(self._dataset.queries)), depth)
+        return self._ranking
+
+    @cached_property
+    def _reranked(self) -> tuple[ndarray, ndarray]:
+        """Scores and documents of the candidates of each query, best first; -1 fills the rows."""
+        assert self.candidates is not None
+        counts = np.array([len(one) for one in self.candidates])
+        owner, documents = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.candidates)
+        scores = self.encoded.score(owner, documents)
+        order = np.lexsort((self.encoded.system.ties[documents], -scores, owner))
+        column = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        shape = (len(counts), max(1, int(counts.max(initial=0))))
+        table, ranking = np.full(shape, -np.inf, np.float32), np.full(shape, -1)
+        table[owner, column], ranking[owner, column] = scores[order], documents[order]
+        return table, ranking

@@ -1,0 +1,211 @@
+"""Tasks of MTEB by our encoders and exact search: MTEB's own figures and files, with ours next to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raytriever as rt
+from raytriever.errors import ConfigError
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.request import EvaluatedModel
+from raytriever.evaluation.results import read_results
+from raytriever.models.config import ModelConfig
+
+SUPPORT = Path(__file__).parents[2] / "support"
+sys.path.append(str(SUPPORT))
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MTEB alone takes five seconds to import
+NAMES = "TinyRetrieval,TinyReranking,TinySimilarity"
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from library_losses import write_model
+
+    path = tmp_path_factory.mktemp("library") / "tiny"
+    write_model(path)
+    return path
+
+
+@pytest.fixture
+def tasks() -> list[Any]:
+    from mteb_tasks import TinyReranking, TinyRetrieval, TinySimilarity
+
+    return [TinyRetrieval(), TinyReranking(), TinySimilarity()]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def scores_of(result: Any) -> dict[str, float]:
+    return {name: value for name, value in result.scores["test"][0].items() if isinstance(value, float)}
+
+
+def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> tuple[Any, list[str]]:
+    from raytriever.mteb.job import run_mteb
+    from raytriever.mteb.request import MtebJob
+
+    lines: list[str] = []
+    models = [EvaluatedModel("tiny", ModelConfig(model=str(encoder), **settings.pop("config", {})))]
+    fresh = settings.pop("fresh", False)
+    return run_mteb(MtebJob(models=models, tasks=tasks, **settings), output, fresh, lines.append), lines
+
+
+def test_scores_are_those_of_mteb_with_sentence_transformers(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    import mteb
+    from sentence_transformers import SentenceTransformer
+
+    results, _ = evaluate(encoder, tasks, tmp_path / "out")
+    library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True)
+    cached = mteb.ResultCache(cache_path=tmp_path / "out").load_results(models=["tiny"])
+    stored = {one.task_name: one for one in cached.model_results[0].task_results}
+    for task, row in zip(tasks, results.scores, strict=True):
+        for model in (library, rt.load_model(encoder, precision="fp32")):
+            own = mteb.evaluate(model, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
+            expected = scores_of(own.task_results[0])
+            found = scores_of(stored[row.task])
+            assert len(expected) > 3
+            for name in expected:
+                if "nauc" not in name:  # areas of differences of hardly anything
+                    assert found[name] == pytest.approx(expected[name], abs=1e-4), (row.task, name)
+    assert 0.05 < results.scores[0].metrics["ndcg_at_10"] < 0.95
+    assert results.scores[0].metrics["ndcg_at_10"] == pytest.approx(results.scores[0].main, abs=1e-4)
+
+
+def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    from raytriever.mteb.search import Measures
+
+    measures = Measures(metrics=("ndcg_at_10", "auc"), aims=(("precision", 0.1),))
+    evaluate(encoder, tasks[:2], tmp_path / "out", measures=measures)
+    [meta] = (tmp_path / "out" / "results" / "tiny").glob("*/model_meta.json")
+    assert json.loads(meta.read_text())["revision"] == meta.parent.name
+    [names] = [sorted(path.name for path in (meta.parent / "retrieval").iterdir() if path.is_dir())]
+    assert names == ["TinyReranking", "TinyRetrieval"]
+    folder = meta.parent / "retrieval" / "TinyRetrieval"
+    content = read_results(folder)
+    assert content["auc_intervals"][0]["auc"] == pytest.approx(content["models"]["tiny"]["TinyRetrieval"]["auc"])
+    assert content["calibration"][0]["chosen_on"] == "dev"
+    assert content["about"]["TinyRetrieval"]["documents"] == 60
+    per_query = json.loads((folder / "per_query" / "TinyRetrieval.json").read_text())
+    assert len(per_query["queries"]) == 21
+    lines = (folder / "runs" / "tiny.TinyRetrieval.trec").read_text().splitlines()
+    assert not [line for line in lines if line.split()[0] == line.split()[2]]  # `ignore_identical_ids`
+
+
+def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    import mteb
+    from mteb_tasks import register
+    from sentence_transformers import SentenceTransformer
+
+    register()  # MTEB ignores prompts of tasks that it does not know
+    prompts = {
+        "TinyRetrieval-query": "ka lo ",
+        "Reranking-document": "mi ru ",
+        "STS": "ten sha ",
+        "query": "vor el ",
+        "document": "",
+    }
+    library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True, prompts=prompts)
+    library.save(str(tmp_path / "prompted"))
+    results, _ = evaluate(tmp_path / "prompted", tasks, tmp_path / "out")
+    plain, _ = evaluate(encoder, tasks, tmp_path / "plain")
+    for task, row, other in zip(tasks, results.scores, plain.scores, strict=True):
+        wrapped = mteb.SentenceTransformerEncoderWrapper(library, model_prompts=prompts)
+        own = mteb.evaluate(wrapped, type(task)(), cache=None, show_progress_bar=False, co2_tracker=False)
+        assert row.main == pytest.approx(own.task_results[0].get_score(), abs=1e-4)
+        assert row.main != pytest.approx(other.main, abs=1e-4)
+
+
+def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", NAMES]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out")]
+    killed = subprocess.run(command, env={**os.environ, "KILL_IN_RERANKING": "1"}, capture_output=True, text=True)
+    assert killed.returncode == -9
+    [first] = (tmp_path / "out" / "results" / "tiny").glob("*/TinyRetrieval.json")
+    before = first.stat().st_mtime_ns, first.read_bytes()
+    (first.parent / "TinyReranking.json").write_text('{"task_name": "Tiny')  # MTEB's writer was killed half-way
+    resumed = subprocess.run(command, capture_output=True, text=True)
+    assert resumed.returncode == 0, resumed.stderr
+    assert (first.stat().st_mtime_ns, first.read_bytes()) == before
+    assert "TinyRetrieval: tiny was evaluated before" in resumed.stderr
+    assert "is damaged; the task is evaluated again" in resumed.stderr
+    assert sorted(path.stem for path in first.parent.glob("Tiny*.json")) == sorted(NAMES.split(","))
+    assert "mean over 3 tasks" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_data_set_that_cannot_be_loaded_leaves_the_others(encoder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", "FarAway,TinySimilarity"]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "MISSING: FarAway: the data set nobody/no-such-data-set cannot be loaded" in done.stderr
+    assert "error: no result of FarAway" in done.stderr.splitlines()[-1]
+    assert "| tiny | TinySimilarity | STS |" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_results_of_another_revision_are_refused_or_removed(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "copy" / "tiny"
+    other.parent.mkdir()
+    subprocess.run(["cp", "-r", str(encoder), str(other)], check=True)
+    evaluate(other, tasks[2:], tmp_path / "out")
+    [revision] = (tmp_path / "out" / "results" / "tiny").iterdir()
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if weights[name].dtype == torch.float32)
+    save_file(weights | {name: weights[name] + 1}, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=f"holds results of revision {revision.name} of tiny.*--fresh"):
+        evaluate(other, tasks[2:], tmp_path / "out")
+    evaluate(other, tasks[2:], tmp_path / "out", fresh=True)
+    [replaced] = (tmp_path / "out" / "results" / "tiny").iterdir()
+    assert replaced.name != revision.name
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds no results of MTEB"):
+        evaluate(other, tasks[2:], tmp_path / "notes")
+
+
+def test_settings_of_the_user_have_a_folder_of_their_own(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    evaluate(encoder, tasks[2:], tmp_path / "out")
+    evaluate(encoder, tasks[2:], tmp_path / "out", config={"truncate_dim": 8})
+    paths = sorted(path.relative_to(tmp_path / "out" / "results") for path in tmp_path.rglob("TinySimilarity.json"))
+    assert [len(path.parts) for path in paths] == [3, 5]
+    assert paths[1].parts[2:4] == ("experiments", "truncate_dim_8")
+
+
+def test_unknown_names_are_suggested() -> None:
+    from raytriever.mteb.request import read_tasks
+
+    for tasks, benchmark, message in (
+        ("scifacts", None, "--tasks: unknown task 'scifacts'; did you mean 'SciFact'?"),
+        (None, "MTEB(eng, v3)", "--benchmark: unknown benchmark 'MTEB(eng, v3)'; did you mean 'MTEB(eng, v2)'?"),
+        (None, "nanobeir", "--benchmark: unknown benchmark 'nanobeir'; did you mean 'NanoBEIR'?"),
+        ("SciFact", "BEIR", "--suite mteb: both --tasks and --benchmark are given"),
+        (None, None, "--suite mteb: neither --tasks nor --benchmark is given"),
+        ("VidoreArxivQARetrieval", None, "VidoreArxivQARetrieval needs image"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            read_tasks(tasks, benchmark)
+        assert message in str(raised.value)
+    for benchmark in ("MTEB(eng, v2)", "BEIR", "NanoBEIR", "BRIGHT", "LongEmbed"):
+        assert read_tasks(None, benchmark)
+
+
+def test_bm25_is_no_model_of_mteb() -> None:
+    from raytriever.mteb.request import build_mteb_job
+
+    config = EvaluationConfig(suite="mteb", tasks="SciFact")
+    with pytest.raises(ConfigError, match="bm25 is no encoder"):
+        build_mteb_job([EvaluatedModel("bm25", None)], config, [], None, 0.01)

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 # Published names of models that have a short name here.
 _PUBLISHED = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}
 
+# Functions of MTEB by the methods of an encoder, for each similarity.
+_FUNCTIONS = {
+    "similarity": {"cosine": "cos_sim", "dot": "dot_score"},
+    "similarity_pairwise": {"cosine": "pairwise_cos_sim", "dot": "pairwise_dot_score"},
+}
+
 
 class MtebEncoder:
     """Methods by which an encoder passes as a model for `mteb.evaluate`.
@@ -116,17 +122,16 @@ class MtebEncoder:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the similarity of each embedding of the first with each of the second: `[first, second]`."""
-        from mteb import similarity_functions as functions
-
-        is_cosine = self.retriever.description.similarity == "cosine"
-        return (functions.cos_sim if is_cosine else functions.dot_score)(embeddings1, embeddings2)
+        return self._function("similarity")(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> torch.Tensor:
         """Return the similarity of each embedding of the first with that of the second in the same row: `[rows]`."""
-        from mteb import similarity_functions as functions
+        return self._function("similarity_pairwise")(embeddings1, embeddings2)
 
-        is_cosine = self.retriever.description.similarity == "cosine"
-        return (functions.pairwise_cos_sim if is_cosine else functions.pairwise_dot_score)(embeddings1, embeddings2)
+    def _function(self, name: str) -> Any:
+        from mteb import similarity_functions
+
+        return getattr(similarity_functions, _FUNCTIONS[name][self.retriever.description.similarity])
 
     @cached_property
     def _has_length_one(self) -> bool:

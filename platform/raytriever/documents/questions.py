@@ -131,6 +131,8 @@ def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int
         chosen = choose_columns(where, columns, ROLES, named, _REMEDY)
         rows = ((line, _named(raw, chosen)) for line, raw in numbered_rows(where))
         return rows, _description("", chosen)
+    if not re.search(r"\.[ct]sv(\.gz)?$", where):
+        raise DataError("is neither CSV, TSV nor JSONL", where, "save it as one of them, with this ending of its name")
     table = TableFile.open(where)
     chosen = choose_columns(where, table.columns, ROLES, named, _REMEDY)
     positions = {role: table.columns.index(column) for role, column in chosen.items()}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import datasets
     import pandas
 
+    from raytriever.api.models import ModelLike
+
 Texts = Mapping[str, "str | Mapping[str, str]"]
 Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
 
@@ -33,9 +35,10 @@ Grades = Mapping[str, Mapping[str, Mapping[str, int]]]
 class Dataset:
     """Checked data set for retrieval: documents, queries, and which documents answer which query.
 
-    It is made by `load_dataset`, or from data in memory by `from_dict`, `from_pandas`, `from_csv` or
-    `from_huggingface`. Data in memory is written once to the cache, under the digest of its content, and then checked
-    as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows are an error.
+    It is made by `load_dataset`, from a folder of documents by `from_documents`, or from data in memory by `from_dict`,
+    `from_pandas`, `from_csv` or `from_huggingface`. Data in memory is written once to the cache, under the digest of
+    its content, and then checked as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows
+    are an error.
 
     Attributes:
         name: in tables and file names.
@@ -207,6 +210,68 @@ class Dataset:
         """
         return _from_files(cls, hub_tables(splits), name, max_bad_rows)
 
+    @classmethod
+    @public
+    def from_documents(
+        cls,
+        folder: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        questions: str | os.PathLike[str] | None = None,
+        columns: str = "",
+        model: ModelLike = "minilm",
+        chunk_tokens: int | None = None,
+        overlap_tokens: int | None = None,
+        seed: int = 0,
+    ) -> Dataset:
+        """Divide a folder of Markdown, HTML, text, reStructuredText and PDF files into passages.
+
+        The passages fit the encoder. Dev and test are a tenth of the files each, by the hash of seed and path. What was
+        read, and what was skipped and why, is printed on standard error and listed in `output/quarantine.jsonl`.
+
+        Args:
+            folder: path or URI of the documents.
+            output: folder in which the data set is written; it must not exist.
+            questions: CSV, TSV or JSONL file of questions with the columns `question`, `file` and perhaps `answer`,
+                `anchor` and `id`. Without it there are passages to search, and nothing to train on.
+            columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
+            model: the encoder whose tokens and length the passages have.
+            chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
+            overlap_tokens: tokens that a passage repeats of the one before it; by default an eighth.
+            seed: of the splits.
+
+        Raises:
+            ConfigError: a number is out of range, or a package that reads such documents is not installed.
+            DataError: there is no document, or no question can be matched.
+            ModelError: the encoder cannot be found.
+            StorageError: `output` exists, or cannot be written.
+
+        Examples:
+            >>> from pathlib import Path
+            >>> Path("handbook").mkdir()
+            >>> _ = Path("handbook/pump.md").write_text("# Pump\\n\\nMoves water.\\n\\n## Repair\\n\\nChange the seal.")
+            >>> rt.Dataset.from_documents("handbook", "passages")
+            Dataset('passages': 2 documents, 0 queries, splits none)
+        """
+        from raytriever.api.models import settings_of
+        from raytriever.documents.config import ImportConfig
+        from raytriever.documents.job import import_folder
+        from raytriever.documents.report import summary_lines
+        from raytriever.options import check_options
+        from raytriever.paths import DOCUMENTS, check_paths
+
+        config = ImportConfig(os.fspath(questions or ""), columns, chunk_tokens, overlap_tokens, seed)
+        check_options(config)
+        check_paths(config)
+        DOCUMENTS.check(os.fspath(folder), "folder")
+        path = Path(output).expanduser()
+        with working("from_documents", path):
+            settings = settings_of(model)
+            summary = import_folder(os.fspath(folder), path, config, settings, warn)
+        for line in summary_lines(summary, config, settings.model):
+            warn(line)
+        return _load(cls, str(path), None, max_bad_rows=0.0)
+
 
 @public
 def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_bad_rows: float = 0.01) -> Dataset:
@@ -216,9 +281,9 @@ def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_b
     of the result.
 
     Args:
-        path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs), a
-            URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a prepared data set, or
-            `pydocs`.
+        path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs,
+            CSV, `save_to_disk`), a URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a
+            prepared data set, or `pydocs`.
         name: in tables; by default that of the folder.
         max_bad_rows: share of each file's rows that may be bad, 0 to 1.
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray import tune
 
 from raytriever.cluster.placement import count_slots, gpus_of_trial
+from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
 from raytriever.config import Config
 from raytriever.config.settings import override
 from raytriever.errors import ConfigError
@@ -52,6 +54,16 @@ def test_four_trials_share_a_gpu(one_gpu: None, tmp_path: Path, monkeypatch: pyt
         run_config=tune.RunConfig(storage_path=str(tmp_path / "state"), verbose=0),
     ).fit()
     assert [(one.metrics["met"], one.metrics["gpus"]) for one in results] == [(4, "0")] * 4
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_gpu_that_pytorch_cannot_use_is_one_line(one_gpu: None, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as raised:
+        train_on_cluster(Config(), [], None, 2, tmp_path, [].append)
+    assert str(raised.value).startswith(
+        "the Ray cluster: has a GPU that PyTorch cannot use in a worker (doesn't have N"
+    )
+    assert "\n" not in str(raised.value)
 
 
 def test_a_fraction_without_a_gpu_or_with_several_workers_is_refused() -> None:

@@ -43,6 +43,10 @@ _RAY_TRAIN = {
 }
 
 
+# Texts of torch's errors where Ray has reserved a GPU that PyTorch cannot use: a build for CPUs, or a driver too old.
+NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs", "not compiled with CUDA")
+
+
 class ClusterError(UserError):
     """The cluster lacks resources for the run."""
 
@@ -164,6 +168,12 @@ def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: 
 def _start_error(failure: ControllerError, workers: int) -> Exception:
     """Return the error for a group that did not start, after Ray Train has given up."""
     cause = failure.controller_failure
+    if reasons := [text for text in NO_CUDA if text in str(failure)]:
+        return ClusterError(
+            f"has a GPU that PyTorch cannot use in a worker ({reasons[0]})",
+            "the Ray cluster",
+            "install a PyTorch for the CUDA of its driver, or start Ray with CUDA_VISIBLE_DEVICES='' to train on CPUs",
+        )
     if "Timeout" in type(cause).__name__:
         return ClusterError(
             f"had no resources for {workers} workers for {PLACEMENT_SECONDS * PLACEMENT_ATTEMPTS // 60} minutes",

@@ -1,4 +1,4 @@
-"""Figures of one GPU: losses, training steps, encoding, search and resuming, against what users have today.
+"""Figures of one GPU: losses, training steps, encoding, search, mining and resuming, against what users have today.
 
 Run: `python benchmarks/gpu.py [--sections losses,training] [--output DIR]`. It takes under 25 minutes on one card. It
 needs torch, transformers, triton, numba and scipy, not Ray. Rows of sentence-transformers appear where it is installed.

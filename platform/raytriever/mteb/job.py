@@ -243,7 +243,8 @@ class _ModelRun:
             try:
                 task.filter_eval_splits([*splits, chosen_on]).load_data()
             except Exception:  # the libraries have no common error for a split that does not exist
-                task.unload_data()
+                if task.data_loaded:
+                    task.unload_data()
             finally:
                 task.filter_eval_splits(splits)
         try:

@@ -123,8 +123,7 @@ class TaskSearch(MtebEncoder):
         Raises:
             UserError: the data cannot be read or encoded.
         """
-        judged = self.task.dataset[hf_subset][hf_split]["relevant_docs"]
-        dataset = self._open(self._corpus, queries, judged)
+        dataset = self._open(self._corpus, queries, self._splits(hf_subset)[hf_split]["relevant_docs"])
         ranked = RankedQueries.of(self._system(dataset), top_k, top_ranked)
         self._measure(dataset, ranked, hf_subset, hf_split)
         return ranked.results(list(queries["id"]))
@@ -150,6 +149,10 @@ class TaskSearch(MtebEncoder):
             except StorageError:
                 return None
         return contents
+
+    def _splits(self, subset: str) -> Mapping[str, Any]:
+        """Return the data of a subset by split; MTEB lets a task without subsets hold its splits alone."""
+        return self.task.dataset.get(subset, self.task.dataset)
 
     def _open(self, corpus: Any, queries: Any, judged: Mapping[str, Mapping[str, int]]) -> RetrievalDataset:
         metadata = self.task.metadata
@@ -196,7 +199,7 @@ class TaskSearch(MtebEncoder):
         chosen_on = self.measures.calibration_split
         if not self.measures.aims:
             return None
-        data = self.task.dataset[subset].get(chosen_on)
+        data = self._splits(subset).get(chosen_on)
         if data is None or chosen_on == split:
             reason = f"has no split {chosen_on!r}" if data is None else f"is measured on {chosen_on!r} itself"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")

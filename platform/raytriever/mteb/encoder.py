@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -59,13 +60,13 @@ class MtebEncoder:
 
         about = self.retriever.description
         is_cosine = about.similarity == "cosine"
-        parameters = list(self.retriever.parameters())
+        parameters, size = self._stored_size()
         return ModelMeta.create_empty(
             {
                 "name": self._published_name(),
                 "revision": self._revision(),
-                "n_parameters": sum(each.numel() for each in parameters),
-                "memory_usage_mb": sum(each.numel() * each.element_size() for each in parameters) / 2**20,
+                "n_parameters": parameters,
+                "memory_usage_mb": size / 2**20,
                 "max_tokens": about.passage_length,
                 "embed_dim": self.retriever.width,
                 "framework": ["PyTorch"],
@@ -144,6 +145,21 @@ class MtebEncoder:
         if not (directory / MODULES).is_file():
             return True
         return any(module.kind == NORMALIZE for module in pipelines(directory)["passage"].head)
+
+    def _stored_size(self) -> tuple[int, int]:
+        """Return the number of parameters in the files of the model, and the bytes of these files.
+
+        An encoder on a CPU packs its weights, so its own parameters are fewer.
+        """
+        from raytriever.models.files import FLOATS, stored_tensors
+        from raytriever.models.source import resolve_model
+        from raytriever.storage import files_below
+
+        directory = resolve_model(self.config.model, self.config.revision)
+        files = [file for file in files_below(directory) if file.suffix == ".safetensors"]
+        tensors = [one for folder in {file.parent for file in files} for one in stored_tensors(folder).values()]
+        parameters = sum(math.prod(one.shape) for one in tensors if one.kind in FLOATS)
+        return parameters, sum(file.stat().st_size for file in files)
 
     def _published_name(self) -> str:
         from raytriever.evaluation.names import distinct_names

@@ -105,7 +105,12 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
     measures = Measures(metrics=("ndcg_at_10", "auc"), aims=(("precision", 0.1),))
     evaluate(encoder, tasks[:2], tmp_path / "out", measures=measures)
     [meta] = (tmp_path / "out" / "results" / "tiny").glob("*/model_meta.json")
-    assert json.loads(meta.read_text())["revision"] == meta.parent.name
+    content = json.loads(meta.read_text())
+    assert content["revision"] == meta.parent.name
+    from sentence_transformers import SentenceTransformer
+
+    library = SentenceTransformer(str(encoder), device="cpu", local_files_only=True)
+    assert content["n_parameters"] == sum(each.numel() for each in library.parameters())
     [names] = [sorted(path.name for path in (meta.parent / "retrieval").iterdir() if path.is_dir())]
     assert names == ["TinyReranking", "TinyRetrieval"]
     folder = meta.parent / "retrieval" / "TinyRetrieval"

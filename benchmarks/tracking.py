@@ -1,10 +1,12 @@
-"""Tracking: the cost of logging to MLflow for the steps, and of an MLflow server that is down for a minute.
+"""Tracking: the cost of logging for the steps, and of an MLflow server that is down for a minute.
 
-Run: `python benchmarks/tracking.py [--json PATH] [--steps 1000] [--down 60]`. A real `mlflow server` on this machine;
-steps of real arithmetic, each followed by the log of a training step (20 figures; a checkpoint every 50 steps, before
-which all must be stored). The steps log on their own thread, which is harder than in a run: there a step sends to the
-driver and does not wait. Blocks with and without logging alternate, so that other load affects both. Then the server is
-killed, stays down, and is started again; at the end every point in the server is counted.
+Run: `python benchmarks/tracking.py [--json PATH] [--steps 1000] [--down 60]`. First MLflow, W&B (offline), TensorBoard
+and Trackio together: the processor seconds of the thread that trains, and of the threads that send. Then MLflow alone:
+a real `mlflow server` on this machine; steps of real arithmetic, each followed by the log of a training step (20
+figures; a checkpoint every 50 steps, before which all must be stored). The steps log on their own thread, which is
+harder than in a run: there a step sends to the driver and does not wait. Blocks with and without logging alternate, so
+that other load affects both. Then the server is killed, stays down, and is started again; at the end every point in
+the server is counted.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY
 from raytriever.tracking.spool import Spool
+from raytriever.tracking.trackers import open_trackers
 
 METRICS, BLOCK, SAVE_EVERY = 20, 50, 50
-STEP_SECONDS = 0.1
+STEP_SECONDS = 0.03
 SHARE, WAIT = 1.0, 100.0
 
 
@@ -95,10 +98,36 @@ def log_step(recorder: Recorder, step: int) -> float:
     return time.perf_counter() - began
 
 
-def begin(server: Server, folder: Path) -> Spool:
-    """Open a run that is tracked by a server."""
+def begin(server: Server, folder: Path, *others: str) -> Spool:
+    """Open a run that is tracked by a server, and by other trackers."""
     folder.mkdir()
-    return Spool.open(MlflowServer(server.uri), folder, folder.name)
+    return Spool.open([MlflowServer(server.uri), *open_trackers(others)], folder, folder.name)
+
+
+def processor_costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
+    """Measure the processor seconds of logging to all trackers, in this process, as a share of the steps' time."""
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(folder.parent), "TRACKIO_DIR": str(folder / "trackio")}
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(folder / "events")
+    step, spool = Step(), begin(server, folder, "wandb", "tensorboard", "trackio")
+    seconds = computing = logging = 0.0
+    with Recorder(spool, folder, steps) as recorder:
+        before = time.process_time()
+        for number in range(1, steps + 1):
+            began = time.thread_time()
+            seconds += step()
+            computed = time.thread_time()
+            log_step(recorder, number)
+            computing, logging = computing + computed - began, logging + time.thread_time() - computed
+    spool.finish("FINISHED")
+    sending = time.process_time() - before - computing - logging
+    lost = missing(server, folder, steps)
+    share = 100 * logging / seconds
+    return {
+        "four trackers: a step, mean (ms)": End(1000 * seconds / steps, "reported", True),
+        "processor seconds of the thread that trains (%)": End(share, f"at most {SHARE:g}", share <= SHARE),
+        "processor seconds of the four threads that send (%)": End(100 * sending / seconds, "reported", True),
+        "points that are not in MLflow, or twice": End(lost, "0", lost == 0),
+    }
 
 
 def costs(server: Server, folder: Path, steps: int) -> dict[str, End]:
@@ -174,11 +203,12 @@ def main() -> None:
         server = Server(Path(temporary))
         try:
             server.start()
-            ends = costs(server, Path(temporary) / "steps", options.steps)
+            ends = processor_costs(server, Path(temporary) / "all", options.steps)
+            ends |= costs(server, Path(temporary) / "steps", options.steps)
             ends |= outage(server, Path(temporary) / "outage", options.down)
         finally:
             server.kill()
-    report(f"{METRICS} figures a step to an MLflow server on this machine", ends, options.json)
+    report(f"{METRICS} figures a step, trackers on this machine", ends, options.json)
 
 
 if __name__ == "__main__":

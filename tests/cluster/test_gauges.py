@@ -56,7 +56,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scrape_has_the_newest_metrics_even_during_a_long_step(tmp_path: Path, often: None) -> None:
     stage = tmp_path / "whole" / "stages" / "2-human"
     stage.mkdir(parents=True)
-    tracker = Spool.open(MlflowServer(f"sqlite:///{tmp_path}/mlflow.db"), stage, "gauges")
+    tracker = Spool.open([MlflowServer(f"sqlite:///{tmp_path}/mlflow.db")], stage, "gauges")
     measured = {"loss": 0.25, "learning_rate": 1e-5, "batch_auc": 0.75, "step_seconds": 0.5}
     run = "whole/2-human"
     with ray_session(num_workers=1), Recorder(tracker, stage, 10) as recorder:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import Outbox, OutboxSender, Server
 from raytriever.tracking.spool import Spool
-from raytriever.tracking.tracker import DatasetRecord, Point
+from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun
 
 DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160})
 
@@ -18,14 +17,16 @@ DATA = DatasetRecord("letters", "data/letters", "ab" * 32, {"documents": 160})
 class FaultyServer:
     """Real server whose requests may fail."""
 
+    name, title, address = "mlflow", "MLflow", "http://***@host"
+
     def __init__(self, server: MlflowServer) -> None:
         self._server = server
         self.is_down = False
         self.lose_responses = 0
         self.requests = 0
 
-    def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str) -> Server:
-        return FaultyRun(self, self.call(self._server.connect, run_name, run_id, parent, key))
+    def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> RemoteRun:
+        return FaultyRun(self, self.call(self._server.connect, run_name, run_id, parent, key, points))
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         self.requests += 1
@@ -41,8 +42,8 @@ class FaultyServer:
 class FaultyRun:
     """A run on the faulty server."""
 
-    def __init__(self, faulty: FaultyServer, run: Server) -> None:
-        self._server, self._run, self.run_id = faulty, run, run.run_id
+    def __init__(self, faulty: FaultyServer, run: RemoteRun) -> None:
+        self._server, self._run, self.run_id, self.points = faulty, run, run.run_id, run.points
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         self._server.call(self._run.describe, config, dataset, tags)
@@ -58,13 +59,9 @@ class FaultyRun:
 
 
 def begin(faulty: FaultyServer, folder: Path, said: list[str] | None = None) -> Spool:
-    """As `Spool.open` does, with the faulty server."""
+    """Start or resume a run on the faulty server."""
     folder.mkdir(exist_ok=True)
-    outbox = Outbox(folder)
-    outbox.begin("run")
-    outbox.connect(faulty.connect)
-    say = (said if said is not None else []).append
-    return Spool(outbox, OutboxSender(faulty.connect, say, "http://***@host"), say)
+    return Spool.open([faulty], folder, "run", (said if said is not None else []).append)
 
 
 def points(first: int, last: int) -> list[Point]:

@@ -25,7 +25,7 @@ from raytriever.report.finished_runs import read_directory
 from raytriever.report.queries import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.storage import read_manifest
-from raytriever.tracking.outbox import Outbox
+from raytriever.tracking.outbox import has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state
 from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
@@ -156,12 +156,12 @@ def test_an_identity(tmp_path: Path) -> None:
     content |= {"descriptions": [{"params": {"a": "b"}, "dataset": dataset, "tags": {}}]}
     content |= {"files": [[str(folder / "config.yaml"), ""]], "children": ["trials/000"]}
     file.write_text(json.dumps(content))
-    refused, count = check(file, lambda: Outbox(folder))
+    refused, count = check(file, lambda: has_unsent_data(folder, "mlflow"))
     assert refused > count / 2
     for child in ("/etc", "../other"):
         file.write_text(json.dumps(content | {"children": [child]}))
         with pytest.raises(UserError, match="is not in this one"):
-            Outbox(folder)
+            has_unsent_data(folder, "mlflow")
 
 
 def test_a_line_of_steps(tmp_path: Path) -> None:

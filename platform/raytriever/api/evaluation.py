@@ -21,6 +21,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import MODELS, check_paths
 from raytriever.terminal import warn
+from raytriever.tracking.trackers import read_trackers
 
 if TYPE_CHECKING:
     import pandas
@@ -121,6 +122,7 @@ def evaluate(
     precision: str | None = None,
     output: str | os.PathLike[str] | None = None,
     fresh: bool = False,
+    tracker: str = "mlflow",
 ) -> Report:
     """Measure models side by side on the judged queries of a split, by exact search of all passages.
 
@@ -136,9 +138,10 @@ def evaluate(
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
-        output: directory to write. It is recorded by MLflow as the command's is. Without it files are kept until the
-            report is forgotten, and `Report.save` writes them.
+        output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
+            forgotten, and `Report.save` writes them.
         fresh: whether another evaluation in `output` is replaced.
+        tracker: where an evaluation with `output` is logged, as in `train`.
 
     Raises:
         ConfigError: a model, metric or setting is unknown, or two models have one name.
@@ -172,32 +175,29 @@ def evaluate(
 
     from raytriever.evaluation.request import build_evaluation_job
 
+    trackers = read_trackers(tracker)
     rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
     job = build_evaluation_job(
         evaluated, [source_of(one) for one in sets], config, baselines, calibrate, arithmetic, rate, warn
     )
     if output is not None:
         folder = path_of(output)
-        return Report(_measure(job, encoding, folder, fresh, is_tracked=True), folder, None)
+        return Report(_measure(job, encoding, folder, fresh, trackers), folder, None)
     temporary = Path(mkdtemp(prefix="raytriever-"))
     try:
         folder = temporary / "results"
-        return Report(_measure(job, encoding, folder, fresh, is_tracked=False), folder, temporary)
+        return Report(_measure(job, encoding, folder, fresh, ()), folder, temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, is_tracked: bool) -> Results:
+def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]) -> Results:
     """Evaluate into a directory."""
     with working("evaluate", folder):
         from raytriever.cluster.evaluation import evaluate_in_session
-        from raytriever.tracking.mlflow_tracker import tracking_uri
-        from raytriever.tracking.spool import open_adjacent
-        from raytriever.tracking.tracker import NullTracker
 
-        tracker = (lambda: open_adjacent(tracking_uri(), folder, warn)) if is_tracked else NullTracker
-        return evaluate_in_session(job, encoding, folder, fresh, tracker, warn)
+        return evaluate_in_session(job, encoding, folder, fresh, trackers, warn)
 
 
 @public

@@ -33,6 +33,7 @@ from raytriever.paths import check_paths, runs_folder
 from raytriever.recipes import base_config
 from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, read_manifest, sha256_of
 from raytriever.terminal import warn
+from raytriever.tracking.trackers import read_trackers
 
 if TYPE_CHECKING:
     import pandas
@@ -204,6 +205,7 @@ def train(
     run_name: str | None = None,
     recipe: str | None = None,
     fresh: bool = False,
+    tracker: str = "mlflow",
     **settings: Any,
 ) -> Run:
     """Train an encoder under Ray Train, and measure BM25 and the encoder before and after on the test split.
@@ -227,9 +229,11 @@ def train(
         num_workers: training processes; `"1:4"` follows the size of the cluster.
         seed: fixes data order, draws and dropout.
         output: the run directory; by default `runs/RUN-NAME`.
-        run_name: the run's name in MLflow; by default made of data set, model, loss and seed.
+        run_name: the run's name at the tracker; by default made of data set, model, loss and seed.
         recipe: name of the settings to begin from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
         fresh: whether an earlier run in `output` is removed.
+        tracker: where the run is logged: `mlflow`, `wandb`, `tensorboard`, `trackio`, several as `mlflow,wandb`, or
+            `none`.
         settings: any other setting of `raytriever train --help-all`, with `_` for `-`, such as `negatives_per_query`.
 
     Raises:
@@ -270,11 +274,12 @@ def train(
     if not NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid run name", "run_name", "use letters, digits, '.', '_' and '-'")
     check_curriculum_paths(curriculum)
+    trackers = read_trackers(tracker)
     folder = runs_folder() / name if output is None else path_of(output)
     with working("train", folder):
         from raytriever.experiment.train import run_experiment
 
-        finished = run_experiment(curriculum, folder, name, fresh, warn)
+        finished = run_experiment(curriculum, folder, name, fresh, warn, trackers)
     return Run(finished.path, finished.rows)
 
 

@@ -25,6 +25,7 @@ from raytriever.options import check_options, flag_of, needs_of, read_option, wi
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
 
 T = TypeVar("T")
 WIDTH = 100  # characters of a line in the help of common flags
@@ -276,6 +277,18 @@ def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, An
         for field in dataclasses.fields(kind)
         if hasattr(arguments, field.name)
     }
+
+
+def add_trackers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Add `--tracker`, whose value is a tuple of names."""
+    parser.add_argument(
+        "--tracker",
+        dest="trackers",
+        type=read_trackers,
+        default=DEFAULT_TRACKERS,
+        metavar="NAME,...",
+        help=f"where the run is logged: {', '.join(TITLES)}, several of them, or {NONE} (default: mlflow)",
+    )
 
 
 def add_wait(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -6,7 +6,16 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_trackers,
+    add_wait,
+    build_config,
+    check_effects,
+    lock_output,
+    path_type,
+)
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.evaluation.config import EvaluationConfig
@@ -41,8 +50,6 @@ def main(words: list[str]) -> None:
     from raytriever.evaluation.job import format_results
     from raytriever.evaluation.request import build_evaluation_job, read_models
     from raytriever.evaluation.results import RESULTS
-    from raytriever.tracking.mlflow_tracker import tracking_uri
-    from raytriever.tracking.spool import open_adjacent
 
     job = build_evaluation_job(
         read_models(arguments.models, model),
@@ -55,9 +62,7 @@ def main(words: list[str]) -> None:
         warn,
     )
     job = replace(job, bm25_language=data.bm25_language)
-    results = evaluate_in_session(
-        job, encoding, output, arguments.fresh, lambda: open_adjacent(tracking_uri(), output, warn), warn
-    )
+    results = evaluate_in_session(job, encoding, output, arguments.fresh, arguments.trackers, warn)
     show(format_results(results))
     show(f"\n{output / RESULTS}")
 
@@ -125,6 +130,7 @@ def _parser() -> Parser:
         help="folder to write the results to (default: results)",
     )
     parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")
+    add_trackers(parser)
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, EvaluationConfig, "measuring")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, add_wait, lock_output, number_type, path_type
+from raytriever.cli.arguments import Parser, add_trackers, add_wait, lock_output, number_type, path_type
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
@@ -69,7 +69,7 @@ def main(words: list[str]) -> None:
                 f"--scale {FULL}",
                 remedy,
             )
-    result = run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus)
+    result = run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers)
     if not result.has_run_arms:
         warn(f"{result.path} is finished; a larger --seeds continues it")
     show((result.path / TABLE).read_text())
@@ -112,7 +112,10 @@ def _parser() -> Parser:
         metavar="N",
         help="GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
     )
-    parser.add_argument("--run-name", metavar="NAME", help="name of the study in MLflow (default: study-NAME-SCALE)")
+    parser.add_argument(
+        "--run-name", metavar="NAME", help="name of the study, for trackers (default: study-NAME-SCALE)"
+    )
+    add_trackers(parser)
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

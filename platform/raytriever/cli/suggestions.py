@@ -117,19 +117,20 @@ _FLAGS = {
     "--param-space": "--search-space",
     "--max-concurrent-trials": "--trials-at-once",
     "--export-format": "--formats",
+    "--report-to": "--tracker",
+    "--trackers": "--tracker",
+    "--logger": "--tracker",
 }
-_MLFLOW = "MLflow records every run; see docs/how-to/track-runs.md"
 _RESUME = "nothing is needed: the same command continues an interrupted run"
 # Flag without a counterpart: advice.
 _ADVICE = {
     "--resume": _RESUME,
     "--resume-from-checkpoint": _RESUME,
     "--continue": _RESUME,
-    "--wandb": _MLFLOW,
-    "--wandb-project": _MLFLOW,
-    "--use-wandb": _MLFLOW,
-    "--tensorboard": _MLFLOW,
-    "--report-to": _MLFLOW,
+    "--wandb": "give --tracker wandb",
+    "--wandb-project": "give --tracker wandb, and set the environment variable WANDB_PROJECT",
+    "--use-wandb": "give --tracker wandb",
+    "--tensorboard": "give --tracker tensorboard",
     "--logging-steps": "nothing is needed: every step is recorded",
     "--gradient-accumulation-steps": "give the whole batch as --batch-size and what fits into memory as "
     "--grad-cache-chunk: accumulated small batches would lose each other's negatives",

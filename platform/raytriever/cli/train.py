@@ -16,6 +16,7 @@ from typing import Any
 from raytriever.cli.arguments import (
     Parser,
     add_settings,
+    add_trackers,
     add_wait,
     explicit_settings,
     lock_output,
@@ -76,7 +77,7 @@ def main(words: list[str]) -> None:
     if _is_quickstart(arguments):
         from raytriever.experiment.quickstart import size_quickstart
 
-        curriculum = size_quickstart(curriculum, output, arguments.fresh, warn)
+        curriculum = size_quickstart(curriculum, output, arguments.fresh, warn, arguments.trackers)
 
     from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
     from raytriever.evaluation.tables import metrics_table, training_notes
@@ -86,7 +87,7 @@ def main(words: list[str]) -> None:
 
     for line in _overridden_flags(curriculum, _flags(arguments)):
         warn(line)
-    finished = run_experiment(curriculum, output, name, arguments.fresh, warn)
+    finished = run_experiment(curriculum, output, name, arguments.fresh, warn, arguments.trackers)
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
@@ -97,9 +98,10 @@ def main(words: list[str]) -> None:
     if finished.quarantined:
         show(finished.quarantined)
     show("\nContinue with:")
-    uri = tracking_uri()
-    mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
-    show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
+    if "mlflow" in arguments.trackers:
+        uri = tracking_uri()
+        mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
+        show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
     part = config.data.dataset == PYDOCS_PART
     searched = PYDOCS if part else config.data.dataset
     search = [_program("raytriever"), "search", "--model", finished.path, "--dataset", searched]
@@ -187,7 +189,9 @@ def _parser() -> Parser:
     run.add_argument(
         "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/RUN-NAME)"
     )
-    run.add_argument("--run-name", metavar="NAME", help="name of the run in MLflow (default: data, model, loss, seed)")
+    run.add_argument(
+        "--run-name", metavar="NAME", help="name of the run, for trackers (default: data, model, loss, seed)"
+    )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
@@ -199,6 +203,7 @@ def _parser() -> Parser:
     run.add_argument(
         "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
     )
+    add_trackers(run)
     add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type, quote_command
+from raytriever.cli.arguments import (
+    Parser,
+    add_settings,
+    add_trackers,
+    add_wait,
+    build_config,
+    lock_output,
+    path_type,
+    quote_command,
+)
 from raytriever.cli.train import SECTIONS, resolve_settings
 from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
 from raytriever.errors import ConfigError
@@ -48,7 +57,7 @@ def main(words: list[str]) -> None:
     from raytriever.tuning.space import short_name
     from raytriever.tuning.trial_log import TrialError, sweep_rows
 
-    swept = run_sweep(base, search, output, name, arguments.fresh, warn)
+    swept = run_sweep(base, search, output, name, arguments.fresh, warn, arguments.trackers)
     if not swept.is_new:
         warn(f"{swept.path} is finished; a larger --trials continues it, --fresh removes it and starts again")
     show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
@@ -86,7 +95,7 @@ def _parser() -> Parser:
         help="directory of the sweep (default: runs/RUN-NAME)",
     )
     run.add_argument(
-        "--run-name", metavar="NAME", help="name of the sweep in MLflow (default: sweep, data, model and seed)"
+        "--run-name", metavar="NAME", help="name of the sweep, for trackers (default: sweep, data, model and seed)"
     )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
@@ -96,6 +105,7 @@ def _parser() -> Parser:
         help="YAML file of settings, which override the recipe; flags override the file",
     )
     run.add_argument("--fresh", action="store_true", help="remove an earlier sweep in --output")
+    add_trackers(run)
     add_wait(run)
     run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

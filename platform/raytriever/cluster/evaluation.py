@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.report.evaluation import write_evaluation_report
-from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
-from raytriever.tracking.tracker import Tracker
+from raytriever.tracking.spool import open_adjacent
+from raytriever.tracking.tracker import NullTracker, Tracker
+from raytriever.tracking.trackers import check_trackers
 
 
 def evaluate_in_session(
@@ -34,17 +35,29 @@ def evaluate_in_session(
     config: EncodeConfig,
     output: Path,
     fresh: bool,
-    tracker: Callable[[], Tracker],
+    trackers: Sequence[str],
     log: Callable[[str], None],
 ) -> Results:
     """Run an evaluation in this process, or in the actors that `config` requests, with the same results.
 
     Embeddings are stored in the cache, which every node must see under the same path.
 
+    Args:
+        job: the evaluation.
+        config: how corpora are encoded.
+        output: directory to write.
+        fresh: whether an earlier evaluation in the directory is removed.
+        trackers: names of the trackers; none for an evaluation that is not tracked.
+        log: called with lines for the user.
+
     Raises:
         UserError: see `run_evaluation`.
     """
-    check_uri(tracking_uri())
+    check_trackers(trackers)
+
+    def tracker() -> Tracker:
+        return open_adjacent(trackers, output, log) if trackers else NullTracker()
+
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         workers = pool_workers(pool, Gauges(output.name)) if pool else Workers()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from raytriever.errors import ConfigError
 from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
-from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers
 
 TEXTS, BURSTS, WARM_UP = 64, 2, 16
 
@@ -44,7 +44,13 @@ class Size:
 SIZES = (Size(600, PYDOCS, 60), Size(250, PYDOCS_PART, 60), Size(170, PYDOCS_PART, 40), Size(0, PYDOCS_PART, 20))
 
 
-def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Callable[[str], None]) -> Curriculum:
+def size_quickstart(
+    curriculum: Curriculum,
+    output: Path,
+    fresh: bool,
+    log: Callable[[str], None],
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
+) -> Curriculum:
     """Return the settings of the quickstart with the corpus and the steps that suit the processor.
 
     A GPU, or a cluster that this process joins, has the whole size.
@@ -54,9 +60,10 @@ def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Call
         output: the run directory. Its size is used if it holds a run.
         fresh: whether an earlier run in the directory is ignored.
         log: called with a line about the choice.
+        trackers: names of the trackers.
 
     Raises:
-        UserError: the encoder, the run directory or the tracker is not usable.
+        UserError: the encoder, the run directory or a tracker is not usable.
     """
     recorded = None if fresh else _recorded(output / CONFIG)
     if recorded is not None:
@@ -65,7 +72,7 @@ def size_quickstart(curriculum: Curriculum, output: Path, fresh: bool, log: Call
         return curriculum
     cpu, base = torch.device("cpu"), curriculum.base
     RunDirectory.open(output, to_dict(base), fresh)  # only for its checks, as the next line
-    check_uri(tracking_uri())
+    check_trackers(trackers)
     speed = measure_speed(load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu))
     size = choose_size(speed)
     log(describe(size, speed))

@@ -31,9 +31,9 @@ from raytriever.models.files import stored_tensors
 from raytriever.models.source import resolve_model
 from raytriever.prompts import SIDES, Side
 from raytriever.storage import files_below
-from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Tracker, closing, git_commit
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,12 @@ class RunResult:
 
 
 def run_experiment(
-    curriculum: Curriculum, output: Path, run_name: str, fresh: bool, log: Callable[[str], None]
+    curriculum: Curriculum,
+    output: Path,
+    run_name: str,
+    fresh: bool,
+    log: Callable[[str], None],
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
     """Train and evaluate.
 
@@ -64,6 +69,7 @@ def run_experiment(
         run_name: name of the run at the tracker.
         fresh: whether an earlier run in the directory is removed.
         log: called with lines about the progress.
+        trackers: names of the trackers.
 
     Raises:
         UserError: a setting, a data set, the model or the directory is not usable.
@@ -73,17 +79,17 @@ def run_experiment(
     curriculum = pin_model(curriculum, output, fresh)
     run = open_run_directory(output, curriculum, fresh)
     if run.state == "finished":
-        send_pending(output, tracking_uri(), log)
+        send_pending(output, trackers, log)
         metrics = run.metrics()
         return RunResult(output, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
-    check_uri(tracking_uri())
+    check_trackers(trackers)
     check_cluster()
     experiment = _Experiment(curriculum, run, log)
     written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
     check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
-    server = MlflowServer(tracking_uri())
+    clients = open_trackers(trackers)
     run.begin(dump_config(curriculum))
-    tracker = Spool.open(server, run.path, run_name)
+    tracker = Spool.open(clients, run.path, run_name)
     with closing(tracker):
         return experiment.execute(tracker, run_name, started)
 

@@ -148,6 +148,8 @@ class MlflowServer:
         StorageError: the database is not writable.
     """
 
+    name, title = "mlflow", "MLflow"
+
     def __init__(self, uri: str) -> None:
         # A model of an artifact must never be unpickled.
         os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = "false"
@@ -163,8 +165,8 @@ class MlflowServer:
         self._errors = (MlflowException, SQLAlchemyError)
         self.exception = MlflowException
         self._uri = uri
-        self.masked_uri = masked(uri)
-        with activity(f"opening MLflow at {self.masked_uri}"), self.translate_errors():
+        self.address = masked(uri)
+        with activity(f"opening MLflow at {self.address}"), self.translate_errors():
             self.client = MlflowClient(tracking_uri=uri)
             self.client.get_experiment_by_name(EXPERIMENT)
 
@@ -177,7 +179,7 @@ class MlflowServer:
             reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
             raise ConfigError(
                 f"MLflow does not answer ({reason})",
-                self.masked_uri,
+                self.address,
                 "start the server, free its disk, or correct MLFLOW_TRACKING_URI",
             ) from error
 
@@ -197,10 +199,15 @@ class MlflowServer:
             return str(existing.experiment_id)
 
     def connect(
-        self, run_name: str, run_id: str | None = None, parent: str | None = None, key: str | None = None
+        self,
+        run_name: str,
+        run_id: str | None = None,
+        parent: str | None = None,
+        key: str | None = None,
+        points: int = 0,
     ) -> MlflowTracker:
         """Create or resume a run on this server; see `MlflowTracker`."""
-        return MlflowTracker(server=self, run_name=run_name, run_id=run_id, parent=parent, key=key)
+        return MlflowTracker(server=self, run_name=run_name, run_id=run_id, parent=parent, key=key, points=points)
 
 
 class MlflowTracker:
@@ -212,6 +219,7 @@ class MlflowTracker:
         run_id: run to resume. A new run is created if it is None, or the server does not know it or has deleted it.
         parent: id of the parent run.
         key: unique text of the run. It finds a run that was created although the response was lost.
+        points: number of points that the server has confirmed. A point that is sent twice is kept once.
 
     Raises:
         ConfigError: the server does not answer.
@@ -224,11 +232,13 @@ class MlflowTracker:
         run_id: str | None = None,
         parent: str | None = None,
         key: str | None = None,
+        points: int = 0,
     ) -> None:
         self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
         self._tags = {name: value for name, value in ((PARENT, parent), (KEY, key)) if value}
         with self._translate_errors():
             self.run_id = self._resume(run_id) or self._create(server.experiment(), run_name, key)
+        self.points = points if self.run_id == run_id else 0
 
     def _resume(self, run_id: str | None) -> str | None:
         if run_id is None:

@@ -1,11 +1,11 @@
-"""Outbox of a run: the logged data that the server does not have yet, and the thread that sends it.
+"""Outbox of a run for one tracker: the logged data that it does not have yet, and the thread that sends it.
 
-1. Points are in `steps.jsonl`. `run.json` says up to which byte the server has them and holds what else is unsent: the
-   description, the names of files, the status.
-2. A message is removed when the server has confirmed it. A crash between the two sends it again, which changes
-   nothing: a server keeps points of equal name, step, time and value once, and a run is created under a key that is
-   looked up first.
-3. If the server has no such run any more, or is another server, a new run is created and all points are sent again.
+1. Points are in `steps.jsonl`. `run.json` (of other trackers than MLflow `run-NAME.json`) says up to which byte the
+   tracker has them and holds what else is unsent: the description, the names of files, the status.
+2. A message is removed when the tracker has confirmed it. A crash between the two sends it again, which changes
+   nothing: MLflow and Trackio keep a point once, W&B and TensorBoard say which points they have when a run is resumed,
+   and a run is created under a key that is looked up first.
+3. If a server has no such run any more, or is another server, a new run is created and all points are sent again.
 4. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. A lost server is reported once, and once when it is back."""
 
@@ -15,17 +15,17 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import disk_errors, write_atomically
 from raytriever.tracking.steps import StepLog
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker
+from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 
 IDENTITY = "run.json"
 POINTS_PER_MESSAGE = 1000
@@ -37,43 +37,32 @@ REPORTED_FAILURES = 2  # in a row, before a line is logged: a database may be lo
 _EMPTY: dict[str, Any] = {"name": "", "sent": 0, "descriptions": [], "files": [], "status": None, "children": []}
 
 
-class Server(Tracker, Protocol):
-    """One run on a server that may fail at any time."""
-
-    @property
-    def run_id(self) -> str:
-        """The server's id of the run."""
-
-
-class Connect(Protocol):
-    """Creates or resumes a run on the server; raises an error if the server does not answer."""
-
-    def __call__(self, run_name: str, run_id: str | None, parent: str | None, key: str) -> Server:
-        """See `mlflow_tracker.MlflowTracker`."""
+def state_file(tracker: str) -> str:
+    """Return the name of the file in the run directory that has what a tracker does not have yet."""
+    return IDENTITY if tracker == "mlflow" else f"run-{tracker}.json"
 
 
 class Outbox:
-    """Outbox of one run. The driver adds data, and the thread of an `OutboxSender` removes it.
+    """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
 
     Args:
-        folder: the run directory.
-        parent: outbox of the parent run, or its id.
+        steps: points of the run, in the run directory.
+        client: the tracker.
+        parent: outbox of the parent run.
 
     Raises:
-        StorageError: `run.json` is damaged or was changed.
+        StorageError: the state is damaged or was changed.
     """
 
-    def __init__(self, folder: Path, parent: Outbox | str | None = None) -> None:
-        self.folder, self._parent = folder, parent
+    def __init__(self, steps: StepLog, client: TrackerClient, parent: Outbox | None = None) -> None:
+        self.folder, self.client, self._parent, self._steps = steps.folder, client, parent, steps
+        self._file = self.folder / state_file(client.name)
         self._lock = threading.RLock()
-        self._server: Server | None = None
-        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(folder / IDENTITY)}
-        self.steps = StepLog(folder)
-        self._state["sent"] = min(int(self._state["sent"]), self.steps.size)
-        self._unsent = self.steps.count(self._state["sent"])
-        self._oldest: int | None = None  # time of the oldest unsent point, in milliseconds since 1970
+        self._run: RemoteRun | None = None
+        self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(self._file)}
+        self._state["sent"] = min(int(self._state["sent"]), steps.size)
+        self._sent_points = steps.points - steps.count(self._state["sent"])
         self._due = 0.0  # `time.monotonic()` at which a few points are sent
-        self._update_oldest()
 
     @property
     def run_id(self) -> str | None:
@@ -84,6 +73,11 @@ class Outbox:
     def children(self) -> list[str]:
         """Folders of the child runs, relative to this run's folder."""
         return list(self._state["children"])
+
+    @property
+    def _unsent(self) -> int:
+        """Number of unsent points; a point may be sent before `StepLog` has counted it."""
+        return max(0, self._steps.points - self._sent_points)
 
     @property
     def has_unsent_data(self) -> bool:
@@ -104,15 +98,9 @@ class Outbox:
     def backlog(self) -> Backlog:
         """Return the amount of unsent data."""
         with self._lock:
-            behind = 0.0 if self._oldest is None else max(0.0, time.time() - self._oldest / 1000)
+            oldest = self._steps.read_from(self._state["sent"], 1).points if self._unsent else []
+            behind = max(0.0, time.time() - oldest[0].milliseconds / 1000) if oldest else 0.0
             return Backlog(self._unsent, len(self._state["files"]), behind)
-
-    def put_points(self, points: Sequence[Point]) -> None:
-        """Store points, except those that were logged before."""
-        with self._lock:
-            self._unsent += self.steps.add(points)
-            if self._oldest is None and self._unsent and points:
-                self._oldest = points[0].milliseconds
 
     def put_description(self, params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Store settings, data and tags; they replace unsent ones of the same data."""
@@ -142,66 +130,62 @@ class Outbox:
             if folder not in self._state["children"]:
                 self._change(children=[*self._state["children"], folder])
 
-    def connect(self, connect: Connect) -> Server:
-        """Return the run on the server, which is created if it does not exist. Raises as `connect` does."""
-        if self._server is None:
-            parent = self._parent.run_id if isinstance(self._parent, Outbox) else self._parent
+    def connect(self) -> RemoteRun:
+        """Return the run at the tracker, which is created if it does not exist. Raises as `TrackerClient.connect`."""
+        if self._run is None:
+            parent = self._parent.run_id if self._parent else None
             self._change()  # the key is stored before a run is created with it
-            server = connect(self._state["name"], self.run_id, parent, self._state["key"])
+            state = self._state
+            run = self.client.connect(state["name"], self.run_id, parent, state["key"], self._sent_points)
             with self._lock:
-                if server.run_id != self.run_id:
-                    self._change(tracking_id=server.run_id, sent=0)
-                    self._unsent = self.steps.points
-                self._server = server
-        return self._server
+                if (run.run_id, run.points) != (self.run_id, self._sent_points):
+                    self._sent_points, offset = self._steps.locate(run.points)
+                    self._change(tracking_id=run.run_id, sent=offset)
+                self._run = run
+        return self._run
 
-    def send(self, connect: Connect) -> None:
+    def send(self) -> None:
         """Send one message. After an error, which is raised, the next call connects again."""
-        server = self.connect(connect)
+        run = self.connect()
         try:
-            self._send(server)
+            self._send(run)
         except BaseException:
-            self._server = None
+            self._run = None
             raise
 
-    def _send(self, server: Server) -> None:
+    def _send(self, run: RemoteRun) -> None:
         state = self._state
         if state["descriptions"]:
             description = state["descriptions"][0]
             dataset = DatasetRecord(**description["dataset"])
-            server.describe(description["params"], dataset, description["tags"])
+            run.describe(description["params"], dataset, description["tags"])
             with self._lock:
                 left = [other for other in self._state["descriptions"] if other is not description]
                 self._change(descriptions=left)
         elif self._unsent:
-            batch = self.steps.read_from(state["sent"], POINTS_PER_MESSAGE)
-            server.log(batch.points)
+            batch = self._steps.read_from(state["sent"], POINTS_PER_MESSAGE)
+            run.log(batch.points)
             with self._lock:
-                self._unsent -= len(batch.points)
+                self._sent_points += len(batch.points)
                 self._change(sent=batch.end)
-                self._update_oldest()
                 self._due = time.monotonic() + GATHER_SECONDS
         elif state["files"]:
             path, folder = state["files"][0]
             # A file that was removed since cannot be sent, and a file outside the run directory is not the run's.
             if Path(path).is_file() and Path(path).resolve().is_relative_to(self.folder.resolve()):
-                server.log_file(Path(path), folder)
+                run.log_file(Path(path), folder)
             with self._lock:
                 self._change(files=self._state["files"][1:])
         elif status := state["status"]:
-            server.finish(status)
+            run.finish(status)
             with self._lock:
                 if self._state["status"] == status:  # and no other one was stored since
                     self._change(status=None)
 
-    def _update_oldest(self) -> None:
-        first = self.steps.read_from(self._state["sent"], 1).points if self._unsent else []
-        self._oldest = first[0].milliseconds if first else None
-
     def _change(self, **values: Any) -> None:
         with self._lock:
             self._state |= values
-            write_atomically(self.folder / IDENTITY, json.dumps(self._state) + "\n")
+            write_atomically(self._file, json.dumps(self._state) + "\n")
 
 
 class _Description(TypedDict):
@@ -238,24 +222,34 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+def has_unsent_data(folder: Path, tracker: str) -> bool:
+    """Return whether a tracker of a run, or of a child run, does not have all data."""
+    file = folder / state_file(tracker)
+    if not file.is_file():
+        return False
+    state = {**_EMPTY, **_read(file)}
+    own = StepLog(folder).count(state["sent"]) or state["descriptions"] or state["files"] or state["status"]
+    return bool(own) or any(has_unsent_data(folder / child, tracker) for child in state["children"])
+
+
 class OutboxSender:
-    """Thread that sends the data of outboxes until it is closed.
+    """Thread that sends the data of outboxes to one tracker until it is closed.
 
     Args:
-        connect: creates or resumes a run.
+        client: the tracker.
         log: called with lines for the user, from the thread.
-        uri: the server's address without secrets.
     """
 
-    def __init__(self, connect: Connect, log: Callable[[str], None], uri: str) -> None:
-        self._connect, self._log, self._uri = connect, log, uri
+    def __init__(self, client: TrackerClient, log: Callable[[str], None]) -> None:
+        self.client, self._log = client, log
         self._outboxes: list[Outbox] = []
         self._changed = threading.Condition()
-        self._is_closed = self._is_ending = False
+        self._is_closed = False
+        self._ending_since = 0.0  # `time.monotonic()`; 0 before the end of the run
         self._failures_in_a_row = 0
         self._failing_since: float | None = None
         self.failures = 0
-        self._thread = threading.Thread(target=self._run, name="raytriever-tracking", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"raytriever-{client.name}", daemon=True)
 
     def add(self, outbox: Outbox) -> None:
         """Send the data of an outbox after that of the earlier ones; start the thread if it does not run."""
@@ -280,19 +274,23 @@ class OutboxSender:
             self.failures,
         )
 
+    def end(self) -> None:
+        """Send all data at once from now on, also a few points."""
+        with self._changed:
+            self._ending_since = self._ending_since or time.monotonic()
+            self._changed.notify_all()
+
     def close(self, patience: float) -> bool:
         """Send all data, then stop the thread. Return whether all was sent.
 
         Args:
-            patience: seconds to wait for a failing server. A server that accepts data gets the time it needs.
+            patience: seconds, since `end`, to wait for a failing tracker. One that accepts data gets the time it needs.
         """
-        started = time.monotonic()
+        self.end()
         with self._changed:
-            self._is_ending = True
-            self._changed.notify_all()
             while self._next_outbox() is not None and self._thread.is_alive():
                 since = self._failing_since
-                if since is not None and time.monotonic() - max(started, since) >= patience:
+                if since is not None and time.monotonic() - max(self._ending_since, since) >= patience:
                     break
                 self._changed.wait(0.1)
             self._is_closed = True
@@ -304,10 +302,8 @@ class OutboxSender:
 
     def _due_outbox(self) -> Outbox | None:
         """Return the first outbox whose data is due; at the end, the first with any data."""
-        return next(
-            (outbox for outbox in self._outboxes if outbox.has_unsent_data and (self._is_ending or not outbox.due_in)),
-            None,
-        )
+        due = (one for one in self._outboxes if one.has_unsent_data and (self._ending_since or not one.due_in))
+        return next(due, None)
 
     def _seconds_until_due(self) -> float | None:
         """Return the seconds until the next outbox is due; None without data."""
@@ -321,7 +317,7 @@ class OutboxSender:
                 if outbox is None or self._is_closed:
                     return
             try:
-                outbox.send(self._connect)
+                outbox.send()
             except Exception as error:  # any error: the run continues, and the error is logged
                 self._record_failure(error)
             else:
@@ -330,7 +326,10 @@ class OutboxSender:
     def _record_success(self) -> None:
         if self._failures_in_a_row >= REPORTED_FAILURES and self._failing_since is not None:
             seconds = time.monotonic() - self._failing_since
-            self._log(f"{self._uri}: MLflow answers again after {seconds:.0f} s; the stored data is being sent")
+            self._log(
+                f"{self.client.address}: {self.client.title} answers again after {seconds:.0f} s; "
+                "the stored data is being sent"
+            )
         with self._changed:
             self._failures_in_a_row, self._failing_since = 0, None
             self._changed.notify_all()
@@ -347,7 +346,7 @@ class OutboxSender:
             pause = min(FIRST_PAUSE * 2 ** (self._failures_in_a_row - 1), LONGEST_PAUSE)
             end = time.monotonic() + pause
             while not self._is_closed and (left := end - time.monotonic()) > 0:
-                if self._is_ending:
+                if self._ending_since:
                     left = min(left, END_PAUSE)
                     end = min(end, time.monotonic() + END_PAUSE)
                 self._changed.wait(left)

@@ -1,8 +1,8 @@
-"""Tracker of a run: everything logged is stored next to the run first, then sent by a thread.
+"""Trackers of a run: everything logged is stored next to the run first, then sent by one thread for each tracker.
 
-A server that goes away during a run costs the run only a log line. At its end the run waits for the server for a
-limited time; the same command sends the rest when called again. Only at the start is an unreachable server an
-error, because then the address is most likely wrong.
+A tracker that goes away during a run costs the run only a log line. At its end the run waits for the tracker for a
+limited time; the same command sends the rest when called again. Only at the start is an unreachable server of MLflow
+an error, because then the address is most likely wrong.
 
 If a job writes its output directory whole at its end, the data waits in a hidden folder next to it (`open_adjacent`).
 """
@@ -21,9 +21,11 @@ from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
 from raytriever.progress import say as log_above_progress
 from raytriever.storage import disk_errors, files_below
-from raytriever.tracking.mlflow_tracker import MlflowServer, flatten
-from raytriever.tracking.outbox import IDENTITY, Outbox, OutboxSender
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
+from raytriever.tracking.mlflow_tracker import flatten
+from raytriever.tracking.outbox import Outbox, OutboxSender, has_unsent_data, state_file
+from raytriever.tracking.steps import StepLog
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, TrackerClient
+from raytriever.tracking.trackers import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
@@ -32,83 +34,98 @@ Log = Callable[[str], None]
 
 
 class Spool:
-    """A `PersistentTracker` that stores its data in a run directory.
+    """A `PersistentTracker` that stores its data in a run directory, and sends it to any number of trackers.
 
     Args:
-        outbox: of this run.
-        sender: sends the outbox. It is closed when the run is finished, unless the run has a parent.
+        folder: the run directory.
+        senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
         log: called with lines for the user.
         parent: the parent run.
+
+    Raises:
+        StorageError: a file of the tracking is damaged, was changed, or cannot be written.
     """
 
-    def __init__(self, outbox: Outbox, sender: OutboxSender, log: Log, parent: Spool | None = None) -> None:
-        self._outbox, self._sender, self._log, self._parent = outbox, sender, log, parent
+    def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
+        self.folder, self._senders, self._log, self._parent = folder, senders, log, parent
+        self._steps = StepLog(folder)
+        parents = parent._outboxes if parent else [None] * len(senders)
+        self._outboxes: list[Outbox] = [
+            Outbox(self._steps, sender.client, above) for sender, above in zip(senders, parents, strict=True)
+        ]
         self._children: dict[str, Spool] = {}
-        sender.add(outbox)
-        for folder in outbox.children:
-            if (outbox.folder / folder / IDENTITY).is_file():
-                self._child(folder)
+
+    def _start(self) -> None:
+        for sender, outbox in zip(self._senders, self._outboxes, strict=True):
+            sender.add(outbox)
+            for folder in outbox.children:
+                if (self.folder / folder / state_file(outbox.client.name)).is_file():
+                    self._child(folder)
 
     @classmethod
     def open(
         cls,
-        server: MlflowServer,
+        clients: Sequence[TrackerClient],
         folder: Path,
         run_name: str,
-        parent: str | None = None,
         log: Log = log_above_progress,
     ) -> Self:
         """Start or resume a run.
 
         Args:
-            server: a server that answers.
+            clients: the trackers; an MLflow server answers.
             folder: the run directory, which exists.
-            run_name: shown by the server.
-            parent: id of the parent run.
+            run_name: shown by the trackers.
             log: called with lines for the user, from another thread.
 
         Raises:
-            ConfigError: the server refuses the run.
-            StorageError: `run.json` is damaged, was changed, or cannot be written.
+            ConfigError: the server of MLflow refuses the run.
+            StorageError: see `Spool`.
         """
-        outbox = Outbox(folder, parent)
-        outbox.begin(run_name)
-        outbox.connect(server.connect)
-        return cls(outbox, OutboxSender(server.connect, log, server.masked_uri), log)
+        spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
+        for outbox in spool._outboxes:
+            outbox.begin(run_name)
+        spool._connect()
+        spool._start()
+        return spool
 
-    @property
-    def folder(self) -> Path:
-        """The run directory."""
-        return self._outbox.folder
+    def _connect(self) -> None:
+        """Connect to MLflow, which tells a wrong address from a right one at once."""
+        for outbox in self._outboxes:
+            if outbox.client.name == "mlflow":
+                outbox.connect()
 
     @property
     def run_id(self) -> str | None:
-        """See `PersistentTracker`; never None after `open`."""
-        return self._outbox.run_id
+        """The first tracker's id of the run; None without trackers, or before the tracker has created the run."""
+        return self._outboxes[0].run_id if self._outboxes else None
 
     def child(self, run_name: str, folder: Path) -> Spool:
-        """See `PersistentTracker`; a child can be started while the server does not answer."""
-        name = os.path.relpath(folder, self._outbox.folder)
-        self._outbox.put_child(name)
+        """See `PersistentTracker`; a child can be started while a tracker does not answer."""
+        name = os.path.relpath(folder, self.folder)
+        for outbox in self._outboxes:
+            outbox.put_child(name)
         child = self._child(name)
-        child._outbox.begin(run_name)
+        for outbox in child._outboxes:
+            outbox.begin(run_name)
         return child
 
     def _child(self, folder: str) -> Spool:
         if folder not in self._children:
-            outbox = Outbox(self._outbox.folder / folder, self._outbox)
-            self._children[folder] = Spool(outbox, self._sender, self._log, self)
+            child = self._children[folder] = Spool(self.folder / folder, self._senders, self._log, self)
+            child._start()
         return self._children[folder]
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """See `Tracker`."""
-        self._outbox.put_description(flatten(config), dataset, tags)
-        self._sender.wake()
+        for outbox in self._outboxes:
+            outbox.put_description(flatten(config), dataset, tags)
+        self._wake()
 
     def log(self, points: Sequence[Point]) -> None:
         """See `Tracker`; points whose name and step were logged before are left out."""
-        self._outbox.put_points(points)
-        self._sender.wake()
+        self._steps.add(points)
+        self._wake()
 
     def log_file(self, path: Path, folder: str = "") -> None:
         """See `Tracker`; the file must exist until it is sent.
@@ -118,70 +135,86 @@ class Spool:
         """
         if not path.exists():
             raise StorageError("does not exist, so it cannot be logged as an artifact", str(path), "write it first")
-        if path.is_file():
-            self._outbox.put_file(path, folder)
-        else:
+        for outbox in self._outboxes:
+            if path.is_file():
+                outbox.put_file(path, folder)
+                continue
             for file in files_below(path):
                 inner = file.parent.relative_to(path).as_posix()
-                self._outbox.put_file(file, f"{folder or path.name}/{inner}".removesuffix("/."))
-        self._sender.wake()
+                outbox.put_file(file, f"{folder or path.name}/{inner}".removesuffix("/."))
+        self._wake()
+
+    def _wake(self) -> None:
+        for sender in self._senders:
+            sender.wake()
 
     def backlog(self) -> Backlog:
-        """See `PersistentTracker`; includes all runs that the same thread sends."""
-        return self._sender.backlog()
+        """See `PersistentTracker`; includes all runs and trackers, each point and file once for each tracker."""
+        backlogs = [sender.backlog() for sender in self._senders]
+        return Backlog(
+            sum(backlog.points for backlog in backlogs),
+            sum(backlog.files for backlog in backlogs),
+            max((backlog.seconds for backlog in backlogs), default=0.0),
+            sum(backlog.failures for backlog in backlogs),
+        )
 
     def finish(self, status: str) -> None:
-        """Close the run. A run without a parent waits for the server, and logs the data that remains unsent."""
-        self._outbox.put_status(status)
-        self._sender.wake()
+        """Close the run. A run without a parent waits for the trackers, and logs the data that remains unsent."""
+        for outbox in self._outboxes:
+            outbox.put_status(status)
+        self._wake()
         if self._parent is None:
             self.drain(END_SECONDS if status == "FINISHED" else SHORT_END_SECONDS)
 
-    @activity("sending what remains to MLflow")
+    @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, then stop the thread. Return whether all data was sent.
+        """Send all remaining data, then stop the threads. Return whether all data was sent.
 
         Args:
-            patience: seconds to wait for a failing server.
+            patience: seconds to wait for failing trackers.
         """
-        before = self.backlog()
-        if before.failures and before.points:
-            self._log(f"waiting up to {patience:.0f} s for MLflow, to send {before.points:,} points")
-        if self._sender.close(patience):
+        for sender in self._senders:
+            sender.end()
+            before = sender.backlog()
+            if before.failures and before.points:
+                title = sender.client.title
+                self._log(f"waiting up to {patience:.0f} s for {title}, to send {before.points:,} points")
+        closed = [self._close(sender, patience) for sender in self._senders]
+        return all(closed)
+
+    def _close(self, sender: OutboxSender, patience: float) -> bool:
+        if sender.close(patience):
             return True
-        left = self.backlog()
+        left = sender.backlog()
         self._log(
-            f"{left.points:,} points and {left.files:,} files wait for MLflow in {self._outbox.folder}; "
+            f"{left.points:,} points and {left.files:,} files wait for {sender.client.title} in {self.folder}; "
             "the same command sends them"
         )
         return False
 
 
-def send_pending(folder: Path, uri: str, log: Log) -> bool:
-    """Send the unsent data of a finished run and its child runs.
+def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
+    """Send the unsent data of a finished run and its child runs to some trackers.
 
-    A server that does not answer is no error here, because the run is finished and its results are stored.
+    A tracker that does not answer is no error here, because the run is finished and its results are stored.
 
     Returns:
         Whether all data has been sent.
     """
-    if not _has_unsent_data(folder):
-        return True
+    sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
+    return all(sent)
+
+
+def _send_pending(folder: Path, tracker: str, log: Log) -> bool:
     try:
-        server = MlflowServer(uri)
-        outbox = Outbox(folder)
-        outbox.connect(server.connect)
+        (client,) = open_trackers([tracker])
+        spool = Spool(folder, [OutboxSender(client, log)], log)
+        spool._connect()
     except UserError as error:
-        log(f"{error}; repeat this command when MLflow answers, to send the data in {folder}")
+        log(f"{error}; repeat this command when {TITLES[tracker]} answers, to send the data in {folder}")
         return False
-    return Spool(outbox, OutboxSender(server.connect, log, server.masked_uri), log).drain(END_SECONDS)
-
-
-def _has_unsent_data(folder: Path) -> bool:
-    if not (folder / IDENTITY).is_file():
-        return False
-    outbox = Outbox(folder)
-    return outbox.has_unsent_data or any(_has_unsent_data(folder / child) for child in outbox.children)
+    spool._start()
+    return spool.drain(END_SECONDS)
 
 
 class TemporarySpool(Spool):
@@ -195,29 +228,29 @@ class TemporarySpool(Spool):
         return is_empty
 
 
-def open_adjacent(uri: str, output: Path, log: Log) -> Spool:
+def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     """Start a run for a job that writes `output` at its end.
 
     Args:
-        uri: of the server or database.
+        trackers: names of the trackers.
         output: may not exist; its name is the name of the run.
         log: called with lines for the user.
 
     Raises:
-        ConfigError: the server does not answer.
+        ConfigError: a tracker cannot be used, or the server of MLflow does not answer.
         StorageError: the folder of `output` is not writable.
     """
-    server = MlflowServer(uri)
+    clients = open_trackers(trackers)
     name = output.resolve().name
     parent = output.resolve().with_name(f".{name}.tracking")
     for earlier in sorted(parent.iterdir()) if parent.is_dir() else []:
-        if send_pending(earlier, uri, log):
+        if send_pending(earlier, trackers, log):
             _remove(earlier)
     folder = parent / secrets.token_hex(6)
     with disk_errors(folder):
         folder.mkdir(parents=True)
     try:
-        return TemporarySpool.open(server, folder, name, log=log)
+        return TemporarySpool.open(clients, folder, name, log)
     except BaseException:
         _remove(folder)
         raise

@@ -44,7 +44,7 @@ class StepLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / STEPS
+        self.folder, self._file = folder, folder / STEPS
         self._lock = threading.Lock()
         self._logged: dict[str, bytearray] = {}  # by metric, a bit for every step
         self.size = self.points = 0
@@ -94,6 +94,15 @@ class StepLog:
     def count(self, offset: int) -> int:
         """Return the number of points from a byte offset on."""
         return sum(len(entry["measured"]) for _, entry in _entries(self._file, offset, self.size))
+
+    def locate(self, points: int) -> tuple[int, int]:
+        """Return how many of the first points are in whole lines, and the byte offset after these lines."""
+        before = offset = 0
+        for end, entry in _entries(self._file, 0, self.size):
+            if before + len(entry["measured"]) > points:
+                break
+            before, offset = before + len(entry["measured"]), end
+        return before, offset
 
     def _mark(self, name: str, step: int) -> bool:
         """Mark a step of a metric as logged. Return whether it is new."""

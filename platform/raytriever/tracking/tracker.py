@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +84,60 @@ class Tracker(Protocol):
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
 
 
+class RemoteRun(Tracker, Protocol):
+    """One run at a tracker, which may fail at any time.
+
+    Its attributes are the tracker's id of the run, and the number of points that the tracker had when the run was
+    created or resumed: the first ones of the run.
+    """
+
+    run_id: str
+    points: int
+
+
+class TrackerClient(Protocol):
+    """A tracker: MLflow, W&B, TensorBoard or Trackio.
+
+    Its attributes are its name for `--tracker`, its title in messages, and its address or folder without secrets.
+    """
+
+    name: str
+    title: str
+    address: str
+
+    def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> RemoteRun:
+        """Create or resume a run; raise an error if the tracker does not answer.
+
+        Args:
+            run_name: shown by the tracker.
+            run_id: run to resume; None for a new one.
+            parent: id of the parent run.
+            key: unique text of the run, which finds it after a lost response.
+            points: number of points that the tracker has confirmed.
+        """
+
+
+def described(params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> dict[str, str | float]:
+    """Return settings, data and tags under one mapping, for trackers that have only settings; numbers as numbers."""
+    data = {"source": dataset.source, "digest": dataset.digest, **{k: str(v) for k, v in dataset.counts.items()}}
+    flat = {**params, **{f"dataset.{dataset.name}.{name}": value for name, value in data.items()}, **tags}
+    return {name: _number(value) for name, value in flat.items()}
+
+
+def _number(text: str) -> str | float:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def rows_of(points: Sequence[Point]) -> list[list[Point]]:
+    """Return consecutive points of the same step and time together."""
+    return [list(row) for _, row in groupby(points, lambda point: (point.step, point.milliseconds))]
+
+
 class NullTracker(Tracker):
     """Tracker that keeps nothing."""
 
@@ -101,10 +156,6 @@ class NullTracker(Tracker):
 
 class PersistentTracker(Tracker, Protocol):
     """Tracker that stores its data in the run directory until the server has it; see `spool.Spool`."""
-
-    @property
-    def run_id(self) -> str | None:
-        """The server's id of the run; None before the server has created it."""
 
     def child(self, run_name: str, folder: Path) -> PersistentTracker:
         """Return a child run with its own settings, metrics, files and run directory."""

@@ -68,7 +68,7 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
         ("train --learning_rate=1", "did you mean '--learning-rate'?"),
         ("train --resume", "nothing is needed: the same command continues an interrupted run"),
         ("tune --resume_from_checkpoint x", "nothing is needed: the same command continues an interrupted run"),
-        ("train --wandb", "MLflow records every run; see docs/how-to/track-runs.md"),
+        ("train --wandb", "give --tracker wandb"),
         ("train --model_name_or_path x", "did you mean '--model'?"),
         ("train --num_train_epochs 3", "did you mean '--epochs'?"),
         ("train --epoch 3", "did you mean '--epochs'?"),

@@ -17,6 +17,7 @@ from raytriever.tracking.outbox import IDENTITY
 from raytriever.tracking.spool import send_pending
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
+from raytriever.tracking.trackers import DEFAULT_TRACKERS
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
@@ -159,10 +160,12 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
     assert unmade.run_id is None
 
     # A server that does not answer is no error of a finished run. Then it answers again.
-    send_pending(run, "sqlite:////proc/none.db", said.append)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none.db")
+    send_pending(run, DEFAULT_TRACKERS, said.append)
     assert said[-1].endswith(f"repeat this command when MLflow answers, to send the data in {run}")
     said.clear()
-    send_pending(run, uri, said.append)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    send_pending(run, DEFAULT_TRACKERS, said.append)
     assert said == []
     stages = server.client.search_runs([server.experiment()], f"tags.mlflow.parentRunId = '{spool.run_id}'")
     assert {stage.info.run_name for stage in stages} == {"run/1-first", "run/2-second"}
@@ -170,7 +173,7 @@ def test_unsent_data_is_reported_at_the_end_and_sent_by_the_same_command(
         assert stored_points(server, run_id) == expected(4)
         assert server.client.get_run(run_id).info.status == "FINISHED"
     before = (run / IDENTITY).read_bytes()
-    send_pending(run, uri, said.append)
+    send_pending(run, DEFAULT_TRACKERS, said.append)
     assert (run / IDENTITY).read_bytes() == before
     assert said == []
 

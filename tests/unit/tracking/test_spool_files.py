@@ -17,9 +17,10 @@ import pytest
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
-from raytriever.tracking.outbox import IDENTITY, Outbox
+from raytriever.tracking.outbox import IDENTITY, has_unsent_data
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.steps import STEPS, StepLog
+from raytriever.tracking.trackers import DEFAULT_TRACKERS
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
@@ -32,7 +33,7 @@ from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 folder = Path(sys.argv[1])
-spool = Spool.open(MlflowServer(sys.argv[2]), folder, "killed")
+spool = Spool.open([MlflowServer(sys.argv[2])], folder, "killed")
 done = max((step for step, _ in read_curve(folder, "loss")), default=0)
 print("begun", flush=True)
 for step in itertools.count(max(1, done - 20)):  # as from a checkpoint before the last step
@@ -77,7 +78,7 @@ def test_memory_does_not_grow_with_unsent_data(
             sizes.append(len(batch.points))
             return batch
 
-    monkeypatch.setattr(outbox_module, "StepLog", Counting)
+    monkeypatch.setattr("raytriever.tracking.spool.StepLog", Counting)
     spool = begin(faulty, tmp_path / "run")
     faulty.is_down = True
     for first in range(1, 1000, 50):
@@ -115,7 +116,7 @@ def test_a_full_disk_is_a_user_error(full_disk: Path) -> None:
 def test_an_error_names_the_damaged_file(tmp_path: Path, content: str) -> None:
     (tmp_path / IDENTITY).write_text(content)
     with pytest.raises(StorageError, match=r"run\.json: is damaged or changed: .*; give --fresh"):
-        Outbox(tmp_path)
+        has_unsent_data(tmp_path, "mlflow")
 
 
 def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
@@ -123,10 +124,12 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
 ) -> None:
     monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
     output, parent, said = tmp_path / "results", tmp_path / ".results.tracking", list[str]()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/none.db")
     with pytest.raises(UserError):
-        open_adjacent("sqlite:////proc/none.db", output, said.append)
+        open_adjacent(DEFAULT_TRACKERS, output, said.append)
     assert not parent.exists()
-    first = open_adjacent(uri, output, said.append)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    first = open_adjacent(DEFAULT_TRACKERS, output, said.append)
     for name in ("letters", "numbers"):  # several data sets of one run
         first.describe({"split": "test"}, replace(DATA, name=name), {})
     first.log(points(1, 2))
@@ -144,7 +147,7 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     earlier.log(points(1, 3))
     earlier.finish("FINISHED")
     assert said[-1].endswith("the same command sends them")
-    again = open_adjacent(uri, output, said.append)
+    again = open_adjacent(DEFAULT_TRACKERS, output, said.append)
     assert stored_points(server, earlier.run_id) == expected(3)
     assert [folder.name for folder in parent.iterdir()] == [again.folder.name]
     again.finish("FAILED")

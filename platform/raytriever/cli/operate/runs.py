@@ -99,7 +99,11 @@ def _show(folder: Path) -> None:
     if run.checkpoints:
         lines += ["", "checkpoints:"]
         lines += [f"  {one.path}  {format_size(one.size)}" for one in run.checkpoints]
-    logs = [(STEPS, "metrics of every step"), (IDENTITY, "id of the run in MLflow"), ("report.html", "the report")]
+    logs = [
+        (STEPS, "metrics of every step"),
+        (IDENTITY, "id of the run in MLflow"),
+        ("report.html", "the report"),
+    ]
     existing = [f"  {folder / name}  {content}" for name, content in logs if (folder / name).is_file()]
     if existing:
         lines += ["", "logs:", *existing, "  session_latest/logs/ in Ray's temporary folder  output of the workers"]

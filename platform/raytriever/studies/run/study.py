@@ -31,9 +31,9 @@ from raytriever.studies.results import StudyResults
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.studies.run.settings import SETTINGS, check_data_exists, check_same, settings_of
-from raytriever.tracking.mlflow_tracker import MlflowServer, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def run_study(
     run_name: str,
     log: Callable[[str], None],
     trial_gpus: float | None = None,
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> StudyResult:
     """Train and measure the missing arms, and write the outcome.
 
@@ -71,6 +72,7 @@ def run_study(
         run_name: name of the run at the tracker.
         log: called with each progress line.
         trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
+        trackers: names of the trackers.
 
     Raises:
         UserError: something a user can correct; finished arms are kept.
@@ -92,14 +94,14 @@ def run_study(
     ]
     if not todo and (output / RESULTS).is_file():
         results = write_study(study, output, scale, seeds)
-        send_pending(output, tracking_uri(), log)
+        send_pending(output, trackers, log)
         return StudyResult(output, results, has_run_arms=False)
     check_cluster()
-    server = MlflowServer(tracking_uri())
+    clients = open_trackers(trackers)
     with disk_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
-    tracker = Spool.open(server, output, run_name)
+    tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         record = _dataset_record(study, settings)
         tracker.describe(

@@ -11,7 +11,7 @@ checkpoint, and failed ones are repeated."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.machine import usable_cores
-from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, closing
+from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.tuning.outcome import evaluate_best, read_best, write_sweep
 from raytriever.tuning.ray.manager import TrialManager
 from raytriever.tuning.ray.planning import plan_sweep, sweep_settings, watched_metric
@@ -66,7 +66,13 @@ class SweepResult:
 
 
 def run_sweep(
-    base: Config, search: SearchConfig, output: Path, run_name: str, fresh: bool, log: Callable[[str], None]
+    base: Config,
+    search: SearchConfig,
+    output: Path,
+    run_name: str,
+    fresh: bool,
+    log: Callable[[str], None],
+    trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> SweepResult:
     """Run all trials of a sweep, and evaluate the best one on the test split.
 
@@ -77,6 +83,7 @@ def run_sweep(
         run_name: at the tracker.
         fresh: whether an earlier sweep in the directory is removed.
         log: called with lines about the progress.
+        trackers: names of the trackers.
 
     Raises:
         UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
@@ -89,16 +96,16 @@ def run_sweep(
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
     if has_ended and best is not None and (rows := read_best(output, trial_config(base, dict(best.settings)))):
-        send_pending(output, tracking_uri(), log)
+        send_pending(output, trackers, log)
         return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=False)
 
-    check_uri(tracking_uri())
+    check_trackers(trackers)
     check_cluster()
     data = SweepData(log)
     data.prepare(base, space)
-    server = MlflowServer(tracking_uri())
+    clients = open_trackers(trackers)
     run.begin(_dump(sweep_settings(base, search, space)))
-    tracker = Spool.open(server, output, run_name)
+    tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
         tracker.describe(sweep_settings(base, search, space), data.record(), tags)

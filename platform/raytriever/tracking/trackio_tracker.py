@@ -1,0 +1,76 @@
+"""Trackio tracker: rows in Trackio's database on this machine (`TRACKIO_DIR`), which `trackio show` opens.
+
+A row has an id of its run and its first point, and Trackio keeps one row of each id. So a message that is sent twice
+changes nothing. Trackio's `Run` is not used: it writes from a thread that gives up a batch after an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from raytriever.tracking.mlflow_tracker import EXPERIMENT
+from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
+
+
+class TrackioClient(TrackerClient):
+    """Trackio's database of this project."""
+
+    name, title = "trackio", "Trackio"
+
+    def __init__(self) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        self.storage = SQLiteStorage
+        self.address = str(SQLiteStorage.get_project_db_path(EXPERIMENT))
+
+    def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> TrackioRun:
+        """See `TrackerClient`; the key of the run is its id."""
+        return TrackioRun(self.storage, run_name, run_id or key, points)
+
+
+class TrackioRun(RemoteRun):
+    """One run in the database.
+
+    Args:
+        storage: Trackio's `SQLiteStorage`.
+        name: of the run.
+        run_id: of the run.
+        points: number of points that the database has.
+    """
+
+    def __init__(self, storage: Any, name: str, run_id: str, points: int) -> None:
+        self._storage, self._name, self.run_id, self.points = storage, name, run_id, points
+        self._next = points
+        self._config: dict[str, str | float] = {}
+
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+        """Keep settings, data and tags, which Trackio stores with the next row."""
+        self._config |= described(config, dataset, tags)
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Write a row for each step and time."""
+        rows, ids, next_point = rows_of(points), [], self._next
+        for row in rows:
+            ids.append(f"{self.run_id}-{next_point}")
+            next_point += len(row)
+        self._storage.bulk_log(
+            EXPERIMENT,
+            self._name,
+            [{point.name: point.value for point in row} for row in rows],
+            steps=[row[0].step for row in rows],
+            timestamps=[datetime.fromtimestamp(row[0].milliseconds / 1000, UTC).isoformat() for row in rows],
+            config=self._config,
+            log_ids=ids,
+            run_id=self.run_id,
+        )
+        self._next = next_point
+        self._config = {}
+
+    def log_file(self, path: Path, folder: str = "") -> None:
+        """Store no file: it is in the run directory."""
+
+    def finish(self, status: str) -> None:
+        """Do nothing: Trackio has no status of a run."""

@@ -8,7 +8,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ from raytriever.tracking.tracker import Point
 from raytriever.tracking.trackers import check_trackers, open_trackers, read_trackers
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import DATA, points
+from faulty_server import DATA, points, wait_for
 
 Values = dict[tuple[str, int], list[float]]
 LOCAL = ["wandb", "tensorboard", "trackio"]
@@ -258,3 +260,42 @@ def test_a_missing_key_or_package_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(trackers_module, "version", lambda name: version("none-of-this-name"))
     with pytest.raises(ConfigError, match="TensorBoard needs the package tensorboard"):
         check_trackers(["tensorboard"])
+
+
+@pytest.mark.slow
+def test_a_key_that_wandb_refuses_costs_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import wandb
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(401)
+            self.end_headers()
+            self.wfile.write(b'{"errors": [{"message": "user is not logged in"}]}')
+
+        do_GET = do_POST
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    monkeypatch.setattr("raytriever.tracking.spool.END_SECONDS", 0.1)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    said, run = list[str](), tmp_path / "run"
+    run.mkdir()
+    wandb.teardown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        spool = Spool.open(open_trackers(["wandb", "tensorboard"]), run, "run", said.append)
+        spool.log(points(1, 2))
+        wait_for(lambda: said)
+        spool.finish("FINISHED")
+        server.shutdown()
+    wandb.teardown()
+    assert "W&B does not answer (" in said[0]
+    assert "user is not logged in" in said[0]
+    assert said[-1] == f"4 points and 0 files wait for W&B in {run}; the same command sends them"
+    assert of_tensorboard(tmp_path)[0] == wanted(2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert send_pending(run, ["wandb"], said.append)
+    assert of_wandb(tmp_path)[0] == wanted(2)

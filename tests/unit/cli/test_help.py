@@ -100,7 +100,7 @@ def test_a_suggestion_names_only_flags_of_the_stage() -> None:
     known = {"--output", "--dataset", "-h", "--help"}
     assert suggest_for_flag("--gradient-accumulation-steps", known) == "choose from --dataset, --output"
     assert suggest_for_flag("--out_dir", known) == "did you mean '--output'?"
-    assert suggest_for_flag("--wandb", known).startswith("MLflow records")
+    assert suggest_for_flag("--wandb", {*known, "--tracker"}) == "give --tracker wandb"
 
 
 def test_every_suggestion_exists() -> None:

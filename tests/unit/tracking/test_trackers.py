@@ -194,6 +194,7 @@ def test_a_tracker_that_fails_stops_neither_the_run_nor_the_others(
     (tmp_path / "events").write_text("in the way")
     spool = Spool.open(clients, run, "run", said.append)
     spool.log(points(1, 2))
+    wait_for(lambda: said)
     spool.finish("FINISHED")
     assert "events" in said[0]
     assert said[0].endswith("; the run continues, and its data is stored and sent later")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +16,14 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage, override
 from raytriever.errors import ConfigError, StorageError
+from raytriever.interruption import check_interrupted, interruptible
 from raytriever.metrics.auc import pooled_auc
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, Drawing, MeasuredDataset, PaperFigures, Study
 from raytriever.studies.run.arm import arm_folder, with_seed
 from raytriever.studies.run.outcome import blocks_of, seeds_of, write_study
 from raytriever.studies.run.settings import SETTINGS, check_directory, check_same, settings_of
+from raytriever.studies.run.study import run_arms
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:
@@ -160,3 +166,38 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:
     with pytest.raises(StorageError, match="no space left on the disk"):
         check_directory(full_disk / "study", "mw-in-domain", "smoke")
+
+
+def pairs_of(folder: Path, seeds: int) -> list[tuple[Arm, int]]:
+    return [(study(folder).arms[2], seed) for seed in range(seeds)]
+
+
+def test_after_an_error_the_arms_that_run_are_finished_and_no_other_starts(tmp_path: Path) -> None:
+    both, started, finished = threading.Barrier(2, timeout=2), [], []
+
+    def run(number: int, arm: Arm, seed: int) -> None:
+        started.append(number)
+        both.wait()
+        if number == 1:
+            raise ConfigError("has failed", "arm one")
+        time.sleep(0.05)
+        finished.append(number)
+
+    with pytest.raises(ConfigError, match="arm one: has failed"):
+        run_arms(run, pairs_of(tmp_path, 6), 2)
+    assert (sorted(started), finished) == ([1, 2], [2])
+
+
+def test_an_interruption_ends_the_arms_of_all_threads(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def run(number: int, arm: Arm, seed: int) -> None:
+        if both.wait() == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            check_interrupted()
+            time.sleep(0.01)
+
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        run_arms(run, pairs_of(tmp_path, 4), 2)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("raytriever-arm")]

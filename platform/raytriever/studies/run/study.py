@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from typing import Any
 import torch
 
 from raytriever.cluster.placement import count_gpus, count_slots, gpus_of_trial
-from raytriever.cluster.session import check_cluster, ray_session
+from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
+from raytriever.interruption import check_interrupted
 from raytriever.models.weights import quiet_transformers
 from raytriever.storage import disk_errors, write_atomically
 from raytriever.studies.definition import FULL, Arm, Study
@@ -121,13 +123,13 @@ def run_study(
                 log(f"{number} of {len(todo)}: {arm.name}" + (f", seed {seed}" if arm.curriculum else ""))
                 runner.run(arm, seed)
 
-            _run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
+            run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
         results = write_study(study, output, scale, seeds)
         _log_results(tracker, study, results, output, seeds)
     return StudyResult(output, results, has_run_arms=True)
 
 
-def _run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
+def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:
     """Run arms, some at the same time. After an error or an interruption no further arm starts.
 
     Args:
@@ -142,15 +144,26 @@ def _run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, in
         for number, (arm, seed) in enumerate(todo, 1):
             run(number, arm, seed)
         return
-    pool = ThreadPoolExecutor(at_once, "raytriever-arm")
-    try:
-        arms = [pool.submit(run, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
-        wait(arms, return_when=FIRST_EXCEPTION)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    has_failed = threading.Event()
+
+    def run_unless_failed(number: int, arm: Arm, seed: int) -> None:
+        if has_failed.is_set():
+            return
+        try:
+            run(number, arm, seed)
+        except BaseException:
+            has_failed.set()
+            raise
+
+    with ThreadPoolExecutor(at_once, "raytriever-arm") as pool:
+        try:
+            arms = [pool.submit(run_unless_failed, number, arm, seed) for number, (arm, seed) in enumerate(todo, 1)]
+            while wait(arms, POLL_SECONDS).not_done:
+                check_interrupted()  # a signal that another thread received does not end the wait
+        finally:
+            has_failed.set()
     for one in arms:
-        if not one.cancelled():
-            one.result()
+        one.result()
 
 
 def has_gpu() -> bool:

@@ -19,7 +19,7 @@ import raytriever as rt
 sys.path.append(str(Path(__file__).parent))
 from public_names import FILE, MODULES, described, public_objects
 
-HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "pandas", "datasets", "matplotlib")
+HEAVY = ("torch", "transformers", "ray", "mlflow", "numpy", "pandas", "datasets", "matplotlib", "mteb")
 
 
 def test_the_public_names_are_those_of_the_list() -> None:

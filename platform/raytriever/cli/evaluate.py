@@ -18,6 +18,7 @@ from raytriever.cli.arguments import (
 )
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
+from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
@@ -27,6 +28,8 @@ from raytriever.training.config import TrainingConfig
 MTEB = "mteb"
 # Flags of the other evaluation, which compares models on data sets.
 _NEEDS = {"datasets": (f"suite!={MTEB}",), "baseline": (f"suite!={MTEB}",)}
+# Those that `check_effects` does not see, because their names or empty values differ.
+_WITHOUT_EFFECT = {"trackers": "--tracker", "drop_own_id": "--no-drop-own-id"}
 
 
 def main(words: list[str]) -> None:
@@ -81,6 +84,9 @@ def _evaluate_on_mteb(
     from raytriever.mteb.job import TABLE
     from raytriever.mteb.request import build_mteb_job
 
+    for name, flag in _WITHOUT_EFFECT.items():
+        if name in arguments.explicit_flags:
+            raise ConfigError(f"has no effect with --suite {MTEB}", flag, "leave it out")
     models = read_models(arguments.models, model)
     job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
     results = run_mteb_in_session(job, encoding, output, arguments.fresh, warn)

@@ -32,8 +32,10 @@ def main(words: list[str]) -> None:
     show("\n".join(f"{name:<{width}}  {value}" for name, value in prepared.lines.items()))
     if prepared.quarantined:
         show(prepared.quarantined)
-    train = quote_command("raytriever", "train", "--dataset", prepared.path, "--model", model.model)
-    show(f"\nContinue with:\n  {train}")
+    flags = ("--dataset", prepared.path, "--model", model.model)
+    is_corpus = prepared.lines["queries"] == "0"
+    command = ("search", *flags, "a question") if is_corpus else ("train", *flags)
+    show(f"\nContinue with:\n  {quote_command('raytriever', *command)}")
 
 
 def _parser() -> Parser:

@@ -50,6 +50,8 @@ def describe(
     if dataset.tokens is not None:
         for side, column in (("documents", dataset.tokens.documents), ("queries", dataset.tokens.queries)):
             tokens = column.lengths() + around
+            if not len(tokens):  # a corpus without queries
+                continue
             marks = " / ".join(f"{value:.0f}" for value in np.percentile(tokens, PERCENTILES))
             cut = (tokens > lengths[side]).mean()
             figures[f"{side}: tokens, {' / '.join(f'{p} %' for p in PERCENTILES)} / most"] = (

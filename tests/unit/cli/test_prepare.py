@@ -29,6 +29,17 @@ def test_it_prints_a_summary_and_the_next_command(
     assert "prepared before" in capsys.readouterr().err
 
 
+def test_a_corpus_without_queries_can_be_searched(
+    work: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (work / "docs").mkdir()
+    (work / "docs" / "corpus.jsonl").write_text('{"_id": "a", "text": "steel"}\n')
+    assert run("prepare", ["--dataset", "docs", "--model", str(tiny_encoder), "--output", "own"]) == 0
+    out = capsys.readouterr().out
+    assert "queries: tokens" not in out
+    assert f"raytriever search --dataset own --model {tiny_encoder} 'a question'" in out.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

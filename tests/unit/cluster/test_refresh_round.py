@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
@@ -20,6 +22,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import ShardEncoder, tokenisation_of
 from raytriever.encoding.writer import StoreWriter
+from raytriever.index.exact import search
 from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
@@ -27,6 +30,9 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
 from raytriever.training.refresh.ledger import round_path
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, sham_device
 
 ALL = 320  # documents and queries
 
@@ -101,6 +107,30 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     assert logged["refresh_share_relevant"] + logged["refresh_share_kept"] == pytest.approx(1)
     assert "refresh_true_positives" not in logged  # nobody else judges these queries
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
+
+
+def test_a_round_on_a_gpu_is_that_of_a_cpu(
+    rounds: Make,
+    retriever: Retriever,
+    dataset: RetrievalDataset,
+    tiny_encoder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    snapshot = take_snapshot(retriever, ALONE)
+    with monkeypatch.context() as patch, sham_device() as counts:
+        taken = take_snapshot(load_retriever(ModelConfig(str(tiny_encoder))).to(CUDA), ALONE)
+        counts.reset()
+        for module in (mining_round, search):  # torch alone completes a device without an index
+            patch.setattr(module, "default_device", lambda: CUDA)
+        assert rounds().run(2, taken, Pool(taken)).metrics["refresh_encoded"] == ALL
+    rounds().run(1, snapshot, Pool(snapshot))
+    expected, table = (read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2))
+    assert np.array_equal(table.offsets, expected.offsets)
+    assert (table.documents == expected.documents).mean() > 0.99  # the last bits of embeddings may differ
+    assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
+    copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
+    assert copies == [1], counts.table()
 
 
 def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Make, retriever: Retriever) -> None:

@@ -137,6 +137,8 @@ class RunGauges(Gauges):
 
     def record_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Set the gauges of a step, which may be a repeated one."""
+        if not ray.is_initialized():
+            return
         values = dict(metrics)
         if "loss" in metrics:  # otherwise a validation, which may come after later steps
             values["step"] = float(step)

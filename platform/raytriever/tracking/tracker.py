@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 STAGE = "raytriever.stage"  # tag with the stage that made a run; the UI can filter by it
 
@@ -41,8 +41,7 @@ class DatasetRecord:
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One value of one metric at an optimiser step, with its time in milliseconds since 1970."""
 
     name: str

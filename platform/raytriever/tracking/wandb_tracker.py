@@ -122,7 +122,8 @@ class WandbClient(TrackerClient):
 
     def _stored_points(self, run_id: str) -> int:
         """Return how many points the folders of a run have."""
-        steps = (int(row["_step"]) for row in read_history(sorted(self._folder.glob(f"*-{run_id}/*.wandb"))))
+        files = self._folder.glob(f"*-{run_id}*/run-{run_id}.wandb")  # a second folder of one second ends in -1
+        steps = (int(row["_step"]) for row in read_history(files))
         return max((step + 1 for step in steps), default=0)
 
 

@@ -95,3 +95,42 @@ def test_a_killed_study_continues(
     _, err = finish(line, started, "killed")
     assert "killed is finished; a larger --seeds continues it" in err
     assert before == {file: file.stat().st_mtime_ns for file in before}
+
+
+def test_a_study_of_a_file_compares_its_arms(
+    command_line: Callable[[], CommandLine],
+    started: list[subprocess.Popen[str]],
+    tiny_dataset: Path,
+    tiny_encoder: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"""
+seeds: 2
+metrics: ndcg@10,auc
+data_sets: {{Letters: {tiny_dataset}}}
+settings:
+  model: {{model: {tiny_encoder}}}
+  training: {{batch_size: 16, max_steps: 6, learning_rate: 1e-3, precision: fp32, eval_steps: 3}}
+arms:
+  untrained: {tiny_encoder}
+  InfoNCE: {{loss: {{loss: infonce, temperature: 0.05}}}}
+  MW: {{loss: {{loss: mw, temperature: 0.05}}}}
+claims:
+- {{above: [MW, untrained], metrics: auc}}
+""")
+    line = command_line()
+    out, err = "", ""
+    for _ in range(2):
+        process = line.start("study", "mine.yaml", "--output", "mine")
+        started.append(process)
+        out, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err
+    assert "mine is finished; a larger --seeds continues it" in err
+    results = json.loads((tmp_path / "mine" / "results.json").read_text())
+    assert (results["study"], results["scale"], results["seeds"]) == ("mine", "own", 2)
+    auc = {row: cell["Letters"]["auc"] for row, cell in results["rows"].items()}
+    assert {row: len(one["values"]) for row, one in auc.items()} == {"untrained": 1, "InfoNCE": 2, "MW": 2}
+    assert auc["MW"]["mean"] > auc["untrained"]["mean"]
+    assert results["claims"][0]["text"] == "MW is above untrained in AUC"
+    assert r"\toprule" in (tmp_path / "mine" / "table.tex").read_text()
+    assert "InfoNCE" in out

@@ -41,7 +41,7 @@ TASKS = {
         "quickstart": "train on the docstrings of this Python, measure, print a table",
         "train": "train an encoder and measure it before and after",
         "tune": "search the settings of training and measure the best",
-        "study": "repeat a table of a paper and check its claims",
+        "study": "compare losses or settings from a file, or repeat a table of a paper",
     },
     "Measure": {
         "evaluate": "measure models on data sets",

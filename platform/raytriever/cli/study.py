@@ -1,21 +1,27 @@
-"""`study`: repeat the trainings and measurements of a table of a paper.
+"""`study`: repeat the trainings and measurements of a table of a paper, or of a file of one's own.
 
 `study ood` has its own flags; see `study_ood.py`.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raytriever.cli import study_ood
 from raytriever.cli.arguments import Parser, add_trackers, add_wait, lock_output, number_type, path_type
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
-from raytriever.options import did_you_mean
+from raytriever.options import did_you_mean, flag_of
 from raytriever.paths import DATA_ROOT, OUTPUT
-from raytriever.studies.recipes import STUDIES, study_recipe
+from raytriever.studies.recipes import OWN, STUDIES, study_recipe
 from raytriever.terminal import show, warn
 
+if TYPE_CHECKING:
+    from raytriever.studies.definition import Study
+
+_FILES = (".yaml", ".yml")
 SCALES = ("smoke", "small", "full")
 MOST_SEEDS = 100
 
@@ -27,14 +33,17 @@ def main(words: list[str]) -> None:
         return
     arguments = _parser().parse(words)
     name, scale, output = arguments.study, arguments.scale, Path(arguments.output)
-    if name not in STUDIES:
+    own = _load_own(arguments) if name.endswith(_FILES) else None
+    if own is not None:
+        name, scale = own.name, OWN
+    elif name not in STUDIES:
         remedy = (
             did_you_mean(name, (*STUDIES, study_ood.OOD))
             if name != study_ood.OOD
             else "put it first, as in `study ood --output DIR`"
         )
         raise ConfigError(f"unknown study {name!r}", remedy=remedy)
-    if scale not in SCALES:
+    elif scale not in SCALES:
         raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
     if arguments.seeds is not None and not 1 <= arguments.seeds <= MOST_SEEDS:
         raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
@@ -57,7 +66,7 @@ def main(words: list[str]) -> None:
     from raytriever.studies.run.study import has_gpu, run_study
 
     check_directory(output, name, scale)
-    study = study_recipe(name)(scale, root, output / DATA)
+    study = own or study_recipe(name)(scale, root, output / DATA)
     seeds = arguments.seeds or study.seeds
     if scale == FULL:
         cost = cost_of(study, seeds)
@@ -76,11 +85,26 @@ def main(words: list[str]) -> None:
     show(str(result.path / PAGE))
 
 
+def _load_own(arguments: argparse.Namespace) -> Study:
+    """Return the study of a file; raises `ConfigError` for a flag that belongs to the studies of the papers."""
+    for flag in ("scale", "data_root"):
+        if flag in arguments.explicit_flags:
+            raise ConfigError("has no effect on a study from a file", flag_of(flag), "leave it out")
+
+    from raytriever.studies.own import load_study
+
+    return load_study(Path(arguments.study))
+
+
 def _parser() -> Parser:
     parser = Parser(
-        prog="study", description="Repeat the trainings and measurements of a table of a paper, and check its claims."
+        prog="study", description="Train and measure the arms of a table of a paper or of a file, and check its claims."
     )
-    parser.add_argument("study", metavar="NAME", help=f"one of: {', '.join(STUDIES)}; or ood, see `study ood --help`")
+    parser.add_argument(
+        "study",
+        metavar="NAME|FILE.yaml",
+        help=f"a file of your own, or one of: {', '.join(STUDIES)}; or ood, see `study ood --help`",
+    )
     parser.add_argument(
         "--scale",
         default="smoke",

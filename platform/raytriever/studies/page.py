@@ -281,11 +281,11 @@ def page_text(page: StudyPage) -> str:
     """Return the page in Markdown."""
     parts = [f"# {page.title}\n", "".join(f"{line}  \n" for line in page.lines), markdown(page.tables)]
     if page.claims:
-        parts.append("## Claims of the paper, tested on the table\n")
+        parts.append("## Claims, tested on the table\n")
         parts.append(
             markdown_table(
                 [
-                    ["claim", "in the paper", "verdict", "values"],
+                    ["claim", "source", "verdict", "values"],
                     *(
                         [claim.text, claim.source, f"**{verdict.word}**", verdict.because]
                         for claim, verdict in page.claims

@@ -29,6 +29,7 @@ _MODULES = {
     "refresh": "refresh",
 }
 STUDIES = tuple(_MODULES)
+OWN = "own"  # the scale of a study that comes from a file (`studies.own`)
 Recipe = Callable[[str, Path | None, Path], "Study"]
 
 

@@ -24,6 +24,7 @@ from raytriever.report.score_figures import save_roc, save_score_histograms
 from raytriever.storage import committed_directory, disk_errors, write_atomically
 from raytriever.studies.definition import CURVES, GAINS, LINES, ROC, SCORES, STEPS_TO_BEST, Arm, Drawing, Study
 from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of
+from raytriever.studies.recipes import OWN
 from raytriever.studies.results import SeedMetrics, StudyResults
 from raytriever.studies.results_reader import read_pools, read_seed_metrics
 from raytriever.studies.run.arm import MEASURED, arm_folder
@@ -76,7 +77,8 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
     paper = {
         (arm.label, dataset, metric): value for arm in study.arms for (dataset, metric), value in arm.paper.items()
     }
-    caption = f"{study.source}, at scale {scale}."
+    caption = f"{study.source}." if scale == OWN else f"{study.source}, at scale {scale}."
+    size = f"{'' if scale == OWN else f'scale {scale}, '}{seeds} seed{'s' if seeds > 1 else ''}"
     tables = study_tables(results, blocks, paper, caption)
     verdicts = [(claim, claim.verdict(results)) for claim in study.claims]
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
@@ -85,7 +87,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = StudyPage(
         title=study.title,
-        lines=[f"{study.source}; scale {scale}, {seeds} seed{'s' if seeds > 1 else ''}", *study.heading],
+        lines=[f"{study.source}; {size}", *study.heading],
         tables=tables,
         claims=verdicts,
         trainings=_training_rows(facts),

@@ -124,3 +124,14 @@ def test_lists_that_do_not_go_along(tmp_path: Path, read, write, change: dict[st
     write("corpus.jsonl", CORPUS)
     write("train.jsonl", [SECOND[0] | change, SECOND[1]])
     assert read(tmp_path / "set").bad == [reason]
+
+
+def test_a_language_of_miracl_with_its_corpus(read, write) -> None:
+    passages = [{"docid": f"{row}#0", "title": "细胞", "text": f"第{row}段"} for row in range(3)]
+    query = {"query": "什么是细胞", "positive_passages": passages[:1], "negative_passages": passages[1:2]}
+    for split in ("train", "dev"):
+        write(f"{split}.jsonl.gz", [{"query_id": f"{split}#0", **query}])
+    result = read(write("docs-0.jsonl.gz", passages).parent)
+    assert (result.plan.format, set(result.plan.splits)) == ("tevatron", {"train", "dev"})
+    assert {(row.split, row.document) for row in result.records.judgements} == {("train", "0#0"), ("dev", "0#0")}
+    assert {row.id for row in result.records.documents} == {"0#0", "1#0", "2#0"}

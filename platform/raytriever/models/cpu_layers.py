@@ -6,7 +6,8 @@ softmax, like transformers' `eager`, with two differences. It stores the probabi
 dropout, because the backward pass makes this copy again from the key. And autocast does not change it: in bfloat16 all
 of its arithmetic is bfloat16. For MiniLM with texts of 128 tokens and dropout 0.1 (forward without gradient, forward
 with gradient, backward) it processes 1.5 times the texts per second of `eager` with torch's dropout in bf16. Texts of
-more than `LONGEST` tokens use torch's fused attention, which does not store their scores.
+more than `LONGEST` tokens use torch's fused attention, which does not store their scores. In fp32 without dropout, the
+kernel of `models.cpu_attention` computes it.
 
 Dropout (Srivastava et al. 2014): one compiled pass that keeps no mask for the backward pass. A call draws one key from
 torch's CPU generator. An element is kept or dropped by 16 of the bits that SplitMix64 (Steele, Lea & Flood 2014,
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from raytriever.models.cpu_attention import attend, supports
 from raytriever.models.retriever import Retriever
 
 NAME = "raytriever_training"
@@ -87,14 +89,16 @@ def attention(
     Returns:
         Mixed values, `[texts, tokens, heads, width]`, and None in place of the weights.
     """
+    active = dropout if module.training else 0.0
     if query.shape[2] > LONGEST:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        active = dropout if module.training else 0.0
         mixed, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=active, scaling=scaling, is_causal=False
         )
         return mixed, None
+    if not active and supports(query, key, value):
+        return attend(query, key, value, attention_mask, scaling), None
     # Autocast would convert weights and mask to float32 and back; torch's softmax already sums in float32.
     with torch.autocast(query.device.type, enabled=False):
         # Scale the queries, not the scores, because there are fewer of them.
@@ -103,10 +107,10 @@ def attention(
             # The lowest float32 is minus infinity in bfloat16, which would give NaN in a row without any token.
             scores += attention_mask.to(scores.dtype).clamp(min=torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1)
-        if dropout and module.training and drops_by_key(weights):
-            mixed = _DroppedMix.apply(weights, value, dropout, draw_key())
+        if active and drops_by_key(weights):
+            mixed = _DroppedMix.apply(weights, value, active, draw_key())
         else:
-            mixed = nn.functional.dropout(weights, dropout, module.training) @ value
+            mixed = nn.functional.dropout(weights, active) @ value
     return mixed.transpose(1, 2).contiguous(), None
 
 

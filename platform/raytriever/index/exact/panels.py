@@ -4,28 +4,25 @@ Documents are transposed in panels of 16. The product of six queries and a panel
 and the scores of a span of panels are sifted before the next span is multiplied, so they never leave the cache.
 Libraries write all scores to memory first; docs/explanation/decisions.md has their speeds.
 
-The kernel is LLVM's own vector code, written by `intrinsic`: numba finds no such loop by itself. It is compiled for the
-processor with vectors of any length, and adds in float32, so the bound of `index.score` holds.
+The kernel is that of `raytriever.vectors`. It adds in float32, so the bound of `index.score` holds.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numba
 import numpy as np
 import torch
 from jaxtyping import Float32
-from llvmlite import ir
-from numba import prange, types
-from numba.extending import intrinsic
+from numba import prange
 from numpy import ndarray
 
 from raytriever.index.exact.sift import CHUNK, DocumentBlock, QueryBlock, Sieves, chunk_maxima, guess_line, sift_lines
 from raytriever.index.score import checked_norms, norm, norms_of, read_only
+from raytriever.vectors import LANES, UNROLL, product, transpose
 
-# Queries and documents of one call of the kernel, and components per turn of its loop.
-ROWS, LANES, UNROLL = 6, 16, 4
+# Queries of one call of the kernel.
+ROWS = 6
+_product = product(ROWS)
 # Components that are multiplied at a time: a panel of them fits into a first-level cache.
 DEPTH = 384
 # Panels whose scores are sifted at once; a multiple of CHUNK documents.
@@ -91,96 +88,6 @@ def _group(left: ndarray) -> int:
     return ROWS * max(1, min(each, GROUP_BYTES // (4 * ROWS * max(1, left.shape[1]))))
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, at: Any) -> Any:
-    """Return the pointer to an element of a contiguous array, by its number."""
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
-
-
-def _vector(builder: Any, pointer: Any, lanes: int) -> Any:
-    return builder.bitcast(pointer, ir.VectorType(ir.FloatType(), lanes).as_pointer())
-
-
-@intrinsic
-def _kernel(typing, left, row, stride, panel, at, steps, out, to, line, is_first):  # type: ignore[no-untyped-def]
-    """Add the product of `ROWS` rows of `left` and a panel to `out`, or write it if it is the first.
-
-    `row`, `at` and `to` are numbers of elements; `stride` and `line` are the lengths of the rows of `left` and `out`.
-    """
-    number = types.intp
-    signature = types.void(left, number, number, panel, number, number, out, number, number, types.boolean)
-
-    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        left, row, stride, panel, at, steps, out, to, line, is_first = values
-        word, single = steps.type, ir.FloatType()
-        vector = ir.VectorType(single, LANES)
-        zero, lane = ir.Constant(vector, None), ir.Constant(ir.IntType(32), 0)
-        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-        left, panel, out = (
-            _address(context, builder, signature.args[i], array, first)
-            for i, array, first in ((0, left, row), (3, panel, at), (6, out, to))
-        )
-        rows = [builder.gep(left, [builder.mul(stride, word(i))]) for i in range(ROWS)]
-        outs = [_vector(builder, builder.gep(out, [builder.mul(line, word(i))]), LANES) for i in range(ROWS)]
-        starts = [builder.select(is_first, zero, builder.load(pointer, align=4)) for pointer in outs]
-        before, loop, after = builder.block, *(builder.append_basic_block() for _ in range(2))
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        step, sums = builder.phi(word), [builder.phi(vector) for _ in range(ROWS)]
-        totals = list(sums)
-        for turn in range(UNROLL):
-            k = builder.add(step, word(turn))
-            documents = builder.load(
-                _vector(builder, builder.gep(panel, [builder.mul(k, word(LANES))]), LANES), align=4
-            )
-            for i in range(ROWS):
-                query = builder.insert_element(zero, builder.load(builder.gep(rows[i], [k])), lane)
-                product = builder.fmul(builder.shuffle_vector(query, zero, everywhere), documents, flags=["contract"])
-                totals[i] = builder.fadd(product, totals[i], flags=["contract"])
-        following = builder.add(step, word(UNROLL))
-        for phi, start, end in zip([step, *sums], [word(0), *starts], [following, *totals], strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(end, loop)
-        builder.cbranch(builder.icmp_signed("<", following, steps), loop, after)
-        builder.position_at_end(after)
-        for total, pointer in zip(totals, outs, strict=True):
-            builder.store(total, pointer, align=4)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-@intrinsic
-def _transpose(typing, rows, at, stride, panel, to):  # type: ignore[no-untyped-def]
-    """Write 8 x 8 elements, transposed, to a panel."""
-    signature = types.void(rows, types.intp, types.intp, panel, types.intp)
-
-    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        rows, at, stride, panel, to = values
-        word = at.type
-        source = _address(context, builder, signature.args[0], rows, at)
-        target = _address(context, builder, signature.args[3], panel, to)
-        some = [
-            builder.load(_vector(builder, builder.gep(source, [builder.mul(stride, word(i))]), 8), align=4)
-            for i in range(8)
-        ]
-        for _ in range(3):  # log2(8) times, interleave each row of the upper half with its row of the lower half
-            some = [
-                builder.shuffle_vector(
-                    some[i // 2],
-                    some[i // 2 + 4],
-                    ir.Constant(
-                        ir.VectorType(ir.IntType(32), 8), [4 * (i % 2) + j // 2 + 8 * (j % 2) for j in range(8)]
-                    ),
-                )
-                for i in range(8)
-            ]
-        for i, column in enumerate(some):
-            builder.store(column, _vector(builder, builder.gep(target, [word(LANES * i)]), 8), align=4)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
 @numba.njit(cache=True, error_model="numpy")
 def multiply(left, first, last, panels, start, end, out):  # type: ignore[no-untyped-def]
     """Write the products of queries `first` to `last` and panels `start` to `end`; `last - first` divides by ROWS."""
@@ -191,7 +98,7 @@ def multiply(left, first, last, panels, start, end, out):  # type: ignore[no-unt
             for row in range(first, last, ROWS):
                 to = (row - first) * out.shape[1] + (panel - start) * LANES
                 at = (panel * columns + k) * LANES
-                _kernel(left, row * columns + k, columns, panels, at, steps, out, to, out.shape[1], k == 0)
+                _product(left, row * columns + k, columns, panels, at, steps, out, to, out.shape[1], k == 0)
 
 
 @numba.njit(parallel=True, cache=True, error_model="numpy")
@@ -244,7 +151,7 @@ def _pack(panel, vectors, panels, norms):  # type: ignore[no-untyped-def]
     for column in range(0, whole, 8):
         for lane in range(0, LANES, 8):
             to = (panel * columns + column) * LANES + lane
-            _transpose(vectors, (first + lane) * width + column, width, panels, to)
+            transpose(vectors, (first + lane) * width + column, width, panels, to, LANES)
     for row in range(count):
         for column in range(whole, width):
             panels[panel, column, row] = vectors[first + row, column]

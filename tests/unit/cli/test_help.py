@@ -80,7 +80,6 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
         ("train --tau 1", "did you mean '--temperature'?"),
         ("train --random_seed 1", "did you mean '--seed'?"),
         ("train --fp16", "give --precision bf16"),
-        ("evaluate --tasks scifact", "did you mean '--datasets'?"),
         ("evaluate --dataset x", "did you mean '--datasets'?"),
         ("encode --datasets x", "did you mean '--dataset'?"),
         ("search --top_k 3 words", "did you mean '--top'?"),

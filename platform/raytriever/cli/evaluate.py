@@ -35,13 +35,16 @@ _WITHOUT_EFFECT = {"trackers": "--tracker", "drop_own_id": "--no-drop-own-id"}
 def main(words: list[str]) -> None:
     """Parse, evaluate, print."""
     arguments = _parser().parse(words)
-    model = build_config(arguments, ModelConfig)
+    config = build_config(arguments, EvaluationConfig)
+    if config.suite == MTEB and len(config.widths) > 1:
+        raise ConfigError("names several widths, which --suite mteb cannot compare", "--truncate-dim", "give one")
+    model = build_config(arguments, ModelConfig, truncate_dim=config.model_width)
     data = build_config(arguments, DataConfig)
     training = build_config(arguments, TrainingConfig)
-    config = build_config(arguments, EvaluationConfig)
-    encoding = build_config(arguments, EncodeConfig)
+    # --dtype names the forms that are measured; embeddings are stored in fp32.
+    encoding = build_config(arguments, EncodeConfig, dtype=EncodeConfig.dtype)
     check_encode(encoding)
-    check_effects(arguments, model, data, training, config, encoding, needs=_NEEDS)
+    check_effects(arguments, model, data, training, encoding, config, needs=_NEEDS)
     check_paths(config)
     output = Path(arguments.output)
     lock_output(arguments, output)
@@ -140,7 +143,9 @@ def _parser() -> Parser:
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, EvaluationConfig, "measuring")
-    add_settings(parser, ModelConfig, "all models", only=[name for name in READING if name != "model"])
+    add_settings(
+        parser, ModelConfig, "all models", only=[name for name in READING if name not in ("model", "truncate_dim")]
+    )
     add_settings(parser, DataConfig, "data", only=["max_bad_rows", "bm25_language"])
     add_settings(parser, EncodeConfig, "encoding", only=["actors", "actor_gpus", "actor_cpus"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])

@@ -4,8 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.options import option
+from raytriever.errors import ConfigError
+from raytriever.options import did_you_mean, option
 from raytriever.paths import FOLDER
+
+DTYPES = ("fp32", "int8", "binary", "ubinary")
+
+
+def read_dtypes(text: str) -> str:
+    """Return types of stored embeddings, separated by commas, each once.
+
+    Raises:
+        ValueError: there is none, or one is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"give one or more of {', '.join(DTYPES)}")
+    for name in names:
+        if name not in DTYPES:
+            raise ValueError(did_you_mean(name, DTYPES))
+    return ",".join(dict.fromkeys(names))
+
+
+def read_widths(text: str) -> str:
+    """Return numbers of components, separated by commas, each once.
+
+    Raises:
+        ValueError: one is no whole number.
+        ConfigError: one is below 1.
+    """
+    try:
+        widths = dict.fromkeys(int(width) for width in text.split(","))
+    except ValueError as error:
+        raise ValueError("give whole numbers, such as 64,128,256") from error
+    for width in widths:
+        if width < 1:
+            raise ConfigError(f"{width} is out of range", "--truncate-dim", "give a value at least 1")
+    return ",".join(map(str, widths))
 
 
 @dataclass(frozen=True)
@@ -47,3 +82,40 @@ class EvaluationConfig:
         needs="suite=beir",
     )
     calibration_split: str = option("dev", "split on which --calibrate chooses thresholds", needs="calibrate")
+    dtype: str | None = option(
+        None,
+        f"types of stored embeddings, separated by commas, measured at each --truncate-dim: {', '.join(DTYPES)}",
+        form="TYPE,...",
+        needs="suite!=mteb",
+        reads=read_dtypes,
+    )
+    truncate_dim: str | None = option(
+        None,
+        "number of first components of an embedding to keep; several numbers, or one with --dtype, are measured next "
+        "to the whole embedding, which is encoded once",
+        form="N,...",
+        reads=read_widths,
+    )
+    rescore_multiplier: int | None = option(
+        None,
+        "a search of quantised embeddings rescores this many times its results with the query in fp32 (default: 2)",
+        minimum=1,
+        needs="dtype",
+    )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of components of `truncate_dim`."""
+        return tuple(map(int, self.truncate_dim.split(","))) if self.truncate_dim else ()
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The types of `dtype`; fp32 alone if only several widths are given, none if neither is."""
+        if self.dtype:
+            return tuple(self.dtype.split(","))
+        return ("fp32",) if len(self.widths) > 1 else ()
+
+    @property
+    def model_width(self) -> int | None:
+        """The single width with which models are read; None if stored forms are measured, or all is kept."""
+        return self.widths[0] if self.widths and not self.dtypes else None

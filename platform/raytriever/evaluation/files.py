@@ -21,6 +21,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasureme
 from raytriever.evaluation.paper_table import latex, markdown, paper_tables
 from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol, format_absent
+from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.evaluation.significance import collect_marks, read_best_rows
 from raytriever.metrics.ranking import mean, measure_ranking
@@ -112,6 +113,8 @@ def write_summary_files(
         text += "".join(f"\n{name}: {line}\n" for line in [format_absent(about), *bm25_warnings(about)] if line)
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
+    if results.forms:
+        text += f"\nStored forms\n\n{form_table(results.forms)}"
     if results.missing:
         text += "\nMissing: " + "; ".join(results.missing) + "\n"
     write_atomically(folder / "table.md", text)

@@ -30,6 +30,7 @@ from raytriever.evaluation.pooled_scores import (
     calibration_table,
 )
 from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_absent
+from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.significance import (
@@ -40,7 +41,7 @@ from raytriever.evaluation.significance import (
     significance_rows,
 )
 from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evaluate_bm25
-from raytriever.evaluation.tables import metrics_table
+from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.precision import choose_precision, default_device
@@ -87,6 +88,7 @@ def run_evaluation(
     opened = [
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
     ]
+    check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(missing=list(job.missing), systems=encoders.systems)
@@ -110,6 +112,7 @@ def run_evaluation(
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
+                results.forms += form_rows(measured, job.forms, results.systems)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
             results.significance = significance_rows(values, job.baselines)
@@ -133,7 +136,7 @@ def format_results(results: Results) -> str:
         table = metrics_table(rows, marks)
         lines = [f"\n{about['split']} split of {dataset}{over}", table, format_absent(about), *bm25_warnings(about)]
         blocks.append("\n".join(filter(None, lines)))
-    notes = [_systems_note(results)] if len(results.systems) > 1 else []
+    notes = [systems_note(results.systems)] if len(results.systems) > 1 else []
     notes += bm25_analysers(results.about)
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
@@ -141,43 +144,49 @@ def format_results(results: Results) -> str:
     notes += auc_lines(results.auc_intervals)
     if results.calibration:
         notes.append(f"\n{calibration_table(results.calibration)}")
+    if results.forms:
+        notes.append(f"\n{form_table(results.forms)}")
     notes += results.quarantined
     notes += [f"MISSING: {line}" for line in results.missing]
     return "\n".join([*blocks, *notes])
 
 
-def _systems_note(results: Results) -> str:
-    """Describe how each dense model reads texts. Models of different widths compare: each is searched on its own."""
-    lines = []
-    for name, system in results.systems.items():
-        if "width" in system:
-            prompts = "".join(
-                f", {side} prompt {system[f'{side}_prompt']!r}"
-                for side in ("query", "passage")
-                if system[f"{side}_prompt"]
-            )
-            lines.append(f"{name}: width {system['width']}, {system['similarity']}{prompts}")
-    return "\n".join(lines)
-
-
 @dataclass(frozen=True)
 class _System:
-    """Model on a part of a data set. The corpus is encoded or indexed at the first measurement."""
+    """Model on a part of a data set. The corpus is encoded or indexed at the first measurement.
+
+    A stored form has in `whole` the system of its model, whose embeddings it searches.
+    """
 
     model: EvaluatedModel
     part: OpenPart
     encoders: Encoders
     workers: Workers
     names: tuple[str, ...]
+    whole: _System | None = None
 
     @property
     def prompts(self) -> Prompts:
         """Prompts of the model on the part."""
-        return self.encoders[self.model.name].prompts_of(*self.names)
+        return self.encoders[self.encoder_name].prompts_of(*self.names)
+
+    @property
+    def encoder_name(self) -> str:
+        """Name of the model whose embeddings are searched."""
+        return self.model.form.model if self.model.form else self.model.name
+
+    @cached_property
+    def dense(self) -> DenseSystem:
+        """Dense system of the model, or of the model of a stored form."""
+        if self.whole is not None:
+            return self.whole.dense
+        assert self.model.config is not None
+        encoder = self.encoders[self.encoder_name]
+        return DenseSystem(self.part.dataset, self.model.config, encoder, self.workers, self.prompts)
 
     def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
         """Return all that decides the figures."""
-        name, config, dataset = self.model.name, self.model.config, self.part.dataset
+        name, config, dataset, form = self.encoder_name, self.model.config, self.part.dataset, self.model.form
         own: dict[str, Any] = {}
         plan = None
         if config is None:
@@ -186,6 +195,8 @@ class _System:
             prompts, encoder = self.prompts, self.encoders[name]
             plan = plan_embeddings(config, encoder, dataset, "passage", "fp32", prompts=prompts).key
             own = {} if prompts.query == encoder.description.query_prompt else {"query_prompt": prompts.query}
+        if form is not None:
+            own |= {"form": asdict(replace(form, model=""))}
         return {
             "system": self.encoders.systems[name] | own,
             "device": self.encoders.device_type,
@@ -203,9 +214,10 @@ class _System:
     @cached_property
     def _evaluate(self) -> Callable[[str, Protocol, JudgedQueries], Evaluation]:
         dataset, config = self.part.dataset, self.model.config
+        if self.model.form is not None:
+            return FormSystem(self.dense, self.model.form).evaluate
         if config is not None:
-            encoder = self.encoders[self.model.name]
-            return DenseSystem(dataset, config, encoder, self.workers, self.prompts).evaluate
+            return self.dense.evaluate
         index = Bm25Index.of(dataset.documents)
         return lambda split, protocol, judged: evaluate_bm25(dataset, split, index, protocol, judged)
 
@@ -226,8 +238,11 @@ def _measure(
     """
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {})
     label = source.label(opened.name)
+    systems: dict[str, _System] = {}
     for model in job.models:
-        system = _System(model, opened, encoders, workers, source.prompt_names(opened.name))
+        whole = systems.get(model.form.model) if model.form else None
+        system = _System(model, opened, encoders, workers, source.prompt_names(opened.name), whole)
+        systems[model.name] = system
         seconds.setdefault(model.name, 0.0)
         targets = [(source.split, job.protocol, part.evaluations)]
         if job.aims:
@@ -250,7 +265,7 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
-        if model.config is None:
+        if model.config is None or model.form is not None:
             continue
         encoder = encoders[model.name]
         encoder.prompts.check(each for parts in names.values() for part in parts for each in part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,42 @@ from raytriever.models.source import check_revision, commit_of
 from raytriever.options import did_you_mean
 
 BM25 = "bm25"
+# Of sentence-transformers.
+RESCORE_MULTIPLIER = 2
+
+
+@dataclass(frozen=True)
+class StoredForm:
+    """Form in which a model's embeddings are stored and searched, made from those in fp32.
+
+    Args:
+        model: name of the model.
+        dtype: type of the components, one of `config.DTYPES`.
+        width: number of first components; None for all.
+        rescore_multiplier: candidates by the codes, for each result.
+    """
+
+    model: str
+    dtype: str
+    width: int | None
+    rescore_multiplier: int
+
+    @property
+    def name(self) -> str:
+        """Name in tables and files."""
+        return "-".join([self.model, *([str(self.width)] if self.width else []), self.dtype])
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """One model: its name in tables and files, and its settings (None for BM25, which has none)."""
+    """One model: its name in tables and files, and its settings (None for BM25, which has none).
+
+    `form` is set for another form of the embeddings of an earlier model.
+    """
 
     name: str
     config: ModelConfig | None
+    form: StoredForm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +95,17 @@ class EvaluationJob:
         """True if BM25 is one of the models."""
         return any(model.config is None for model in self.models)
 
+    @property
+    def forms(self) -> list[StoredForm]:
+        """The stored forms that are measured."""
+        return [model.form for model in self.models if model.form]
+
     def content(self, precision: str) -> dict[str, Any]:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
-            "models": {model.name: asdict(model.config) if model.config else BM25 for model in self.models},
+            "models": {
+                model.name: asdict(model.config) if model.config else BM25 for model in self.models if not model.form
+            },
             "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
             "baselines": list(self.baselines),
             **asdict(self.protocol),
@@ -78,6 +114,7 @@ class EvaluationJob:
             "calibration_split": self.calibration_split if self.aims else None,
             "precision": precision,
             **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
+            **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
         }
 
     def splits(self, one: EvaluationDataset) -> list[str]:
@@ -150,6 +187,32 @@ def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) ->
     return [EvaluatedModel(name, config) for name, (_, _, config) in zip(names, models, strict=True)]
 
 
+def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
+    """Return the models, each followed by its stored forms: every type at every width.
+
+    Raises:
+        ConfigError: no model has embeddings, or two models have the same name.
+    """
+    if not config.dtypes:
+        return list(models)
+    if all(model.config is None for model in models):
+        flag = "--dtype" if config.dtype else "--truncate-dim"
+        raise ConfigError("bm25 has no embeddings", flag, "leave it out, or give a dense model with --model")
+    multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
+    all_models: list[EvaluatedModel] = []
+    for model in models:
+        all_models.append(model)
+        for width, dtype in product(config.widths or (None,), config.dtypes) if model.config else ():
+            if (width, dtype) != (None, "fp32"):  # the model itself
+                form = StoredForm(model.name, dtype, width, multiplier)
+                all_models.append(EvaluatedModel(form.name, model.config, form))
+    names = [model.name for model in all_models]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two models are called {name!r}", "--model", "give one another name: OTHER=MODEL")
+    return all_models
+
+
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the models with commits in place of the revisions of hub models, so that results name what was measured.
 
@@ -177,7 +240,7 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
         ConfigError: there is no such model, there are more than two, or one is given twice.
     """
     names = [model.name for model in models]
-    by_source = {model.config.model if model.config else BM25: model.name for model in models}
+    by_source = {model.config.model if model.config else BM25: model.name for model in models if not model.form}
     if not words:
         return names[:1]
     for word in words:
@@ -260,7 +323,7 @@ def build_evaluation_job(
     """
     if not datasets and not config.suite:
         raise ConfigError("--datasets is missing", remedy="give --datasets PATH, or --suite beir")
-    models = pin_models(models)
+    models = add_forms(pin_models(models), config)
     job = EvaluationJob(
         models=models,
         datasets=[with_mteb_task(one) for one in describe_datasets(datasets, config.split)],

@@ -2,7 +2,7 @@
 
     {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
      "significance": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
-     "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
+     "forms": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is the content of the request. The same command replaces its results; another one is refused.
 """
@@ -39,6 +39,7 @@ class Results:
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
         auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
         calibration: a row for each data set, model and aim, see `pooled_scores.calibration_rows`.
+        forms: a row for each data set, model and stored form, see `quantised.form_rows`.
         systems: how each model reads texts, and the width of its embeddings.
         quarantined: lines about bad rows, for the user.
         missing: a line for each missing data set of a suite.
@@ -51,6 +52,7 @@ class Results:
     best: list[dict[str, Any]] = field(default_factory=list)
     auc_intervals: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
+    forms: list[dict[str, Any]] = field(default_factory=list)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Results:
     def content(self, request: Mapping[str, Any]) -> str:
         """Return the text of `results.json`; NaN becomes null."""
         rows = ("significance", "best", "auc_intervals", "calibration")
-        parts = ("models", "parts", "about", *rows, "systems", "missing")
+        parts = ("models", "parts", "about", *rows, *(["forms"] if self.forms else []), "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
@@ -170,6 +172,22 @@ class CalibrationRow(TypedDict):
     notes: NotRequired[list[str]]
 
 
+class FormRow(TypedDict):
+    """One stored form, see `quantised.form_rows`."""
+
+    dataset: str
+    model: str
+    system: str
+    dtype: str
+    width: int
+    bytes: int
+    metrics: dict[str, float | None]
+    threshold: float
+    precision: float | None
+    recall: float
+    changed: float
+
+
 class ResultsContent(TypedDict):
     """Content of `results.json`."""
 
@@ -179,6 +197,7 @@ class ResultsContent(TypedDict):
     best: NotRequired[list[BestRow]]
     auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRow] | None]
+    forms: NotRequired[list[FormRow]]
     parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
     systems: NotRequired[dict[str, dict[str, Any]]]
     missing: NotRequired[list[str]]

@@ -21,9 +21,10 @@ from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
+from raytriever.errors import ConfigError
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
-from raytriever.evaluation.request import BM25, EvaluatedModel
+from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
 from raytriever.index.exact.search import tie_order
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
@@ -61,6 +62,7 @@ class Encoders:
 
     Raises:
         ModelError: a model cannot be loaded.
+        ConfigError: a stored form has more components than its model.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Encoders:
         log: Callable[[str], None],
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
-        self._models = {model.name: model for model in models if model.config}
+        self._models = {model.name: model for model in models if model.config and not model.form}
         self._precision, self._device, self._kept_bytes = precision, device, kept_bytes
         self.device_type = device.type
         self._loaded: dict[str, Retriever] = {}  # the most recently used one is last
@@ -80,7 +82,15 @@ class Encoders:
             if model.config is None:
                 self.systems[model.name] = {"model": BM25}
                 continue
+            if model.form is not None:
+                whole = self.systems[model.form.model]
+                self.systems[model.name] = whole | {
+                    "width": model.form.width or whole["width"],
+                    "dtype": model.form.dtype,
+                }
+                continue
             retriever = self[model.name]
+            _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
             system = {"model": model.config.model, "width": retriever.width, "precision": precision}
             self.systems[model.name] = system | retriever.description.flags()
             log(f"{model.name}: {retriever.summary()}")
@@ -95,6 +105,17 @@ class Encoders:
         while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
+
+
+def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
+    """Check that no stored form of a model has more components than its embeddings."""
+    for form in forms:
+        if form.model == model and form.width is not None and form.width > width:
+            raise ConfigError(
+                f"{form.width} is out of range, embeddings of {model} have {width} components",
+                "--truncate-dim",
+                f"give at most {width}",
+            )
 
 
 def _bytes(retriever: Retriever) -> int:
@@ -137,8 +158,22 @@ class DenseSystem:
             ModelError: an embedding is not finite.
             DataError: as `evaluate.evaluate`.
         """
-        queries = self.encode(self.dataset.relevant_queries(split))
+        queries = self.queries(split)
         return evaluate(self.dataset, split, queries.search, queries.score, protocol, judged)
+
+    def queries(self, split: str) -> EncodedQueries:
+        """Return the queries of a split, encoded at the first call.
+
+        Raises:
+            ModelError: an embedding is not finite.
+        """
+        if split not in self._queries:
+            self._queries[split] = self.encode(self.dataset.relevant_queries(split))
+        return self._queries[split]
+
+    @cached_property
+    def _queries(self) -> dict[str, EncodedQueries]:
+        return {}
 
     def encode(self, positions: Int64[ndarray, " queries"]) -> EncodedQueries:
         """Encode queries of the data set by their positions, to search the store with them.

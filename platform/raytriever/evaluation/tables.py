@@ -42,6 +42,23 @@ def metrics_table(rows: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[
     return "\n".join(lines)
 
 
+def systems_note(systems: Mapping[str, Mapping[str, Any]]) -> str:
+    """Describe how each dense model reads texts. Models of different widths compare: each is searched on its own.
+
+    Stored forms are left out: their table has the widths.
+    """
+    lines = []
+    for name, system in systems.items():
+        if "width" in system and "dtype" not in system:
+            prompts = "".join(
+                f", {side} prompt {system[f'{side}_prompt']!r}"
+                for side in ("query", "passage")
+                if system[f"{side}_prompt"]
+            )
+            lines.append(f"{name}: width {system['width']}, {system['similarity']}{prompts}")
+    return "\n".join(lines)
+
+
 def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Describe the effect of training, and what the figures leave out, for below the table of a finished run.
 

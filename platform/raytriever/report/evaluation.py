@@ -17,7 +17,7 @@ from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
 from raytriever.evaluation.significance import read_best_rows
 from raytriever.reading.arrays import read_arrays
-from raytriever.report.figures import save_gains, save_thresholds
+from raytriever.report.figures import save_gains, save_sizes, save_thresholds
 from raytriever.report.page import Page, Picture, write_page
 from raytriever.report.queries import choose_queries
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
@@ -25,6 +25,7 @@ from raytriever.report.tables import (
     Values,
     auc_table,
     datasets_of,
+    form_tables,
     metrics_of,
     result_tables,
     threshold_table,
@@ -58,7 +59,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """
     results = read_results(folder)
     models, significance = results["models"], results.get("significance", [])
-    calibration = results.get("calibration") or []
+    calibration, forms = results.get("calibration") or [], results.get("forms") or []
     queries = read_queries(folder)
     score_figures = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
     gain_figures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
@@ -69,8 +70,14 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
             *result_tables(models, significance, read_best_rows(results.get("best") or ())),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
+            *form_tables(forms),
         ],
-        pictures=[*gain_figures, *score_figures, *threshold_pictures(folder / FIGURES, calibration)],
+        pictures=[
+            *form_pictures(folder / FIGURES, forms),
+            *gain_figures,
+            *score_figures,
+            *threshold_pictures(folder / FIGURES, calibration),
+        ],
         queries=queries,
     )
     write_page(folder / REPORT, page)
@@ -124,6 +131,24 @@ def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list
             path = figures / f"thresholds.{dataset}.png"
             save_thresholds(path, own)
             pictures.append(Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset))
+    return pictures
+
+
+def form_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Draw the first metric of the stored forms by their bytes, one figure per data set."""
+    pictures = []
+    for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
+        own = [row for row in rows if row["dataset"] == dataset]
+        metric = next(iter(own[0]["metrics"]))
+        curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        for row in own:
+            if (value := row["metrics"].get(metric)) is not None:
+                curves.setdefault(row["model"], {}).setdefault(row["dtype"], []).append((row["bytes"], value))
+        if curves:
+            path = figures / f"forms.{dataset}.png"
+            save_sizes(path, curves, metric_title(metric))
+            caption = f"{metric_title(metric)} of stored forms by bytes of a document, {dataset}"
+            pictures.append(Picture(caption, path.with_suffix(".svg"), "Stored forms"))
     return pictures
 
 

@@ -168,6 +168,29 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         figure.legend(loc="outside lower left")
 
 
+def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], value: str) -> None:
+    """Draw a metric by the bytes of a document: a curve per model and type, a point per number of components.
+
+    Args:
+        path: path of the PNG; the SVG is written next to it.
+        curves: bytes and values by type of the components, by model.
+        value: name of the metric.
+    """
+    with picture(path, WIDTH, HEIGHT + 0.2) as figure:
+        axes = figure.add_subplot()
+        styles = lines()
+        for model, types in curves.items():
+            for dtype, points in types.items():
+                colour, dash = next(styles)
+                sizes, values = zip(*sorted(points), strict=True)
+                name = f"{model}, {dtype}" if len(curves) > 1 else dtype
+                axes.plot(sizes, values, color=colour, linestyle=dash, marker="o", markersize=4, label=label(name))
+        axes.set_xscale("log")
+        plain_log_ticks(axes.xaxis)
+        axes.set(xlabel="bytes of a document", ylabel=value, title=f"{value} by bytes of a document")
+        figure.legend(loc="outside lower center", ncols=2 if len(curves) > 1 else 4)
+
+
 PANEL = 3.4  # inches of width
 # Value of the setting, mean, standard deviation over seeds (NaN for one seed).
 Points = Sequence[tuple[float, float, float]]

@@ -9,6 +9,7 @@ from typing import Any
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import SHARES, calibration_notes, share_of, share_text
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.evaluation.significance import Best
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.report.page import Cell, Table
@@ -107,6 +108,30 @@ def threshold_table(rows: Rows) -> list[Table]:
     )
     note = " ".join([note, *calibration_notes(rows)])
     return [Table("Thresholds", columns, cells, note)]
+
+
+def form_tables(rows: Rows) -> list[Table]:
+    """Return a table of stored forms, with quality and threshold against bytes; no table if there are no rows.
+
+    Args:
+        rows: rows of `evaluation.quantised.form_rows`.
+    """
+    if not rows:
+        return []
+    cells = [form_cells(row) for row in rows]
+    texts: list[list[str | Cell]] = [
+        [text if number < 2 else Cell(text, _number(text)) for number, text in enumerate(line.values())]
+        for line in cells
+    ]
+    return [Table("Stored forms", list(cells[0]), texts, form_note(rows))]
+
+
+def _number(text: str) -> float | None:
+    """Return the number of a cell, which sorts its column; None for a word."""
+    try:
+        return float(text.replace(",", "").rstrip("%"))
+    except ValueError:
+        return None
 
 
 def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> Table:

@@ -1,4 +1,4 @@
-"""`--truncate-dim` from the command line: stores and indexes of different widths are never confused."""
+"""`--truncate-dim` and `--dtype` from the command line: stores and indexes of two widths are never confused."""
 
 from __future__ import annotations
 
@@ -66,3 +66,31 @@ def test_evaluate_prints_the_width(letters: Path, tiny_encoder: Path, work: Path
     assert run("evaluate", words) == 0
     results = json.loads((work / "out" / "results.json").read_text())
     assert [system["width"] for system in results["systems"].values() if "width" in system] == [4]
+
+
+def test_bad_forms_are_one_line(error_line: ErrorLine, letters: Path, tiny_encoder: Path) -> None:
+    own = ["--datasets", letters, "--output", "out", "--precision", "fp32", "--model"]
+    dense = [*own, tiny_encoder]
+    assert "--dtype: 'int88,fp32' is invalid; did you mean 'int8'?" in error_line(
+        "evaluate", *dense, "--dtype", "int88,fp32"
+    )
+    assert "--dtype: bm25 has no embeddings; leave it out" in error_line("evaluate", *own, "bm25", "--dtype", "int8")
+    line = error_line("evaluate", *dense, "--truncate-dim", "12,33")
+    assert "--truncate-dim: 33 is out of range, embeddings of encoder have 32 components; give at most 32" in line
+    assert "--truncate-dim: '12,x' is invalid; give whole numbers" in error_line(
+        "evaluate", *dense, "--truncate-dim", "12,x"
+    )
+    assert "--rescore-multiplier: has no effect without --dtype" in error_line(
+        "evaluate", *dense, "--rescore-multiplier", "4"
+    )
+    words = ["--suite", "mteb", "--tasks", "SciFact", "--output", "out", "--truncate-dim", "8,16"]
+    assert "--truncate-dim: names several widths" in error_line("evaluate", *words)
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_table_and_its_page(letters: Path, tiny_encoder: Path, work: Path) -> None:
+    words = ["--datasets", str(letters), "--model", f"tiny={tiny_encoder}", "--output", "out", "--tracker", "none"]
+    assert run("evaluate", [*words, "--dtype", "int8,binary", "--truncate-dim", "8,16"]) == 0
+    page = (work / "out" / "report.html").read_text()
+    assert "Stored forms" in page
+    assert "by bytes of a document, letters" in page

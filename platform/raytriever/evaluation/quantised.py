@@ -1,0 +1,196 @@
+"""Stored forms of a model's embeddings: fewer components and smaller types, measured from its embeddings in fp32.
+
+A form is a system of the evaluation like a model. Nothing is encoded for it. A form in fp32 keeps the first components,
+normalised again for a cosine, and equals the model read with `truncate_dim`. The other types are those of
+`index.quantised`: the first results, as many as the run file holds, are chosen among `rescore_multiplier` times as many
+candidates. The scores of all its results, also those in the AUC, are the scores of rescoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy import ndarray
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
+from raytriever.evaluation.evaluate import Evaluation, evaluate
+from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
+from raytriever.evaluation.request import StoredForm
+from raytriever.evaluation.systems import DenseSystem
+from raytriever.index.exact.search import top_k_of_blocks
+from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
+from raytriever.index.score import pair_scores
+from raytriever.metrics.calibration import achieve, best_f1_threshold
+from raytriever.search.exact import searchable_blocks
+from raytriever.terminal import markdown_table
+
+# Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
+SAMPLE, FEWEST = 10_000, 2
+
+
+def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDataset]) -> None:
+    """Check that each corpus has a sample for the ranges of int8.
+
+    Raises:
+        DataError: a corpus has fewer than two documents.
+    """
+    for dataset in datasets:
+        if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
+            raise DataError(
+                "has no calibration sample for int8, which needs two documents",
+                dataset.name,
+                "leave int8 out of --dtype",
+            )
+
+
+@dataclass(frozen=True)
+class FormSystem:
+    """Stored form of the embeddings of a dense system."""
+
+    dense: DenseSystem
+    form: StoredForm
+
+    def evaluate(self, split: str, protocol: Protocol, judged: JudgedQueries) -> Evaluation:
+        """Search the form with a split's queries, and measure the results; see `DenseSystem.evaluate`.
+
+        Raises:
+            ModelError: an embedding is not finite.
+        """
+        queries = self.dense.queries(split)
+        embeddings, row, rescored = self._cut(queries.embeddings), queries.row, 0
+        if self._quantised is not None:
+            rescored = self.form.rescore_multiplier * protocol.kept_of(judged.relevance)
+
+        def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+            chosen = embeddings[row[positions]]
+            if self._quantised is None:
+                return top_k_of_blocks(chosen, self._blocks(), depth, self.dense.ties)
+            return self._quantised.search(chosen, depth, rescored)
+
+        def score(of: ndarray, to: ndarray) -> ndarray:
+            if self._quantised is not None:
+                return self._quantised.score(embeddings, row[of], to)
+            documents, index = np.unique(to, return_inverse=True)
+            return pair_scores(embeddings, self._read(documents), row[of], index)
+
+        return evaluate(self.dense.dataset, split, search, score, protocol, judged)
+
+    @cached_property
+    def _quantised(self) -> QuantisedDocuments | None:
+        if self.form.dtype == FP32:
+            return None
+        store = self.dense.store
+        rows = np.setdiff1d(np.arange(len(store)), store.left_out)
+        sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
+        quantiser = Quantiser.fit(self.form.dtype, self._read(sample))
+        return QuantisedDocuments(quantiser, self._blocks, self._read, self.dense.ties)
+
+    def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        return ((first, self._cut(values)) for first, values in searchable_blocks(self.dense.store))
+
+    def _read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+        return self._cut(self.dense.store.read(rows))
+
+    def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
+        """Return the first components, normalised if the model is compared by cosine."""
+        if self.form.width is None:
+            return embeddings
+        cut = embeddings[:, : self.form.width]
+        if self.dense.retriever.description.similarity != "cosine":
+            return cut
+        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        return cut / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+def form_rows(
+    measured: DatasetMeasurement, forms: Sequence[StoredForm], systems: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return a row for each model that has stored forms, and for each of its forms.
+
+    The threshold is the score of highest F1 among the scores of the model itself, in fp32 with all components.
+
+    Args:
+        measured: results on a data set.
+        forms: the forms.
+        systems: width of each system.
+
+    Returns:
+        Rows of `dataset`, `model`, `system`, `dtype`, `width`, `bytes` (of one document), `metrics`, `threshold`,
+        `precision` (None if no pair is accepted) and `recall` of pairs at this threshold, and `changed`, the share of
+        queries whose best document is on the other side of the threshold than in the model itself.
+    """
+    rows = []
+    for model in dict.fromkeys(form.model for form in forms):
+        pools = measured.pools(model)
+        threshold, _, _ = best_f1_threshold(pools.positives, pools.negatives)
+        answered = _answered(measured, model, threshold)
+        whole = StoredForm(model, FP32, None, 1)
+        for form in [whole, *(form for form in forms if form.model == model)]:
+            name = model if form is whole else form.name
+            achieved = achieve(measured.pools(name), threshold)
+            width = systems[name]["width"]
+            rows.append(
+                {
+                    "dataset": measured.source.name,
+                    "model": model,
+                    "system": name,
+                    "dtype": form.dtype,
+                    "width": width,
+                    "bytes": bytes_per_document(form.dtype, width),
+                    "metrics": measured.metrics(name),
+                    "threshold": threshold,
+                    "precision": achieved.precision.value if achieved.precision.whole else None,
+                    "recall": achieved.recall.value,
+                    "changed": float((_answered(measured, name, threshold) != answered).mean()),
+                }
+            )
+    return rows
+
+
+def form_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the cells of a row by the titles of their columns."""
+    precision = row["precision"]
+    figures = {metric_title(name): value for name, value in row["metrics"].items()}
+    return {
+        "data set": row["dataset"],
+        "model": row["model"],
+        "components": f"{row['width']:,}",
+        "type": row["dtype"],
+        "bytes": f"{row['bytes']:,}",
+        **{title: "–" if value is None or value != value else f"{value:.4f}" for title, value in figures.items()},
+        "precision": "none" if precision is None else f"{precision:.3f}",
+        "recall": f"{row['recall']:.3f}",
+        "decisions changed": f"{row['changed']:.1%}",
+    }
+
+
+def form_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows as a Markdown table, with a note on its columns."""
+    cells = [form_cells(row) for row in rows]
+    return markdown_table([list(cells[0]), *(list(line.values()) for line in cells)]) + f"\n{form_note(rows)}\n"
+
+
+def form_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the bytes and the thresholds of the table of stored forms."""
+    chosen = {(row["dataset"], row["model"]): row["threshold"] for row in rows}
+    several = len(chosen) > 1
+    thresholds = [
+        f"{score:.4f}" + (f" ({data}, {model})" if several else "") for (data, model), score in chosen.items()
+    ]
+    return (
+        "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
+        f"is on the other side, are at the threshold of highest F1 of the scores in fp32: {', '.join(thresholds)}."
+    )
+
+
+def _answered(measured: DatasetMeasurement, system: str, threshold: float) -> ndarray:
+    """Return for each query of all parts whether its best document scores at or above the threshold."""
+    best = [part.evaluations[system] for part in measured.parts]
+    return np.concatenate([(one.ranking[:, 0] >= 0) & (one.scores[:, 0] >= threshold) for one in best])

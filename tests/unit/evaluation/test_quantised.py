@@ -1,0 +1,92 @@
+"""Stored forms of embeddings: measured from one encoding, equal to models of that width, and to their own table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.encoding.shards import encode_in_process
+from raytriever.errors import DataError
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.datasets import describe_datasets
+from raytriever.evaluation.job import format_results, run_evaluation
+from raytriever.evaluation.protocol import Protocol
+from raytriever.evaluation.request import EvaluationJob, add_forms, read_models
+from raytriever.evaluation.results import read_results
+from raytriever.evaluation.systems import Workers
+from raytriever.models.config import ModelConfig
+from raytriever.tracking.tracker import NullTracker
+
+
+@pytest.fixture
+def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EvaluationJob:
+    """An evaluation of BM25 and of an encoder in all types, whole and of 12 components."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    models = read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig())
+    return EvaluationJob(
+        models=add_forms(models, EvaluationConfig(dtype="fp32,int8,binary,ubinary", truncate_dim="12,32")),
+        datasets=describe_datasets([str(tiny_dataset)], "test"),
+        baselines=["tiny"],
+        protocol=Protocol(("ndcg_at_10", "auc")),
+        precision="fp32",
+    )
+
+
+def test_forms_are_measured_from_one_encoding(
+    job: EvaluationJob, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+
+    def encode(*arguments: Any) -> None:
+        encoded.append(1)
+        encode_in_process(*arguments)
+
+    output = tmp_path / "out"
+    results = run_evaluation(job, output, False, NullTracker, lambda _: None, Workers(encode))
+    assert len(encoded) == 1
+    names = [f"tiny-{width}-{dtype}" for width in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
+    assert list(results.models) == ["bm25", "tiny", *names]
+    rows = {row["system"]: row for row in read_results(output)["forms"]}
+    assert list(rows) == ["tiny", *names]
+    assert [row["bytes"] for row in rows.values()] == [128, 48, 12, 2, 2, 128, 32, 4, 4]
+    assert {row["model"] for row in results.significance} == {"bm25", *names}
+    # All components in fp32 are the model itself; the two binary types differ in the stored type alone.
+    metrics = {name: results.models[name]["letters"] for name in results.models}
+    assert metrics["tiny-32-fp32"] == metrics["tiny"]
+    assert metrics["tiny-12-binary"] == metrics["tiny-12-ubinary"] != metrics["tiny-12-fp32"]
+    assert rows["tiny"]["changed"] == rows["tiny-32-fp32"]["changed"] == 0
+    assert rows["tiny-32-int8"]["recall"] > 0
+    assert rows["tiny-32-binary"]["changed"] > 0  # sums of components are no cosines
+    with np.load(output / "scores" / "letters.tiny-12-int8.npz", allow_pickle=False) as pools:
+        accepted = pools["positives"] >= rows["tiny"]["threshold"]
+    assert rows["tiny-12-int8"]["recall"] == pytest.approx(accepted.mean())
+    assert rows["tiny-12-int8"]["metrics"] == metrics["tiny-12-int8"]
+    text = (output / "table.md").read_text()
+    assert f"| letters | tiny | 12 | int8 | 12 | {metrics['tiny-12-int8']['ndcg_at_10']:.4f} |" in text
+    assert "| letters | tiny | 12 | int8 | 12 |" in format_results(results)
+    # The same width from the model itself, encoded again.
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
+    narrow = read_models([f"narrow={tiny_encoder}"], ModelConfig(truncate_dim=12))
+    alone = replace(job, models=narrow, baselines=["narrow"])
+    same = run_evaluation(alone, tmp_path / "narrow", False, NullTracker, lambda _: None)
+    assert same.models["narrow"]["letters"] == pytest.approx(metrics["tiny-12-fp32"], abs=1e-6)
+    content = json.loads((tmp_path / "narrow" / "results.json").read_bytes())
+    assert "forms" not in content
+    assert "forms" not in content["asked"]  # as earlier versions wrote it
+
+
+def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    (small / "qrels").mkdir(parents=True)
+    for file, rows in (("corpus.jsonl", 1), ("queries.jsonl", 1), ("qrels/test.tsv", 1)):
+        lines = (tiny_dataset / file).read_text().splitlines()[: rows + file.endswith("tsv")]
+        (small / file).write_text("\n".join(lines).replace("q128\td128", "q0\td0") + "\n")
+    changed = replace(job, datasets=describe_datasets([str(small)], "test"))
+    with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
+        run_evaluation(changed, tmp_path / "out", False, NullTracker, lambda _: None)
+    assert not (tmp_path / "out").exists()

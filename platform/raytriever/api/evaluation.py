@@ -18,7 +18,7 @@ from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import ModelConfig
-from raytriever.options import check_options
+from raytriever.options import check_changed, check_options
 from raytriever.paths import MODELS, check_paths
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
@@ -119,6 +119,9 @@ def evaluate(
     calibration_split: str = "dev",
     relevance_level: int = 1,
     drop_own_id: bool = True,
+    dtype: Sequence[str] = (),
+    truncate_dim: Sequence[int] = (),
+    rescore_multiplier: int | None = None,
     precision: str | None = None,
     output: str | os.PathLike[str] | None = None,
     fresh: bool = False,
@@ -137,6 +140,9 @@ def evaluate(
         calibration_split: where they are chosen.
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
+        dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
+        truncate_dim: numbers of first components at which they are measured, such as `[64, 128]`.
+        rescore_multiplier: candidates of quantised embeddings for each result; by default 2.
         precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
         output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
             forgotten, and `Report.save` writes them.
@@ -161,9 +167,13 @@ def evaluate(
         relevance_level=relevance_level,
         drop_own_id=drop_own_id,
         calibration_split=calibration_split,
+        dtype=",".join(dtype) or ("fp32" if truncate_dim else None),
+        truncate_dim=",".join(map(str, truncate_dim)) or None,
+        rescore_multiplier=rescore_multiplier,
     )
     encoding = EncodeConfig()
     check_options(config)
+    check_changed(config, only=["rescore_multiplier"])
     check_options(encoding)
     check_encode(encoding)
     check_paths(config)

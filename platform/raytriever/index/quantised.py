@@ -23,8 +23,7 @@ from numpy import ndarray
 from raytriever.index.exact.search import Blocks, top_k_of_blocks
 from raytriever.index.score import pair_scores
 
-FP32, INT8, BINARY, UBINARY = "fp32", "int8", "binary", "ubinary"
-QUANTISED = (INT8, BINARY, UBINARY)
+FP32, INT8, UBINARY = "fp32", "int8", "ubinary"
 _STEPS = 255
 _OFFSET = 128
 # Queries whose candidates are rescored at a time, which limits the documents in memory.
@@ -41,7 +40,7 @@ class Quantiser:
     """Codes of embeddings, and what they stand for.
 
     Args:
-        dtype: one of `QUANTISED`.
+        dtype: `int8`, `binary` or `ubinary`.
         ranges: lowest and highest value of each component in the sample; only for int8.
     """
 

@@ -167,7 +167,7 @@ def form_cells(row: Mapping[str, Any]) -> dict[str, str]:
         **{title: "–" if value is None or value != value else f"{value:.4f}" for title, value in figures.items()},
         "precision": "none" if precision is None else f"{precision:.3f}",
         "recall": f"{row['recall']:.3f}",
-        "decisions changed": f"{row['changed']:.1%}",
+        "decisions changed": f"{100 * row['changed']:.1f} %",
     }
 
 

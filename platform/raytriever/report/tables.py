@@ -129,7 +129,7 @@ def form_tables(rows: Rows) -> list[Table]:
 def _number(text: str) -> float | None:
     """Return the number of a cell, which sorts its column; None for a word."""
     try:
-        return float(text.replace(",", "").rstrip("%"))
+        return float(text.replace(",", "").rstrip(" %"))
     except ValueError:
         return None
 

@@ -63,6 +63,10 @@ def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, 
     assert {path.name for path in workplace.iterdir()} <= {"results", "mlflow.db"}
 
 
+def test_stored_forms_are_measured(data: rt.Dataset, model: rt.Model) -> None:
+    assert list(rt.evaluate({"dense": model}, data, truncate_dim=[12]).metrics) == ["dense", "dense-12-fp32"]
+
+
 def test_search_finds_what_the_evaluation_ranks(data: rt.Dataset, model: rt.Model) -> None:
     index = rt.build_index(model, data)
     assert len(index) == 160
@@ -133,6 +137,10 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.evaluate(["bm25"], d, baselines=["bm52"]), "'bm52' is none of the models; did you mean 'bm25'?"),
     (lambda d, m: rt.evaluate(["bm25"], d, precision="x"), "precision: unknown value 'x'"),
     (lambda d, m: rt.evaluate(["bm25"], []), "data is missing"),
+    (lambda d, m: rt.evaluate([m], d, dtype=["int9"]), "dtype: 'int9' is invalid; did you mean 'int8'?"),
+    (lambda d, m: rt.evaluate(["bm25"], d, dtype=["int8"]), "dtype: bm25 has no embeddings; leave it out"),
+    (lambda d, m: rt.evaluate([m], d, truncate_dim=[99]), "truncate_dim: 99 is out of range"),
+    (lambda d, m: rt.evaluate([m], d, rescore_multiplier=3), "rescore_multiplier: has no effect without dtype"),
     (lambda d, m: rt.build_index(m, d, kind="hnws"), "kind: unknown kind 'hnws'; did you mean 'hnsw'?"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw"), "output: an approximate index is kept in a directory"),
     (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),

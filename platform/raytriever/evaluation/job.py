@@ -112,7 +112,7 @@ def run_evaluation(
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
-                results.forms += form_rows(measured, job.forms, results.systems)
+                results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
             results.significance = significance_rows(values, job.baselines)

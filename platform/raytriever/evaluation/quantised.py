@@ -110,26 +110,30 @@ class FormSystem:
 
 
 def form_rows(
-    measured: DatasetMeasurement, forms: Sequence[StoredForm], systems: Mapping[str, Mapping[str, Any]]
+    measured: DatasetMeasurement,
+    forms: Sequence[StoredForm],
+    systems: Mapping[str, Mapping[str, Any]],
+    calibration: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
     """Return a row for each model that has stored forms, and for each of its forms.
 
-    The threshold is the score of highest F1 among the scores of the model itself, in fp32 with all components.
+    The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
+    reached, else the score of highest F1 on the evaluated split.
 
     Args:
         measured: results on a data set.
         forms: the forms.
         systems: width of each system.
+        calibration: rows of `pooled_scores.calibration_rows`.
 
     Returns:
         Rows of `dataset`, `model`, `system`, `dtype`, `width`, `bytes` (of one document), `metrics`, `threshold`,
-        `precision` (None if no pair is accepted) and `recall` of pairs at this threshold, and `changed`, the share of
-        queries whose best document is on the other side of the threshold than in the model itself.
+        `chosen` (how the threshold was), `precision` (None if no pair is accepted) and `recall` of pairs at it, and
+        `changed`, the share of queries whose best document is on its other side than in the model itself.
     """
     rows = []
     for model in dict.fromkeys(form.model for form in forms):
-        pools = measured.pools(model)
-        threshold, _, _ = best_f1_threshold(pools.positives, pools.negatives)
+        threshold, chosen = _threshold(measured, model, calibration)
         answered = _answered(measured, model, threshold)
         whole = StoredForm(model, FP32, None, 1)
         for form in [whole, *(form for form in forms if form.model == model)]:
@@ -146,6 +150,7 @@ def form_rows(
                     "bytes": bytes_per_document(form.dtype, width),
                     "metrics": measured.metrics(name),
                     "threshold": threshold,
+                    "chosen": chosen,
                     "precision": achieved.precision.value if achieved.precision.whole else None,
                     "recall": achieved.recall.value,
                     "changed": float((_answered(measured, name, threshold) != answered).mean()),
@@ -179,15 +184,21 @@ def form_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def form_note(rows: Sequence[Mapping[str, Any]]) -> str:
     """Describe the bytes and the thresholds of the table of stored forms."""
-    chosen = {(row["dataset"], row["model"]): row["threshold"] for row in rows}
-    several = len(chosen) > 1
-    thresholds = [
-        f"{score:.4f}" + (f" ({data}, {model})" if several else "") for (data, model), score in chosen.items()
-    ]
+    chosen = {(row["dataset"], row["model"]): f"{row['threshold']:.4f} ({row['chosen']})" for row in rows}
+    thresholds = [f"{data}, {model}: {text}" for (data, model), text in chosen.items()]
     return (
         "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
-        f"is on the other side, are at the threshold of highest F1 of the scores in fp32: {', '.join(thresholds)}."
+        f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
     )
+
+
+def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
+    """Return a threshold of a model's own scores, and how it was chosen."""
+    for row in calibration:
+        if (row["dataset"], row["model"]) == (measured.source.name, model) and row["reached"]:
+            return row["threshold"], f"{row['aim']} {row['wanted']:g} on {row['chosen_on']}"
+    pools = measured.pools(model)
+    return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
 
 
 def _answered(measured: DatasetMeasurement, system: str, threshold: float) -> ndarray:

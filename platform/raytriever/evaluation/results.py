@@ -183,6 +183,7 @@ class FormRow(TypedDict):
     bytes: int
     metrics: dict[str, float | None]
     threshold: float
+    chosen: str
     precision: float | None
     recall: float
     changed: float

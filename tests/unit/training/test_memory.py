@@ -157,13 +157,14 @@ def test_the_comparison_notices_each_tensor_of_attention(left_out: str, monkeypa
 
 
 def test_eager_scores_grow_with_the_square_of_the_length_and_fused_ones_do_not() -> None:
-    def slope(kernels: str) -> float:
-        encoder = SimulatedEncoder(encoder_of(BERT, PLAIN, "meta"), kernels, "fp32")
+    def slope(kernels: str, precision: str = "fp32") -> float:
+        encoder = SimulatedEncoder(encoder_of(BERT, PLAIN, "meta"), kernels, precision)
         short, middle, long = (encoder.chunk_bytes(1, tokens).kept for tokens in (100, 200, 300))
         return (long - 2 * middle + short) / (2 * 100**2)
 
     heads, layers = BERT.num_attention_heads, BERT.num_hidden_layers
-    assert slope("cpu") == pytest.approx(heads * layers * 4)  # the probabilities
+    assert slope("cpu") == 0  # the kernel of fp32 keeps no scores
+    assert slope("cpu", "bf16") == pytest.approx(heads * layers * 2)  # the probabilities
     assert slope("cuda") == pytest.approx(layers * 4)  # the mask, as a bias for each layer
 
 

@@ -127,7 +127,7 @@ def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary:
     check_directory(folder, partial(_read, folder, None, full=True, vocabulary=vocabulary), against)
     with disk_errors(folder, reading=True):
         dataset = _read(folder, None if splits is None else set(splits), full=False)
-    hold(folder, dataset.documents)  # every copy of the data set has these
+    hold(folder, dataset.documents.texts)  # every copy of the data set and of its documents has this column
     return dataset
 
 

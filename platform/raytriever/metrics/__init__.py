@@ -14,6 +14,7 @@ from raytriever.lazy import lazy_names
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
     from raytriever.metrics.inputs import MetricInputError
+    from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt, probability_error
     from raytriever.metrics.ranking import measure_ranking
     from raytriever.metrics.relevance import Relevance
     from raytriever.metrics.streaming import BoundedAuc, ScoreCounts, streaming_auc
@@ -23,8 +24,12 @@ __all__ = [
     "MetricInputError",
     "Relevance",
     "ScoreCounts",
+    "ScoreMap",
+    "fit_isotonic",
+    "fit_platt",
     "measure_ranking",
     "pooled_auc",
+    "probability_error",
     "streaming_auc",
 ]
 __getattr__, __dir__ = lazy_names(
@@ -32,6 +37,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "raytriever.metrics.auc": ("pooled_auc",),
         "raytriever.metrics.inputs": ("MetricInputError",),
+        "raytriever.metrics.probability": ("ScoreMap", "fit_isotonic", "fit_platt", "probability_error"),
         "raytriever.metrics.ranking": ("measure_ranking",),
         "raytriever.metrics.relevance": ("Relevance",),
         "raytriever.metrics.streaming": ("BoundedAuc", "ScoreCounts", "streaming_auc"),

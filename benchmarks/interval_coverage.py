@@ -20,7 +20,8 @@ from scipy.special import expit, logit, ndtr, ndtri
 
 from ends import machine, parser
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import ScoredPools, Share, achieve
+from raytriever.metrics.calibration import Share, achieve
+from raytriever.metrics.top_answers import ScoredPools
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
 QUERIES = (10, 30, 100, 1000)

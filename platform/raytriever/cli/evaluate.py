@@ -129,7 +129,8 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
         metavar="AIM",
-        help="choose score thresholds for precision=0.9 or recall=0.8 on --calibration-split and check them on --split",
+        help="choose score thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the "
+        "answers shown), answered=0.8 (of the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
     )
     parser.add_argument(
         "--output",

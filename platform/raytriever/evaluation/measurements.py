@@ -21,7 +21,7 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
 from raytriever.evaluation.significance import testable_values
-from raytriever.metrics.calibration import ScoredPools
+from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
 

@@ -1,6 +1,6 @@
 """Statistics of an evaluation's pooled scores: the interval of each AUC, and thresholds.
 
-Thresholds are chosen on one split for a wanted precision or recall, and checked on the evaluated split.
+Thresholds are chosen on one split for wanted values, and checked on the evaluated split.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ from raytriever.errors import ConfigError
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.auc import auc_interval
-from raytriever.metrics.calibration import Achieved, Aim, CalibrationRow, calibrate, expected_calibration_error
+from raytriever.metrics.calibration import (
+    Achieved,
+    Aim,
+    CalibrationRow,
+    WantedAim,
+    calibrate,
+    expected_calibration_error,
+)
+from raytriever.metrics.top_answers import FEWEST_ANSWERED
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
 CALIBRATE = "--calibrate"
-AIMS: tuple[Aim, ...] = ("precision", "recall")
+AIMS: tuple[Aim, ...] = ("top_precision", "answered", "f1", "precision", "recall")
 # Shares on the evaluated split: keys of the counted cases and of all cases.
 SHARES = {
     "coverage": ("answered_queries", "queries"),
@@ -27,8 +35,6 @@ SHARES = {
     "checked_precision": ("relevant_pairs_above", "pairs_above"),
     "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
 }
-# With fewer answered queries a note calls a precision uncertain: Wilson's interval of 27 of 30 is 0.74 to 0.97.
-FEW_QUERIES = 30
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
@@ -83,46 +89,54 @@ def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) 
     ]
 
 
-def parse_aims(words: Sequence[str]) -> list[tuple[Aim, float]]:
-    """Read aims such as `precision=0.9` and `recall=0.8`.
+def parse_aims(words: Sequence[str]) -> list[WantedAim]:
+    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `precision=0.9` and `recall=0.8`.
 
     Raises:
         ConfigError: a word is no such aim, or its share is not above 0 and at most 1.
     """
-    aims: list[tuple[Aim, float]] = []
+    aims: list[WantedAim] = []
     for word in words:
-        name, _, number = word.partition("=")
+        name, _, number = word.strip().lower().replace("-", "_").partition("=")
+        aim = next((one for one in AIMS if one == name.strip()), None)
         try:
             wanted = float(number)
         except ValueError:
             wanted = float("nan")
-        aim = next((one for one in AIMS if one == name.strip().lower()), None)
-        if aim is None or not 0 < wanted <= 1:
-            raise ConfigError(
-                f"{word!r} is no aim", CALIBRATE, "write precision=0.9 or recall=0.8, above 0 and at most 1"
-            )
-        aims.append((aim, wanted))
+        if aim is None or (number if aim == "f1" else not 0 < wanted <= 1):
+            remedy = "write top-precision=0.9, answered=0.8, f1, precision=0.9 or recall=0.8, above 0 and at most 1"
+            raise ConfigError(f"{word!r} is no aim", CALIBRATE, remedy)
+        aims.append((aim, None if aim == "f1" else wanted))
     return aims
 
 
+def aim_text(aim: str, wanted: float | None) -> str:
+    """Return an aim as text, such as `top-precision 0.9`."""
+    return aim.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")
+
+
+def chosen_value(row: Mapping[str, Any]) -> float | None:
+    """Return the value of a row's aim on the split on which its threshold was chosen, or the best there is."""
+    value: float | None = row["chosen"] if "chosen" in row else row.get(row["aim"])  # earlier versions had pairs only
+    return value
+
+
 @activity("choosing the thresholds")
-def calibration_rows(
-    measured: DatasetMeasurement, split: str, aims: Sequence[tuple[Aim, float]]
-) -> list[dict[str, Any]]:
+def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[WantedAim]) -> list[dict[str, Any]]:
     """Choose and check a threshold for each model and aim.
 
     Args:
         measured: results on a data set, with those on the calibration split.
         split: name of the calibration split.
-        aims: wanted precisions and recalls.
+        aims: wanted values.
 
     Returns:
         One row for each model and aim:
 
         - `dataset`, `model`, `aim`, `wanted`, `chosen_on`.
-        - On the calibration split: `threshold` (a score; None if no score has the precision), `reached`, `precision`,
-          `recall`.
-        - On the evaluated split: `checked` (the wanted one of both) with `low` and `high`, `queries`,
+        - On the calibration split: `threshold` (a score; None if no score has the precision), `reached`, `chosen` (the
+          value of the aim), and `precision` and `recall` of pairs.
+        - On the evaluated split: `checked` (the value of the aim) with `low` and `high`, `queries`,
           `answered_queries` (with a document at or above the threshold) and their share `coverage`,
           `relevant_answers` (queries whose best document is relevant) and their share `top_precision`, `pairs_above`,
           `relevant_pairs_above`, `relevant_pairs`, and `checked_precision` and `checked_recall` of pairs. Each share
@@ -144,6 +158,7 @@ def calibration_rows(
                     "wanted": threshold.wanted,
                     "threshold": threshold.score if threshold.reached else None,
                     "reached": threshold.reached,
+                    "chosen": threshold.value,
                     "precision": threshold.precision,
                     "recall": threshold.recall,
                     "checked": row.checked,
@@ -168,7 +183,7 @@ def calibration_points(rows: Sequence[Mapping[str, Any]], step: int, millisecond
     """
     points = []
     for row in rows:
-        name = f"calibration/{row['model']}/{row['dataset']}/{row['aim']}-{row['wanted']:g}"
+        name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
         for figure, value in row.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if figure != "wanted" and is_number and math.isfinite(value):
@@ -196,9 +211,9 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         (
             row["dataset"],
             row["model"],
-            f"{row['aim']} {row['wanted']:g}",
+            aim_text(row["aim"], row["wanted"]),
             f"{row['threshold']:.6g}" if row["reached"] else "out of reach",
-            f"{row[row['aim']]:.3f}" + ("" if row["reached"] else " at best"),
+            chosen_text(row, 3),
             *(share_text(row, name) for name in SHARES),
             f"{row['calibration_error']:.3f}",
         )
@@ -211,13 +226,21 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the notes of all rows, each with its data set, model and aim."""
     notes = [
-        f"{row['dataset']}, {row['model']}, {row['aim']} {row['wanted']:g}: {note}"
+        f"{row['dataset']}, {row['model']}, {aim_text(row['aim'], row['wanted'])}: {note}"
         for row in rows
         for note in row.get("notes") or ()
     ]
     if any("coverage" not in row for row in rows):
         notes.append("An earlier version wrote these results without coverage; evaluate again to measure it.")
     return notes
+
+
+def chosen_text(row: Mapping[str, Any], places: int) -> str:
+    """Format the value of a row's aim on the choosing split with a number of decimal places."""
+    value = chosen_value(row)
+    if value is None or value != value:
+        return "-"
+    return f"{value:.{places}f}" + ("" if row["reached"] else " at best")
 
 
 def share_text(row: Mapping[str, Any], name: str) -> str:
@@ -270,19 +293,23 @@ def _notes(row: CalibrationRow, split: str, judged: str) -> list[str]:
     """Return sentences on the missing or uncertain figures of a row."""
     threshold, achieved = row.threshold, row.achieved
     if achieved is None or achieved.coverage is None:
-        return [
-            f"There is no threshold, because no score on {split} has a precision of {threshold.wanted:g}; "
-            f"the best there is {threshold.precision:.3f}."
-        ]
+        among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
+        if threshold.aim == "top_precision":
+            among = f"no {FEWEST_ANSWERED} or more of the top answers on {split} above one score have"
+            best = (
+                f"the best there is {threshold.value:.3f}" if threshold.value == threshold.value else "there are fewer"
+            )
+        wanted = "a precision" if threshold.wanted is None else f"a precision of {threshold.wanted:g}"
+        return [f"There is no threshold, because {among} {wanted}; {best}."]
     answered, queries = achieved.coverage.part, achieved.coverage.whole
     if not answered:
         return [
             f"No document of {judged} scores at or above the threshold. So none of the {queries:,} queries is "
             "answered, and there is no precision."
         ]
-    if answered < FEW_QUERIES:
+    if answered < FEWEST_ANSWERED:
         return [
-            f"Few answers: {answered:,} of {queries:,} queries of {judged} have one. Below {FEW_QUERIES} answered "
+            f"Few answers: {answered:,} of {queries:,} queries of {judged} have one. Below {FEWEST_ANSWERED} answered "
             "queries a precision says little; see its interval."
         ]
     return []

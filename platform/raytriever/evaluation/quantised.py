@@ -21,6 +21,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.pooled_scores import aim_text
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
 from raytriever.evaluation.request import StoredForm
 from raytriever.evaluation.systems import DenseSystem
@@ -196,7 +197,7 @@ def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[M
     """Return a threshold of a model's own scores, and how it was chosen."""
     for row in calibration:
         if (row["dataset"], row["model"]) == (measured.source.name, model) and row["reached"]:
-            return row["threshold"], f"{row['aim']} {row['wanted']:g} on {row['chosen_on']}"
+            return row["threshold"], f"{aim_text(row['aim'], row['wanted'])} on {row['chosen_on']}"
     pools = measured.pools(model)
     return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"
 

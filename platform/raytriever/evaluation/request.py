@@ -17,9 +17,9 @@ from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
-from raytriever.evaluation.pooled_scores import parse_aims
+from raytriever.evaluation.pooled_scores import aim_text, parse_aims
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, read_metrics, select_judged_queries
-from raytriever.metrics.calibration import Aim
+from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import check_revision, commit_of
 from raytriever.options import did_you_mean
@@ -72,7 +72,7 @@ class EvaluationJob:
         datasets: the data sets.
         baselines: names of the models that the others are compared with.
         protocol: metrics and rules.
-        aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
+        aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: another split of the data sets.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
@@ -83,7 +83,7 @@ class EvaluationJob:
     datasets: Sequence[EvaluationDataset]
     baselines: Sequence[str]
     protocol: Protocol = field(default_factory=Protocol)
-    aims: Sequence[tuple[Aim, float]] = ()
+    aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     precision: str | None = None
     max_bad_rows: float = 0.01
@@ -110,7 +110,7 @@ class EvaluationJob:
             "baselines": list(self.baselines),
             **asdict(self.protocol),
             "metrics": list(self.protocol.metrics),
-            "calibrate": [f"{aim}={wanted:g}" for aim, wanted in self.aims],
+            "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
             "precision": precision,
             **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
@@ -312,7 +312,7 @@ def build_evaluation_job(
         datasets: paths, URIs or names; those of `config.suite` are added.
         config: split, metrics and rules.
         baselines: see `choose_baselines`.
-        aims: wanted precisions and recalls, such as `precision=0.9`.
+        aims: wanted values, such as `top-precision=0.9`.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
         report: called with a line for each missing data set of the suite.

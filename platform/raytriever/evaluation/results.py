@@ -13,9 +13,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.metrics.calibration import Aim
 from raytriever.mining.analyser import analyser_line
 from raytriever.models.config import ModelConfig
 from raytriever.options import completed
@@ -140,8 +141,8 @@ class CalibrationRow(TypedDict):
 
     dataset: str
     model: str
-    aim: Literal["precision", "recall"]
-    wanted: float
+    aim: Aim
+    wanted: float | None
     threshold: float | None
     reached: bool
     precision: float | None
@@ -151,7 +152,8 @@ class CalibrationRow(TypedDict):
     high: float | None
     calibration_error: float | None
     chosen_on: str
-    queries: NotRequired[int | None]  # older versions wrote none of these
+    chosen: NotRequired[float | None]  # older versions wrote none of these
+    queries: NotRequired[int | None]
     answered_queries: NotRequired[int | None]
     relevant_answers: NotRequired[int | None]
     pairs_above: NotRequired[int | None]
@@ -225,7 +227,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise StorageError(f"is of {version}; this version reads format {FORMAT}", str(path), remedy)
     conform(content, str(path), ResultsContent, remedy)
     for row in content.get("calibration") or []:
-        if row[row["aim"]] is None or (row["reached"] and row["threshold"] is None):
+        if row["reached"] and (row["threshold"] is None or row.get("chosen", row.get(row["aim"])) is None):
             raise StorageError("is damaged or changed: a threshold or what it achieves is missing", str(path), remedy)
     for name in (name for sets in content["models"].values() for name in sets):
         if name not in content["about"]:

@@ -1,7 +1,9 @@
-"""Score thresholds: chosen on one split for a wanted precision or recall, and checked on another split.
+"""Score thresholds: chosen on one split for a wanted value, and checked on another split.
 
-A check reports how many queries have an answer, how often the best answer is relevant, and precision and recall of
-pairs, each with an interval. The expected calibration error compares both splits without a threshold.
+A value is the precision or recall of pairs, or the precision of the top answers, the share of answered queries, or F1
+of the decision to answer (`top_answers`). A check reports how many queries have an answer, how often the best answer is
+relevant, and precision and recall of pairs, each with an interval. The expected calibration error compares both splits
+without a threshold.
 """
 
 from __future__ import annotations
@@ -11,38 +13,44 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from numpy import ndarray
 
 from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
+from raytriever.metrics.top_answers import ScoredPools, TopAim, choose_top_threshold, top_answers
 
-Aim = Literal["precision", "recall"]
+PairAim = Literal["precision", "recall"]
+Aim = PairAim | TopAim
+# Aim and wanted value; None for `f1`.
+WantedAim = tuple[Aim, float | None]
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """Threshold, and its precision and recall on the pools on which it was chosen.
+    """Threshold, and what it achieves on the pools on which it was chosen.
 
     Args:
-        aim: `precision` or `recall`.
-        wanted: wanted value of it, above 0 and at most 1.
+        aim: `precision` or `recall` of pairs, or an aim of `choose_top_threshold`.
+        wanted: wanted value of it, above 0 and at most 1; None for the highest.
         score: lowest score that counts as relevant; infinite if the aim is out of reach.
         reached: a threshold with the wanted value exists.
-        precision, recall: values at the threshold; if the aim is out of reach, at the threshold of highest precision.
+        value: value of the aim at the threshold; if it is out of reach, the best there is.
+        precision, recall: of pairs at the threshold; if the aim is out of reach, at the threshold of highest precision.
     """
 
     aim: Aim
-    wanted: float
+    wanted: float | None
     score: float
     reached: bool
+    value: float
     precision: float
     recall: float
 
 
 def choose_threshold(
-    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: Aim, wanted: float
+    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: PairAim, wanted: float
 ) -> Threshold:
     """Choose one threshold for the scores of all queries, for a wanted precision or recall.
 
@@ -74,9 +82,22 @@ def choose_threshold(
     enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
     if not len(enough):
         best = int(precisions.argmax())
-        return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), float(recalls[best]))
+        at_best = float(precisions[best]), float(recalls[best])
+        return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), *at_best)
     index = int(enough[0] if aim == "precision" else enough[-1])
-    return Threshold(aim, wanted, float(scores[index]), True, float(precisions[index]), float(recalls[index]))
+    achieved = float(precisions[index]), float(recalls[index])
+    return Threshold(aim, wanted, float(scores[index]), True, achieved[aim == "recall"], *achieved)
+
+
+def _choose(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
+    """Choose a threshold for any aim."""
+    if aim == "precision" or aim == "recall":
+        return choose_threshold(pools.positives, pools.negatives, aim, wanted or 0.0)
+    best = choose_top_threshold(top_answers(pools), aim, wanted)
+    reached = bool(np.isfinite(best.score))
+    scores, precisions, recalls = _operating_points(pools.positives, pools.negatives)
+    index = int(np.searchsorted(scores, best.score)) if reached else int(precisions.argmax())
+    return Threshold(aim, wanted, best.score, reached, best.value, float(precisions[index]), float(recalls[index]))
 
 
 def best_f1_threshold(
@@ -111,16 +132,6 @@ def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, 
 
 
 @dataclass(frozen=True)
-class ScoredPools:
-    """Pooled scores of a split, and the index of the query of each, from 0, if it is known."""
-
-    positives: Float[ndarray, " positives"]
-    negatives: Float[ndarray, " negatives"]
-    positive_queries: Int64[ndarray, " positives"] | None = None
-    negative_queries: Int64[ndarray, " negatives"] | None = None
-
-
-@dataclass(frozen=True)
 class Share:
     """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
 
@@ -150,12 +161,15 @@ class Achieved:
             that a relevant and another document share does not count. None if the queries of scores are unknown.
         precision: relevant pairs, of all accepted pairs.
         recall: accepted relevant pairs, of all relevant pairs.
+        f1: twice the queries of which the best-scoring document is accepted and relevant, of all queries and those with
+            an accepted pair together. None if the queries of scores are unknown.
     """
 
     coverage: Share | None
     top_precision: Share | None
     precision: Share
     recall: Share
+    f1: Share | None
 
 
 @dataclass(frozen=True)
@@ -172,10 +186,13 @@ class CalibrationRow:
 
     @property
     def wanted(self) -> Share | None:
-        """The wanted one of precision and recall, on the checking split; None if the aim is out of reach."""
+        """The aim's share on the checking split; None if the aim is out of reach."""
         if self.achieved is None:
             return None
-        return self.achieved.precision if self.threshold.aim == "precision" else self.achieved.recall
+        share: Share | None = getattr(
+            self.achieved, {"answered": "coverage"}.get(self.threshold.aim, self.threshold.aim)
+        )
+        return share
 
     @property
     def checked(self) -> float:
@@ -194,11 +211,11 @@ class CalibrationRow:
 
 
 def calibrate(
-    choosing: ScoredPools, checking: ScoredPools, aims: Iterable[tuple[Aim, float]], confidence: float = 0.95
+    choosing: ScoredPools, checking: ScoredPools, aims: Iterable[WantedAim], confidence: float = 0.95
 ) -> list[CalibrationRow]:
     """Choose a threshold for each aim on one split, and check it on another split.
 
-    1. For each wanted precision or recall a threshold is chosen on the pooled scores of one split.
+    1. For each aim a threshold is chosen on the pooled scores of one split.
     2. It is applied to the pooled scores of another split. `Achieved` reports how many queries have an answer, how
        often the best answer is relevant, and precision and recall of pairs, each with an interval. Queries are
        independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
@@ -208,7 +225,7 @@ def calibrate(
 
     Args:
         choosing, checking: two splits whose pools were made in the same way.
-        aims: such as `("precision", 0.9)`.
+        aims: such as `("precision", 0.9)`, `("top_precision", 0.9)`, `("answered", 0.8)` and `("f1", None)`.
         confidence: confidence of the intervals.
 
     Raises:
@@ -216,7 +233,7 @@ def calibrate(
     """
     rows = []
     for aim, wanted in aims:
-        threshold = choose_threshold(choosing.positives, choosing.negatives, aim, wanted)
+        threshold = _choose(choosing, aim, wanted)
         achieved = achieve(checking, threshold.score, confidence) if threshold.reached else None
         rows.append(CalibrationRow(threshold, achieved))
     return rows
@@ -240,25 +257,24 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     true, false = positives >= score, negatives >= score
     accepted, relevant = int(true.sum() + false.sum()), int(true.sum())
     if pools.positive_queries is None or pools.negative_queries is None:
-        return Achieved(
-            None, None, _independent(relevant, accepted, confidence), _independent(relevant, len(true), confidence)
-        )
+        shares = _independent(relevant, accepted, confidence), _independent(relevant, len(true), confidence)
+        return Achieved(None, None, *shares, None)
     check_queries(pools.positive_queries, true, "checking split")
     check_queries(pools.negative_queries, false, "checking split")
     count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
     parts = np.bincount(pools.positive_queries[true], minlength=count)
     wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)
-    best_positive, best_negative = np.full(count, -np.inf), np.full(count, -np.inf)
-    np.maximum.at(best_positive, pools.positive_queries, positives)
-    np.maximum.at(best_negative, pools.negative_queries, negatives)
-    answered = wholes > 0
-    right = answered & (best_positive >= score) & (best_positive > best_negative)
+    answered, answers = wholes > 0, top_answers(pools)
+    right = answers.right & (answers.scores >= score)
     all_relevant = np.bincount(pools.positive_queries, minlength=count)
     return Achieved(
         coverage=_independent(int(answered.sum()), count, confidence),
         top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),
         precision=Share(relevant, accepted, *wilson_by_query(parts, wholes, confidence)),
         recall=Share(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
+        f1=Share(
+            2 * int(right.sum()), int(answered.sum()) + count, *wilson_by_query(2 * right, answered + 1, confidence)
+        ),
     )
 
 

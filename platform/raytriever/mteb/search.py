@@ -29,7 +29,7 @@ from raytriever.evaluation.pooled_scores import auc_rows, calibration_rows
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, read_results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, Workers
-from raytriever.metrics.calibration import Aim
+from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.corpus import SPLIT, open_split
@@ -53,7 +53,7 @@ class Measures:
     """
 
     metrics: tuple[str, ...] = Protocol().metrics
-    aims: Sequence[tuple[Aim, float]] = ()
+    aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     max_bad_rows: float = 0.01
 

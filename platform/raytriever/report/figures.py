@@ -19,6 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from raytriever.evaluation.pooled_scores import aim_text
 from raytriever.storage import disk_errors
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
@@ -143,7 +144,7 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         rows: rows of `evaluation.pooled_scores.calibration_rows` for one data set; each has a checked value.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    aims = list(dict.fromkeys((str(row["aim"]), float(row["wanted"])) for row in rows))
+    aims = list(dict.fromkeys((str(row["aim"]), row["wanted"]) for row in rows))
     height = 1.3 + len(aims) * (0.15 + BAR * len(models)) + 0.18 * len(models)
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
@@ -159,8 +160,10 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 values, positions, xerr=errors, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
             )
         ticks = np.arange(len(aims))
-        axes.vlines([value for _, value in aims], ticks - 0.45, ticks + 0.45, color="0.2", linewidth=1)
-        axes.set_yticks(ticks, [f"{aim} {value:g}" for aim, value in aims])
+        for tick, (_, value) in enumerate(aims):
+            if value is not None:
+                axes.vlines(value, tick - 0.45, tick + 0.45, color="0.2", linewidth=1)
+        axes.set_yticks(ticks, [aim_text(*aim) for aim in aims])
         axes.set_ylim(len(aims) - 0.5, -0.5)  # the first row is at the top
         axes.grid(False, axis="y")
         axes.margins(x=0.08)

@@ -7,7 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from raytriever.evaluation.names import unique_names
-from raytriever.evaluation.pooled_scores import SHARES, calibration_notes, share_of, share_text
+from raytriever.evaluation.pooled_scores import (
+    SHARES,
+    aim_text,
+    calibration_notes,
+    chosen_text,
+    chosen_value,
+    share_of,
+    share_text,
+)
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.evaluation.significance import Best
@@ -85,14 +93,14 @@ def threshold_table(rows: Rows) -> list[Table]:
     cells: list[list[str | Cell]] = []
     for row in rows:
         reached = bool(row["reached"])
-        here, above = row[str(row["aim"])], row.get("pairs_above")
+        above = row.get("pairs_above")
         cells.append(
             [
                 str(row["dataset"]),
                 str(row["model"]),
-                f"{row['aim']} {row['wanted']:g}",
+                aim_text(str(row["aim"]), row["wanted"]),
                 Cell(f"{row['threshold']:.6g}", float(row["threshold"])) if reached else Cell("out of reach"),
-                _figure(here) if reached else Cell(f"{here:.4f} at best", float(here)),
+                Cell(chosen_text(row, 4), chosen_value(row)),
                 *(Cell(share_text(row, name), share_of(row, name)[0]) for name in SHARES),
                 Cell("–") if above is None else Cell(f"{above:,}", float(above)),
                 _figure(row["calibration_error"]),

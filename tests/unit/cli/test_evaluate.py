@@ -29,7 +29,10 @@ REPOSITORY = Path(__file__).parents[3]
             "query 'q128' has no answers; leave acc@K out of --metrics",
         ),
         ("--datasets LETTERS --relevance-level 0", "--relevance-level: 0 is out of range; give a value at least 1"),
-        ("--datasets LETTERS --calibrate f1=0.5", "--calibrate: 'f1=0.5' is no aim; write precision=0.9 or recall=0.8"),
+        (
+            "--datasets LETTERS --calibrate f1=0.5",
+            "--calibrate: 'f1=0.5' is no aim; write top-precision=0.9, answered=0.8, f1, precision=0.9 or recall=0.8",
+        ),
         (
             "--datasets LETTERS --calibrate recall=1 --calibration-split test",
             "--calibration-split: letters is measured on",

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 SOURCES = ("human", "llm")
+# Document of the judgement of a query whose relevant passages are recognised by its answers alone.
+ANY_ANSWER = "any passage with an answer"
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
 
 

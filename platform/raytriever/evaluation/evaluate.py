@@ -98,7 +98,7 @@ def evaluate(
     negative = (positives.gains(ranking) == 0) & (ranking >= 0)
     negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
     pools = (
-        score(queries[owner], documents),
+        score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32),
         scores[negative].astype(np.float32),
         owner,
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],

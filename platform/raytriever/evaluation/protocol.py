@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
+from raytriever.data.records import ANY_ANSWER
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.answers import ACCURACY, accuracy_cutoff
 from raytriever.metrics.inputs import MetricInputError
@@ -106,6 +107,7 @@ class JudgedQueries:
         drop_own: leave a document with the query's own id out of its results.
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
+        by_answers: no passage is judged, and the answers of a query recognise those that are relevant.
     """
 
     dataset: RetrievalDataset
@@ -113,6 +115,7 @@ class JudgedQueries:
     drop_own: bool
     queries: Int64[ndarray, " queries"]
     relevance: Relevance
+    by_answers: bool = False
 
     @cached_property
     def own_documents(self) -> Int64[ndarray, " queries"]:
@@ -149,6 +152,8 @@ class JudgedQueries:
         Returns:
             `absent_relevant`, `relevant` (all of them), and `unanswerable_queries` (all of theirs are absent).
         """
+        if self.by_answers:
+            return {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
         return {
             "absent_relevant": relevant - int(present.sum()),
@@ -161,7 +166,7 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
     """Select the queries of a split that have a relevant document.
 
     Raises:
-        DataError: no query has one.
+        DataError: no query has one, or no passage is judged and a metric needs judgements.
     """
     rows, absent = dataset.judgements[split], dataset.absent.get(split, _NO_ABSENT)
     level = protocol.level
@@ -170,12 +175,19 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
         what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
         raise DataError(f"no query has {what}", where, remedy if level == 1 else "lower --relevance-level")
+    by_answers = ANY_ANSWER in absent.documents
+    if by_answers and (judged_metrics := [name for name in protocol.metrics if accuracy_cutoff(name) is None]):
+        raise DataError(
+            f"no passage is judged, so {metric_title(judged_metrics[0])} cannot be measured",
+            f"{dataset.name}, split {split!r}",
+            "give --metrics acc@20,acc@100",
+        )
     # Documents of lower grades are not relevant, but count in the ideal order of nDCG.
     rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
     owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
     relevance = Relevance(owners, documents, np.concatenate([rows.scores, absent.scores]), len(queries))
-    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance)
+    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, by_answers)
 
 
 def format_absent(counts: Mapping[str, Any]) -> str:

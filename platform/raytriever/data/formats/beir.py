@@ -33,6 +33,7 @@ from raytriever.data.records import SOURCES, Document, Judgement, Negative, Quer
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 
+NAME = "beir"
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
 _OPTIONAL = ("source", "rank")
@@ -76,7 +77,7 @@ def plan(source: Source) -> Plan:
     ]
     qrels = [_qrels_part(file) for file in judged if file.path not in used]
     splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
-    return Plan("beir", (*parts, *qrels), splits, has_queries)
+    return Plan(NAME, (*parts, *qrels), splits, has_queries)
 
 
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:

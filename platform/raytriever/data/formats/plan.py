@@ -52,11 +52,11 @@ class Part:
 
     Args:
         where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
-        kind: `json`, one object in each line; `tsv`, judgements with a header; `table`, a CSV or TSV file; `array`, a
+        kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
             JSON array of objects; `parquet`; `arrow`, of `datasets`; `ir`.
         parse: parser of its rows.
-        header: columns of a `tsv`, which its first row must name; or the name of each column of a `table` in its
-            format.
+        header: columns that the first row of a `tsv` must name, if it has a header; or the name of each column of a
+            `table` in its format.
         split: split of its judgements; None if it has none, or if its rows name the split.
     """
 

@@ -1,6 +1,7 @@
 """Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
-1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR).
+1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR, MIRACL,
+   Mr. TyDi, MKQA).
 2. The first rows of any other file are read; CSV and TSV files only if there are no others. All files must have one
    format, and be in one folder except for splits.
 """
@@ -8,11 +9,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple
 
-from raytriever.data.formats import beir, csv_pairs, dpr, flagembedding, ir, pairs, sentence_transformers, tevatron
+from raytriever.data.formats import (
+    beir,
+    csv_pairs,
+    dpr,
+    flagembedding,
+    ir,
+    mkqa,
+    pairs,
+    sentence_transformers,
+    tevatron,
+    trec,
+)
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -76,12 +89,16 @@ def _fields(rows: list[bytes]) -> frozenset[str]:
     return frozenset()
 
 
+# Formats that the names of the files identify, in the order in which they are tried.
+_BY_NAMES: dict[str, Any] = {module.NAME: module for module in (beir, mkqa, trec)}
 # Formats that the fields of a row identify, in the order in which they are tried.
 _BY_FIELDS: dict[str, Any] = {
     module.NAME: module for module in (tevatron, dpr, flagembedding, pairs, sentence_transformers)
 }
-FORMATS = ("beir", *_BY_FIELDS, "ir_datasets")
-_SIGNATURES = "; ".join([beir.SIGNATURE, *(module.SIGNATURE for module in _BY_FIELDS.values()), csv_pairs.SIGNATURE])
+FORMATS = (*_BY_NAMES, *_BY_FIELDS, "ir_datasets")
+_SIGNATURES = "; ".join(
+    [*(module.SIGNATURE for module in (*_BY_NAMES.values(), *_BY_FIELDS.values())), csv_pairs.SIGNATURE]
+)
 Peeks = list[tuple[SourceFile, Peek]]
 
 
@@ -101,18 +118,20 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
     if source.where.startswith(IR_DATASETS):
         return ir.plan(source)
-    if format == "beir" or (format is None and beir.is_whole(source)):
-        return beir.plan(source)
+    for name, module in _BY_NAMES.items():
+        if format == name or (format is None and module.is_whole(source)):
+            return module.plan(source)  # type: ignore[no-any-return]
+    begun = next((module for module in (trec, beir) if module.is_begun(source)), None)
     peeks = _look_into(source)
     tables = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
-    if tables and not peeks and (columns or not beir.is_begun(source)):
+    if tables and not peeks and (columns or begun is None):
         return csv_pairs.plan(source, tables, columns)
     if columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", "--columns", "leave it out")
     names = (format,) if format else tuple(_BY_FIELDS)
     candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
-    if not candidates and format is None and beir.is_begun(source):
-        return beir.plan(source)
+    if begun is not None and format is None and not _has_queries(candidates):
+        return begun.plan(source)  # type: ignore[no-any-return]
     if not candidates:
         raise _unknown(source, peeks, format)
     name, matched = next(iter(candidates.items()))
@@ -120,6 +139,14 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     if len(candidates) > 1 or strange:
         raise _ambiguous(source, peeks)
     return _plan(source, name, matched)
+
+
+def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
+    return any(
+        not isinstance(_BY_FIELDS[name].parser(one.fields, ""), tevatron.CorpusRow)
+        for name, peeks in candidates.items()
+        for _, one in peeks
+    )
 
 
 def _look_into(source: Source) -> Peeks:

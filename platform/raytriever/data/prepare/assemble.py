@@ -35,6 +35,7 @@ from raytriever.data.prepare.shards import (
     ShardReport,
     write_table,
 )
+from raytriever.data.records import ANY_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
 
 # Reason and content of each bad row, by part and number; a row with several errors is bad once.
@@ -203,6 +204,8 @@ def _resolved(
         for index in np.flatnonzero(unknown):
             end = "query" if queries[index] < 0 else "document"
             unknown_id = ids[end][int(index)].as_py()
+            if unknown_id == ANY_ANSWER:
+                continue
             reason = f"unknown {end} id {unknown_id!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))
         yield report, pairs, queries, documents

@@ -18,13 +18,17 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError
 
 
-def open_checked(name: str, max_bad_rows: float, report: Callable[[str], None]) -> RetrievalDataset:
+def open_checked(
+    name: str, max_bad_rows: float, bm25_language: str | None, report: Callable[[str], None]
+) -> RetrievalDataset:
     """Open a data set with the judgements of all its splits, because the output contains all of them.
 
     Raises:
         DataError: the data set cannot be read, or has no documents or no queries.
     """
-    dataset = open_all_splits(name, [], max_bad_rows=max_bad_rows, run=in_processes, report=report)
+    dataset = open_all_splits(
+        name, [], max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes, report=report
+    )
     for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
         if not len(rows):
             raise DataError(f"contains no {kind}", name, f"give a data set with {kind}")

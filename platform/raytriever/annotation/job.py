@@ -40,6 +40,7 @@ class AnnotationJob:
         max_bad_rows: largest share of bad rows in each file.
         embeddings: embedding store of the passages, written with `model`.
         answers: folder of the answer log. None means a folder in the cache.
+        bm25_language: language of BM25's analyser; None to detect it.
     """
 
     dataset: str
@@ -51,6 +52,7 @@ class AnnotationJob:
     max_bad_rows: float
     embeddings: Path | None = None
     answers: Path | None = None
+    bm25_language: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -231,7 +233,7 @@ def run_annotation(
         tokens_are_known = estimator.read_tokens > 0
         if not dry_run and not tokens_are_known:
             asyncio.run(_check(job, key))
-        dataset = open_checked(job.dataset, job.max_bad_rows, report)
+        dataset = open_checked(job.dataset, job.max_bad_rows, job.bm25_language, report)
         work = _prepare(job, dataset, prompts, log, paid, estimator, report)
         expected = asyncio.run(estimate(work.annotator, (question for _, question in work.questions())))
         table = expected.table(job.service, estimator)
@@ -297,6 +299,8 @@ def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) ->
     parts.append(prompts.digests)
     if "dense" in job.annotation.retrievers:
         parts.append(_encoder_settings(job.model))
+    if job.bm25_language:
+        parts.append(job.bm25_language)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 

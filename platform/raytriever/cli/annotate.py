@@ -26,7 +26,9 @@ from raytriever.training.config import TrainingConfig
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 # Only dense candidates use the encoder.
-_NEEDS = dict.fromkeys((*READING, "embeddings", "precision"), ("candidates=dense",))
+_NEEDS = dict.fromkeys((*READING, "embeddings", "precision"), ("candidates=dense",)) | {
+    "bm25_language": ("candidates=bm25",)
+}
 
 
 def main(words: list[str]) -> None:
@@ -62,6 +64,7 @@ def main(words: list[str]) -> None:
         max_bad_rows=data.max_bad_rows,
         embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
         answers=Path(arguments.answers) if arguments.answers is not None else None,
+        bm25_language=data.bm25_language,
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
     if annotated is None:
@@ -110,7 +113,7 @@ def _parser() -> Parser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
-    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])
     add_settings(parser, ModelConfig, "encoder of dense candidates", only=READING)
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

@@ -32,6 +32,7 @@ class MeasuredDataset:
         drop_own: whether a document with the id of the query is left out.
         extras: further metrics: `steps_to_best` of the training; `ood` for `mmd2`, `query_positive_l2` and
             `candidates_ratio` of `studies.ood`.
+        bm25_language: language of BM25's analyser; None to detect it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MeasuredDataset:
     level: int = 1
     drop_own: bool = True
     extras: tuple[str, ...] = ()
+    bm25_language: str | None = None
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,9 @@ def _with_data(shared: Config, value: Any, where: str) -> Config:
 def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, ...], where: str) -> list[Arm]:
     """Return the training of a row on each data set, or the model of a row that is not trained."""
     measured = {
-        name: MeasuredDataset(name, config.data.dataset, config.data.test_split, metrics)
+        name: MeasuredDataset(
+            name, config.data.dataset, config.data.test_split, metrics, bm25_language=config.data.bm25_language
+        )
         for name, config in sets.items()
     }
     if isinstance(value, str):

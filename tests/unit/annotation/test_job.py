@@ -164,7 +164,7 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     assert served.events("answered").total() == 72
 
 
-def name_of(model: ModelConfig) -> str:
+def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
     dataset = SimpleNamespace(documents=SimpleNamespace(digest="documents"), queries=SimpleNamespace(digest="queries"))
     job = AnnotationJob(
         dataset="topics",
@@ -174,6 +174,7 @@ def name_of(model: ModelConfig) -> str:
         model=model,
         precision="fp32",
         max_bad_rows=0.0,
+        bm25_language=bm25_language,
     )
     return job_name(job, cast(RetrievalDataset, dataset), Prompts({"system": "Judge."}))
 
@@ -223,6 +224,25 @@ def test_dry_run_sends_no_request_and_its_bounds_hold(
     out = capsys.readouterr().out
     assert out.splitlines()[1].split() == ["requests", "0", "0"]
     assert "72 answers are in the log already" in out
+
+
+def test_bm25_finds_candidates_by_the_rules_of_the_language(
+    tmp_path: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "parks"
+    folder.mkdir()
+    passages = [{"_id": number, "text": f"今天天气很好我们去第{number}公园散步吧"} for number in "一二三"]
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(passage) + "\n" for passage in passages))
+    (folder / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "公园散步"}) + "\n")
+
+    flags = words(folder, "", "--split", "new", "--dry-run")
+    assert run("annotate", flags) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["requests", "3", "3"]
+    assert run("annotate", [*flags, "--bm25-language", "en"]) == 2  # in English a clause is one word
+    assert "parks: has no candidate passage" in capsys.readouterr().err
+    assert run("annotate", [*flags, "--bm25-language", "zh", "--candidates", "dense"]) == 2
+    assert "--bm25-language: has no effect with --candidates dense" in capsys.readouterr().err
+    assert name_of(ModelConfig(), "zh") != name_of(ModelConfig())
 
 
 def test_new_split_contains_the_queries_without_judgements(serve: Callable[..., Any], topics: Path, work: Path) -> None:

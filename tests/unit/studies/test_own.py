@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from raytriever.studies.claims import HELD
 from raytriever.studies.own import load_study
 from raytriever.studies.recipes import OWN
 from raytriever.studies.results import SeedMetrics, StudyResults
+from raytriever.studies.run.arm import measure
 from raytriever.studies.run.settings import SETTINGS, settings_of
 
 FILE = """
@@ -61,6 +63,17 @@ def test_every_arm_trains_on_every_data_set(file: Path) -> None:
     assert (config.training.batch_size, config.model.passage_length) == (16, 32)
     assert half.curriculum is not None
     assert half.curriculum.base.data.test_split == "dev"
+
+
+def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
+    plain = settings_of(load_study(file), OWN, Path("out"))
+    file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))
+    study = load_study(file)
+    [arm] = [arm for arm in study.arms if arm.model == "bm25"]
+    letters = replace(arm.datasets[0], metrics=("ndcg_at_10",))
+    measure(letters, arm, "bm25", None, {}, Path("out"))
+    assert "Snowball, Italian" in (Path("out") / "measured" / "Letters" / "results.json").read_text()
+    assert settings_of(study, OWN, Path("out"))["arms"] != plain["arms"]
 
 
 def test_claims_are_judged(file: Path) -> None:

@@ -120,7 +120,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
         return ir.plan(source)
     for name, module in _BY_NAMES.items():
         if format == name or (format is None and module.is_whole(source)):
-            return module.plan(source)  # type: ignore[no-any-return]
+            return module.plan(source)
     begun = next((module for module in (trec, beir) if module.is_begun(source)), None)
     peeks = _look_into(source)
     tables = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
@@ -131,7 +131,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     names = (format,) if format else tuple(_BY_FIELDS)
     candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
     if begun is not None and format is None and not _has_queries(candidates):
-        return begun.plan(source)  # type: ignore[no-any-return]
+        return begun.plan(source)
     if not candidates:
         raise _unknown(source, peeks, format)
     name, matched = next(iter(candidates.items()))

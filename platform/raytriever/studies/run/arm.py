@@ -195,6 +195,7 @@ def measure(
             baselines=[name],
             protocol=Protocol(dataset.metrics, level=dataset.level, drop_own=dataset.drop_own),
             precision=precision,
+            bm25_language=dataset.bm25_language,
         )
         run_evaluation(job, path, fresh=True, tracker=NullTracker, log=lambda line: None)
     values = read_results(path)["models"].get(arm.name, {}).get(path.name)

@@ -63,7 +63,10 @@ def settings_of(study: Study, scale: str, output: Path) -> dict[str, Any]:
         return {
             "trained": to_relative(arm.curriculum.to_dict()) if arm.curriculum else [arm.model, arm.lengths],
             "measured": {
-                one.name: to_relative([one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras])
+                one.name: to_relative(
+                    [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras]
+                    + ([one.bm25_language] if one.bm25_language else [])
+                )
                 for one in arm.datasets
             },
         }

@@ -142,6 +142,15 @@ class TinyTogether(AbsTaskAggregate):
     )
 
 
+class Broken(TinySimilarity):
+    """A task whose own code fails after its data is loaded."""
+
+    metadata = metadata("Broken", "STS", "cosine_spearman")
+
+    def _evaluate_subset(self, *args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("no pair is left\nsecond line")
+
+
 class FarAway(AbsTaskRetrieval):
     """A task whose data set is on no hub that a test reaches."""
 
@@ -154,7 +163,7 @@ def register() -> None:
 
     import mteb  # noqa: F401
 
-    tasks = (TinyRetrieval, TinyReranking, TinySimilarity, TinyClassification, TinyClustering, FarAway)
+    tasks = (TinyRetrieval, TinyReranking, TinySimilarity, TinyClassification, TinyClustering, FarAway, Broken)
     sys.modules["mteb.get_tasks"]._TASKS_REGISTRY.update({task.metadata.name: task for task in tasks})  # type: ignore[attr-defined]
 
 

@@ -27,9 +27,7 @@ from raytriever.training.config import TrainingConfig
 
 MTEB = "mteb"
 # Flags of the other evaluation, which compares models on data sets.
-_NEEDS = {"datasets": (f"suite!={MTEB}",), "baseline": (f"suite!={MTEB}",)}
-# Those that `check_effects` does not see, because their names or empty values differ.
-_WITHOUT_EFFECT = {"trackers": "--tracker", "drop_own_id": "--no-drop-own-id"}
+_NEEDS = dict.fromkeys(("datasets", "baseline", "bm25_language"), (f"suite!={MTEB}",))
 
 
 def main(words: list[str]) -> None:
@@ -87,12 +85,11 @@ def _evaluate_on_mteb(
     from raytriever.mteb.job import TABLE
     from raytriever.mteb.request import build_mteb_job
 
-    for name, flag in _WITHOUT_EFFECT.items():
-        if name in arguments.explicit_flags:
-            raise ConfigError(f"has no effect with --suite {MTEB}", flag, "leave it out")
+    if "drop_own_id" in arguments.explicit_flags:  # `check_effects` does not see it, because it is false
+        raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
     models = read_models(arguments.models, model)
     job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
-    results = run_mteb_in_session(job, encoding, output, arguments.fresh, warn)
+    results = run_mteb_in_session(job, encoding, output, arguments.fresh, arguments.trackers, warn)
     show(results.table())
     show(f"{output / TABLE}")
     results.raise_failures()

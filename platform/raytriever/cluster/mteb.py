@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from raytriever.cluster.encoding import choose_actor_pool, open_encoding_session
@@ -12,10 +12,18 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.evaluation.systems import Workers
 from raytriever.mteb.job import MtebResults, run_mteb
 from raytriever.mteb.request import MtebJob
+from raytriever.tracking.spool import open_adjacent
+from raytriever.tracking.tracker import NullTracker, Tracker
+from raytriever.tracking.trackers import check_trackers
 
 
 def run_mteb_in_session(
-    job: MtebJob, config: EncodeConfig, output: Path, fresh: bool, log: Callable[[str], None]
+    job: MtebJob,
+    config: EncodeConfig,
+    output: Path,
+    fresh: bool,
+    trackers: Sequence[str],
+    log: Callable[[str], None],
 ) -> MtebResults:
     """Run an evaluation on MTEB in this process, or in the actors that `config` requests, with the same results.
 
@@ -24,6 +32,11 @@ def run_mteb_in_session(
     Raises:
         UserError: see `run_mteb`.
     """
+    check_trackers(trackers)
+
+    def tracker() -> Tracker:
+        return open_adjacent(trackers, output, log) if trackers else NullTracker()
+
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
         workers = pool_workers(pool, Gauges(output.name)) if pool else Workers()
@@ -32,4 +45,4 @@ def run_mteb_in_session(
         def on_result(model: str, task: str, metrics: Mapping[str, float]) -> None:
             gauges.append(export_metrics(output.name, model, task, metrics))
 
-        return run_mteb(job, output, fresh, log, workers, on_result)
+        return run_mteb(job, output, fresh, log, workers, on_result, tracker)

@@ -2,6 +2,7 @@
 
     OUTPUT/results/MODEL/REVISION/TASK.json, model_meta.json, run_settings.jsonl   written by MTEB
     OUTPUT/results/MODEL/REVISION/retrieval/TASK/                                  our figures of a retrieval task
+    OUTPUT/results/MODEL/REVISION/TASK.error.txt                                   traceback of a task that failed
     OUTPUT/table.md                                                                all tasks in one table
 
 A task is finished when its result and, for retrieval, our figures of all its splits exist. The same command continues
@@ -10,15 +11,18 @@ after the last finished task, and inside a task after the last encoded shard of 
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+import time
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, UserError
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.systems import Encoders, Workers
@@ -27,8 +31,9 @@ from raytriever.mteb.request import MtebJob
 from raytriever.mteb.search import TaskSearch
 from raytriever.storage import check_writable, write_atomically
 from raytriever.terminal import markdown_table
+from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, Point, Tracker, closing
 
-TABLE = "table.md"
+TABLE, TRACEBACK = "table.md", ".error.txt"
 # Called with a model, a task and our figures on it.
 OnResult = Callable[[str, str, Mapping[str, float]], None]
 
@@ -42,6 +47,11 @@ class TaskScore:
     kind: str
     main: float
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def points(self) -> list[Point]:
+        """Return all figures for a tracker."""
+        values, now = {"main_score": self.main, **self.metrics}, time.time_ns() // 1_000_000
+        return [Point(f"{self.model}/{self.task}/{name}", value, 0, now) for name, value in values.items()]
 
 
 @dataclass
@@ -87,8 +97,10 @@ def run_mteb(
     log: Callable[[str], None],
     workers: Workers | None = None,
     on_result: OnResult | None = None,
+    tracker: Callable[[], Tracker] = NullTracker,
 ) -> MtebResults:
-    """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded, the others go on.
+    """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
+    fails, the others go on.
 
     Args:
         job: models and tasks.
@@ -97,6 +109,7 @@ def run_mteb(
         log: called with a line for each step of the work.
         workers: functions that encode and search.
         on_result: called with a model, a task and our figures as soon as they exist.
+        tracker: opens the run that keeps the results.
 
     Raises:
         UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
@@ -111,20 +124,33 @@ def run_mteb(
     runs = [_ModelRun(job, model, encoders, cache, workers or Workers(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
-    results = MtebResults()
-    for run in runs:
-        for task in job.tasks:
-            try:
-                score = run.evaluate(task)
-            except DataError as error:
-                results.failures[task.metadata.name] = str(error)
-                log(f"MISSING: {error}")
-            else:
-                results.scores.append(score)
-                if on_result is not None:
-                    on_result(score.model, score.task, score.metrics)
-    write_atomically(output / TABLE, results.table())
+    results, tracked = MtebResults(), tracker()
+    with closing(tracked):
+        tracked.describe(*_description(job, encoders), {STAGE: "evaluate"})
+        for run in runs:
+            for task in job.tasks:
+                try:
+                    score = run.evaluate(task)
+                except DataError as error:
+                    results.failures[task.metadata.name] = str(error)
+                    log(f"MISSING: {error}")
+                else:
+                    results.scores.append(score)
+                    tracked.log(score.points())
+                    if on_result is not None:
+                        on_result(score.model, score.task, score.metrics)
+        write_atomically(output / TABLE, results.table())
+        tracked.log_file(output / TABLE)
     return results
+
+
+def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], DatasetRecord]:
+    """Return the settings and the tasks for the tracker."""
+    models = {model.name: encoders.systems[model.name] for model in job.models}
+    tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
+    digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
+    settings = {"models": models, "tasks": list(tasks), "precision": job.precision, **asdict(job.measures)}
+    return settings, DatasetRecord("mteb", "mteb", digest, {"tasks": len(tasks)})
 
 
 def _check_output(output: Path) -> None:
@@ -165,7 +191,7 @@ class _ModelRun:
         """Return the result of a task: the stored one, or a new one, which is stored.
 
         Raises:
-            DataError: the data of the task cannot be loaded or read.
+            DataError: the data of the task cannot be loaded or read, or MTEB's code fails. The traceback is kept.
         """
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate
@@ -184,8 +210,18 @@ class _ModelRun:
         else:
             self._load(task, is_retrieval)
         self.log(f"{name}: {task.metadata.type}, {self.model.name}")
+        report = searcher.folder / f"{name}{TRACEBACK}"
         try:
             result = self._run(searcher, task, again=is_retrieval)
+            report.unlink(missing_ok=True)
+        except UserError:
+            raise
+        except Exception as error:  # of the code of a task, which may be anything
+            report.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(report, traceback.format_exc())
+            raise DataError(
+                f"the task failed in {self.model.name} ({_first_line(error)})", name, f"the traceback is in {report}"
+            ) from error
         finally:
             if not isinstance(task, AbsTaskAggregate):
                 task.unload_data()
@@ -242,7 +278,9 @@ class _ModelRun:
         if is_retrieval and self.job.measures.aims and chosen_on not in splits:
             try:
                 task.filter_eval_splits([*splits, chosen_on]).load_data()
-            except Exception:  # the libraries have no common error for a split that does not exist
+            except Exception as error:  # the libraries have no common error for a split that does not exist
+                name, reason = task.metadata.name, _first_line(error)
+                self.log(f"{name}: the calibration split {chosen_on!r} cannot be loaded ({reason}); it is left out")
                 if task.data_loaded:
                     task.unload_data()
             finally:

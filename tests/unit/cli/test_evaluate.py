@@ -47,7 +47,6 @@ REPOSITORY = Path(__file__).parents[3]
             "--suite mteb --tasks SciFact --no-drop-own-id",
             "--no-drop-own-id: has no effect with --suite mteb; leave it",
         ),
-        ("--suite mteb --tasks SciFact --tracker none", "--tracker: has no effect with --suite mteb; leave it out"),
         ("--datasets LETTERS --benchmark BEIR", "--benchmark: has no effect without --suite; leave it out"),
         ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; give one another name"),
     ],

@@ -150,7 +150,7 @@ def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tm
 
 def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", NAMES]
-    command += ["--model", str(encoder), "--output", str(tmp_path / "out")]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "none"]
     killed = subprocess.run(command, env={**os.environ, "KILL_IN_RERANKING": "1"}, capture_output=True, text=True)
     assert killed.returncode == -9
     [first] = (tmp_path / "out" / "results" / "tiny").glob("*/TinyRetrieval.json")
@@ -165,15 +165,47 @@ def test_finished_tasks_are_not_repeated_after_a_kill(encoder: Path, tmp_path: P
     assert "mean over 3 tasks" in (tmp_path / "out" / "table.md").read_text()
 
 
-def test_a_data_set_that_cannot_be_loaded_leaves_the_others(encoder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", "FarAway,TinySimilarity"]
-    command += ["--model", str(encoder), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_tasks_that_fail_leave_the_others(encoder: Path, tmp_path: Path) -> None:
+    names = "FarAway,Broken,TinySimilarity"
+    command = [sys.executable, str(SUPPORT / "mteb_tasks.py"), "--suite", "mteb", "--tasks", names]
+    command += ["--model", str(encoder), "--output", str(tmp_path / "out"), "--tracker", "tensorboard"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert "MISSING: FarAway: the data set nobody/no-such-data-set cannot be loaded" in done.stderr
-    assert "error: no result of FarAway" in done.stderr.splitlines()[-1]
+    [report] = (tmp_path / "out" / "results" / "tiny").glob("*/Broken.error.txt")
+    line = (
+        f"MISSING: Broken: the task failed in tiny (ZeroDivisionError: no pair is left); the traceback is in {report}"
+    )
+    assert line in done.stderr.splitlines()
+    assert "in _evaluate_subset" in report.read_text()
+    assert "error: no result of FarAway, Broken" in done.stderr.splitlines()[-1]
     assert "| tiny | TinySimilarity | STS |" in done.stdout
     assert "Traceback" not in done.stderr
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [events] = (tmp_path / "tensorboard").rglob("events.*")
+    tracked = EventAccumulator(str(events)).Reload()
+    assert tracked.Tags()["scalars"] == ["tiny/TinySimilarity/main_score"]
+    [result] = report.parent.glob("TinySimilarity.json")
+    [score] = tracked.Scalars("tiny/TinySimilarity/main_score")
+    assert score.value == pytest.approx(json.loads(result.read_text())["scores"]["test"][0]["main_score"])
+
+
+def test_a_calibration_split_that_cannot_be_loaded_is_said(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    from raytriever.mteb.search import Measures
+
+    class Strict(type(tasks[0])):  # type: ignore[misc]
+        def load_data(self, num_proc: int | None = None, **kwargs: Any) -> None:
+            if "validation" in self.eval_splits:
+                raise ValueError("unknown split validation\nin this data set")
+            super().load_data()
+
+    measures = Measures(metrics=("ndcg_at_10",), aims=(("precision", 0.1),), calibration_split="validation")
+    results, lines = evaluate(encoder, [Strict()], tmp_path / "out", measures=measures)
+    reason = "(ValueError: unknown split validation)"
+    assert f"TinyRetrieval: the calibration split 'validation' cannot be loaded {reason}; it is left out" in lines
+    assert results.scores[0].metrics["ndcg_at_10"] > 0
 
 
 def test_results_of_another_revision_are_refused_or_removed(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import dump_config
@@ -14,6 +15,7 @@ from raytriever.evaluation.significance import significance_points
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import OpenRun
 from raytriever.experiment.stages import best_checkpoint
+from raytriever.losses.engine.guide import MASKED
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.report.evaluation import PER_QUERY
@@ -54,7 +56,7 @@ def conclude(
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
         tests,
-        analysis.lines,
+        [*analysis.lines, *masking_lines(folders)],
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
     now = time.time_ns() // 1_000_000
@@ -74,6 +76,14 @@ def conclude(
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
     metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
     run.finish(metrics | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
+
+
+def masking_lines(folders: Sequence[Path]) -> list[str]:
+    """Return a line on the negatives that a guide masked in the stages of a run; none without a guide."""
+    shares = [share for _, share in end_to_end(folders, MASKED)]
+    if not shares:
+        return []
+    return [f"The guide masked {fmean(shares):.2%} of the negatives of a batch, at most {max(shares):.2%}"]
 
 
 def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:

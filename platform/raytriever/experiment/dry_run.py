@@ -16,12 +16,14 @@ import torch
 from raytriever.config import Config, Curriculum, stage_errors
 from raytriever.errors import ConfigError, ModelError
 from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, pipelines
 from raytriever.models.files import stored_tensors
 from raytriever.models.precision import choose_precision
 from raytriever.models.source import resolve_model
 from raytriever.terminal import text_table
-from raytriever.training.memory.batch import Share
+from raytriever.training.guide import guide_errors
+from raytriever.training.memory.batch import Share, guide_bytes
 from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts
 from raytriever.training.memory.simulation import simulate
 from raytriever.training.parallel.chunk_size import free_memory
@@ -35,6 +37,7 @@ _ROWS = {
     "optimizer": "optimizer states (AdamW)",
     "cast": "weights cast to bf16",
     "batch": "embeddings and scores of the batch",
+    "guide": "guide",
     "activations": "activations of a chunk",
     "temporary": "temporary tensors",
 }
@@ -66,6 +69,9 @@ def dry_run(curriculum: Curriculum) -> Iterator[str]:
     for stage in curriculum.all_stages:
         with stage_errors(stage):
             build_loss(stage.config.loss)  # only for its checks
+            if guide := stage.config.loss.guide:
+                with guide_errors(guide):
+                    resolve_model(guide, weights=False)  # only for its checks
             lines = list(_plan(stage.config))
         yield from ([f"Stage {stage.name}:"] if stage.name else []) + lines
 
@@ -166,7 +172,8 @@ def _plans(config: Config, directory: Path, description: Description) -> list[_P
         model = replace(config.model, activation_checkpointing=checkpointing)
         encoder = simulate(directory, "passage", model, description, device, precision)
         share = _share(config, description, encoder.encoder.width)
-        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share)
+        guide = _guide_bytes(config.loss.guide, device, precision, share) if config.loss.guide else 0
+        return MemoryPlan(encoder, 1 if description.towers == "shared" else 2, config.training, share, guide)
 
     plans = []
     for place in places(config.training.precision):
@@ -188,6 +195,15 @@ def _share(config: Config, description: Description, width: int) -> Share:
     return Share(queries, queries * group, workers, tokens, width)
 
 
+def _guide_bytes(name: str, device: str, precision: str, share: Share) -> int:
+    model = ModelConfig(model=name)
+    directory = resolve_model(name, weights=False)
+    description = describe(directory, model)
+    encoder = simulate(directory, "passage", model, description, device, precision).encoder
+    weights = sum(parameter.numel() for parameter in encoder.parameters())
+    return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.width, share)
+
+
 def _asked_texts(config: Config, share: Share) -> int | None:
     """Return the texts of a chunk that the user asks for, or None."""
     chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
@@ -200,6 +216,8 @@ def _table(plans: Sequence[_Planned]) -> list[list[str]]:
     rows = [["", *(planned.place.name for planned in plans)]]
     rows.append(["", *(f"{_DEVICES[planned.place.device]}, {planned.place.precision}" for planned in plans)])
     for part, title in _ROWS.items():
+        if part == "guide" and not plans[0].parts.guide:
+            continue
         rows.append([title, *(f"{getattr(planned.parts, part) / GB:,.2f}" for planned in plans)])
     rows.append(["sum", *(f"{planned.parts.total / GB:,.2f}" for planned in plans)])
     rows.append([f"usable ({1 - MARGIN:.0%})", *(f"{planned.place.budget / GB:,.2f}" for planned in plans)])

@@ -38,6 +38,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.models.source import commit_of, resolve_model
 from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
+from raytriever.training.guide import Guide
 from raytriever.training.refresh.config import check_refresh
 from raytriever.training.training_data import TrainingData
 
@@ -192,6 +193,8 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     for part in curriculum.all_stages:
         with stage_errors(part):
             narrower_widths(part.config.loss.widths, retriever.width)  # only for its checks
+            if part.config.loss.guide:
+                Guide.load(part.config.loss.guide, choose_precision(base.training.precision, cpu), cpu).check()
     measured = _open_measured(base, retriever, log) if curriculum.stages else None
     stages = []
     for part in curriculum.all_stages:

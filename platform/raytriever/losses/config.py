@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytriever.options import check_changed, option
+from raytriever.paths import MODEL
 
 LOSS_NAMES = (
     "infonce",
@@ -93,6 +94,20 @@ class LossConfig:
         reads=read_widths,
         form="N,N,...",
     )
+    guide: str | None = option(
+        None,
+        "frozen encoder that masks false negatives: those that it finds more similar to the query than its positive",
+        reads=MODEL,
+        form="MODEL",
+    )
+    guide_margin: float | None = option(
+        None,
+        "also mask negatives that are at most this share of its similarity below the positive, by the guide "
+        "(default: 0)",
+        minimum=0,
+        maximum=1,
+        needs="guide",
+    )
 
     @property
     def needs_teacher(self) -> bool:
@@ -112,4 +127,4 @@ class LossConfig:
 
 def check_loss(config: LossConfig) -> None:
     """Raise `ConfigError` for a setting that the chosen loss does not have."""
-    check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision"])
+    check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision", "guide_margin"])

@@ -32,6 +32,7 @@ from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses.config import LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
+from raytriever.losses.engine.guide import GuideEmbeddings, mask_false_negatives
 from raytriever.losses.engine.workers import ALONE, Workers, sum_shares
 
 
@@ -90,6 +91,7 @@ class Loss(nn.Module):
         passages: Float[Tensor, "passages width"],
         ids: BatchIds,
         workers: Workers = ALONE,
+        guide: GuideEmbeddings | None = None,
     ) -> LossOutput:
         """Compute the loss of one step.
 
@@ -98,18 +100,27 @@ class Loss(nn.Module):
             passages: embeddings of this worker's passages: positives and hard negatives.
             ids: ids of the queries and passages.
             workers: the data-parallel group. All workers pass equal numbers of queries and passages.
+            guide: embeddings of the same texts by the guide, if the settings name one.
 
         Raises:
-            LossInputError: shapes, types or ids do not agree, or an embedding is not finite.
+            LossInputError: shapes, types or ids do not agree, an embedding is not finite, or the guide's are missing.
         """
         check_batch(queries, passages, ids)
+        if (guide is None) != (self.config.guide is None):
+            missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
+            raise LossInputError(missing, "guide", "give both or neither")
         widths = narrower_widths(self._widths, queries.shape[1])
         batch = gather_candidates(queries, passages, ids, workers, self._both_ways, self._sent)
+        masking = dict[str, Tensor]()
+        if guide is not None:
+            margin = self.config.guide_margin or 0.0
+            relevance, masking = mask_false_negatives(batch.relevance, guide, margin, ids, workers, self._sent)
+            batch = replace(batch, relevance=relevance)
         batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
         batch = replace(batch, largest_score=self._largest_score(batch, passages, log_temperature, workers))
         whole = self._reduce(batch, ids, log_temperature, workers)
-        value, statistics = whole.value, {**whole.statistics, "temperature": log_temperature.detach().exp()}
+        value, statistics = whole.value, {**whole.statistics, **masking, "temperature": log_temperature.detach().exp()}
         if widths:
             statistics[f"loss_at_{queries.shape[1]}"] = value.detach()
         for width in widths:

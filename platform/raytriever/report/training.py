@@ -39,7 +39,7 @@ def write_training_report(
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     tests: Sequence[Mapping[str, Any]],
-    analyser_lines: Sequence[str],
+    notes: Sequence[str],
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
@@ -54,7 +54,7 @@ def write_training_report(
         dev_metrics: metrics of checkpoints on dev data, by metric and step; drawn if there are any.
         config_yaml: the resolved settings, shown on the page.
         tests: rows of `training_tests`, shown on the page.
-        analyser_lines: on the analyser of BM25, shown on the page.
+        notes: lines above the tables, such as that on the analyser of BM25; at least one.
     """
     dataset = judged.dataset
     for name, evaluation in evaluations.items():
@@ -91,7 +91,7 @@ def write_training_report(
                 [
                     f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
                     format_absent(judged.count_absent()),
-                    f"{'. '.join(analyser_lines).rstrip('.')}.",
+                    f"{'. '.join(notes).rstrip('.')}.",
                 ],
             )
         ),

@@ -36,7 +36,8 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.parallel.objective import CutBatch, Objective
+from raytriever.training.guide import GuideTexts
+from raytriever.training.parallel.objective import CutBatch, Objective, Passes
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
@@ -50,12 +51,14 @@ class Batch:
         queries, passages: tokens, in buckets of like length.
         ids: of queries and passages, with their relevance in the global batch.
         version: the round whose hard negatives it uses; 0 for the table that training began with.
+        guide: the same texts as the guide encodes them, if there is one; see `Retriever.passes`.
     """
 
     queries: Buckets
     passages: Buckets
     ids: BatchIds
     version: int = 0
+    guide: Passes = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class BatchSource:
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
         version: the round of its hard negatives.
         teacher: scores of the pairs of a group; None without a teacher.
+        guide: reads the same texts for the guide; None without one.
     """
 
     tokens: Tokens
@@ -79,6 +83,7 @@ class BatchSource:
     negatives_per_query: int
     version: int = 0
     teacher: TeacherTable | None = None
+    guide: GuideTexts | None = None
 
     def with_negatives(self, negatives: NegativesTable, version: int) -> BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
@@ -121,6 +126,7 @@ class BatchSource:
             ),
             ids,
             self.version,
+            self.guide.passes(queries, passages) if self.guide is not None else (),
         )
 
     def _prompts(self, positions: ndarray, side: Side, retriever: Retriever) -> list[str] | None:

@@ -32,6 +32,7 @@ from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions,
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
+from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
@@ -66,6 +67,7 @@ class TrainingSetup:
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
         refresh: plan of the refreshes of hard negatives; None for none.
         validation: plan of the validations by retrieval; None for the dev loss alone.
+        guide: masks false negatives; None where the settings of the loss name none.
     """
 
     retriever: Retriever
@@ -84,6 +86,7 @@ class TrainingSetup:
     data_digest: str = ""
     refresh: RefreshPlan | None = None
     validation: ValidationPlan | None = None
+    guide: Guide | None = None
 
 
 def train(setup: TrainingSetup) -> Progression:
@@ -115,7 +118,8 @@ class _Trainer:
         self.chunk_choice = ChunkChoice(settings, setup.retriever, setup.precision, setup.device, self.workers)
         chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
         self.messages = host_workers(self.workers)
-        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.messages))
+        encode = setup.guide.encode if setup.guide else None
+        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.messages), encode)
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
@@ -123,6 +127,7 @@ class _Trainer:
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
         self.straggler_watch = StragglerWatch(host_names(self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
+        self.masking_watch = MaskingWatch(self._log)
         self.stager = Stager(self.objective, self.throughput.count, setup.device)
         reads_late = setup.device.type == "cuda"
         self.reports = StepReports(self.throughput, settings.batch_size, self._report, reads_late)
@@ -141,6 +146,8 @@ class _Trainer:
         self.origin = origin_of(setup.loss, settings, setup.total_steps, setup.data_digest)
         if frozen:
             self.origin["frozen weights"] = frozen
+        if setup.guide:
+            self.origin["guide"] = setup.guide.digest
         if setup.validation:
             self.origin["dev data"] = setup.validation.digest
         self.progression = resume(
@@ -337,6 +344,7 @@ class _Trainer:
             self.setup.log(line)
 
     def _report(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.masking_watch.update(step, metrics)
         if self.workers.rank == 0:
             self.setup.on_metrics(step, metrics)
 

@@ -24,6 +24,7 @@ from raytriever.data.sampling.origins import parse_mix
 from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
 from raytriever.errors import DataError
 from raytriever.training.batches import BatchSource
+from raytriever.training.guide import Guide, GuideTexts
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ class TrainingData:
         config: settings of groups and batches.
         batch_size: queries of a global batch.
         seed: of the order and the random draws.
+        guide: reads the texts of batches too; None without a guide.
     """
 
     datasets: Sequence[RetrievalDataset]
     config: DataConfig
     batch_size: int
     seed: int
+    guide: Guide | None = None
 
     @classmethod
     def open(
@@ -158,4 +161,5 @@ class TrainingData:
             self.config.positives_per_query,
             self.config.negatives_per_query,
             teacher=teacher,
+            guide=self.guide and GuideTexts(self.guide.retriever, dataset),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
@@ -21,8 +24,10 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.models.writer import write_model
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
+from raytriever.training.guide import Guide, GuideTexts
 from raytriever.training.loop import TrainingSetup
 
 CPU = torch.device("cpu")
@@ -61,16 +66,19 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         negatives_per_query: int = 1,
         device: torch.device = CPU,
         precision: str = "fp32",
+        guide: Path | None = None,
         **training: object,
     ) -> tuple[TrainingSetup, LogRecorder]:
         settings = TrainingConfig(**{"batch_size": 16, "learning_rate": 1e-3, "eval_steps": 2, **training})
         retriever = load_retriever(model or ModelConfig(str(tiny_encoder))).to(device)
         dataset = open_dataset(tiny_dataset, ["train", "dev"], tokenisation=tokenisation_of(retriever))
+        loaded = guide and Guide.load(str(guide), precision, device)
+        texts = loaded and GuideTexts(loaded.retriever, dataset)
 
         def source(split: str) -> BatchSource:
             examples = Examples.of(dataset, split, settings.seed)
             order = Order(len(examples), settings.batch_size, settings.seed)
-            return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query)
+            return BatchSource(dataset.tokens, examples, order, positives_per_query, negatives_per_query, guide=texts)
 
         recorder = LogRecorder()
         work = TrainingSetup(
@@ -86,10 +94,29 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
             folder=folder or tmp_path / "checkpoints",
             on_metrics=recorder.step,
             log=recorder.notices.append,
+            guide=loaded,
         )
         return work, recorder
 
     return make
+
+
+@pytest.fixture(scope="session")
+def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
+    source, folder = (tmp_path_factory.mktemp("other") / name for name in ("source", "encoder"))
+    shutil.copytree(tiny_encoder, source)
+    tokenizer = json.loads((source / "tokenizer.json").read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    ids = {piece: 3 + len(vocabulary) - number for piece, number in vocabulary.items() if number > 3}
+    vocabulary.update(ids)
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes)).save_pretrained(source)
+    folder.mkdir()
+    write_model(load_retriever(ModelConfig(str(source), query_prompt="find: ")), folder)
+    return folder
 
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]

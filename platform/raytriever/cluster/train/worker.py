@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.storage import committed_directory
+from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.config import SYNC
@@ -144,6 +145,8 @@ def _train(job: WorkerJob, device: torch.device) -> None:
         if not is_uri(path) and not Path(path).is_dir():
             raise DataError("is not on this node", path, "set RAYTRIEVER_CACHE to a folder that all nodes see")
     data = TrainingData.open(job.datasets, config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
+    if config.loss.guide:
+        data = replace(data, guide=Guide.load(config.loss.guide, precision, device))
     negatives = ray.get(job.negatives)
     source = data.train(negatives)
     if data.teacher is not None and workers.rank == 0:
@@ -167,6 +170,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
             data_digest=data.digest(negatives),
             refresh=_refresh_plan(job, data, workers, device),
             validation=_validation_plan(job, workers, device),
+            guide=data.guide,
         )
     )
     report_status("writing the model")

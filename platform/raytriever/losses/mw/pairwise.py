@@ -220,7 +220,8 @@ class MWReduction:
         bound = self._candidates.largest_score * (1 + 2**-7)
         count = (~positives.isnan()).sum(dtype=torch.float64)
         relevance = self._candidates.relevance
-        weight = pair_weight(self._reduction, count, relevance.negatives, relevance.rows)
+        # A guide may have masked every negative; then the loss is 0.
+        weight = pair_weight(self._reduction, count, max(1, relevance.negatives), relevance.rows)
         self._sums = PairwiseSums(positives, -bound, bound, weight, own.dtype)
         self._walk = self._sums.walk()
 

@@ -44,3 +44,16 @@ def batch_bytes(share: Share, device: str) -> int:
     candidates = share.workers * share.passages
     panel = candidates * panel_height(share.queries, FLOAT * candidates, device)
     return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)
+
+
+def guide_bytes(weights: int, precision: str, width: int, share: Share) -> int:
+    """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages.
+
+    Args:
+        weights: number of weights, which are stored in `precision`, `fp32` or `bf16`.
+        precision: of training.
+        width: components of an embedding of the guide.
+        share: texts of this worker.
+    """
+    embeddings = FLOAT * width * (share.texts + share.workers * share.passages)
+    return weights * (2 if precision == "bf16" else FLOAT) + embeddings

@@ -12,6 +12,7 @@ and the embeddings of the whole batch exist.
   copy of the worker's share of the weights. Offloaded states use no GPU memory.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
+- Guide: weights of the encoder that masks false negatives, whole on each worker, and its embeddings.
 - Activations and temporary tensors: simulated from the architecture; see `simulation`. Temporary tensors include
   autograd's gradients of a chunk.
 """
@@ -41,6 +42,7 @@ class Parts:
     optimizer: int
     cast: int
     batch: int
+    guide: int
     activations: int
     temporary: int
 
@@ -73,10 +75,13 @@ class MemoryPlan:
         towers: number of separate towers, 1 or 2.
         training: settings of the training.
         share: texts of this worker.
+        guide: bytes of the guide; see `guide_bytes`.
     """
 
-    def __init__(self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: Share) -> None:
-        self.encoder, self.towers, self.training, self.share = encoder, towers, training, share
+    def __init__(
+        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: Share, guide: int = 0
+    ) -> None:
+        self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
         self._simulated: dict[int, ChunkBytes] = {}
 
     @cached_property
@@ -140,6 +145,7 @@ class MemoryPlan:
             moments,
             chunk.cast,
             batch_bytes(self.share, self.encoder.device),
+            self.guide,
             chunk.kept,
             chunk.peak - chunk.kept - chunk.cast,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.guide import GuideEmbeddings
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.packing import Buckets, TokenBatch, move, texts_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.parallel.grad_cache import Chunk, cached_loss, cut, level
+from raytriever.training.parallel.grad_cache import Chunk, Encode, cached_loss, cut, level
 from raytriever.training.parallel.out_of_memory import Agreement
+
+Passes = Sequence[tuple[Buckets, Side]]
 
 
 class Batch(Protocol):
@@ -36,6 +39,10 @@ class Batch(Protocol):
     def ids(self) -> BatchIds:
         """Ids of queries and passages."""
 
+    @property
+    def guide(self) -> Passes:
+        """The same texts as the guide encodes them; empty without a guide."""
+
 
 @dataclass(frozen=True)
 class CutBatch:
@@ -46,23 +53,24 @@ class CutBatch:
         queries, passages: number of texts of each side.
         ids: of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
         chunk: that it was cut for.
+        guide: the same texts as the guide encodes them; empty without a guide.
     """
 
-    passes: list[tuple[Buckets, Side]]
+    passes: Passes
     queries: int
     passages: int
     ids: BatchIds
     chunk: Chunk | None
+    guide: Passes = ()
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> CutBatch:
         """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
-        passes = [
-            (Buckets([move(part, copy) for part in texts.buckets], copy(texts.indices)), side)
-            for texts, side in self.passes
-        ]
-        return replace(
-            self, passes=passes, ids=replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
+        passes, guide = (
+            [(Buckets([move(part, copy) for part in texts.buckets], copy(texts.indices)), side) for texts, side in each]
+            for each in (self.passes, self.guide)
         )
+        ids = replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
+        return replace(self, passes=passes, ids=ids, guide=guide)
 
 
 class Objective(nn.Module):
@@ -75,6 +83,8 @@ class Objective(nn.Module):
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
             whole batch.
         agreement: of the workers on whether one ran out of memory; None for one worker.
+        guide: returns the guide's embeddings of a part; None without a guide. It is not a module of this one, so no
+            strategy trains, shards or stores its weights.
 
     Attributes:
         parts_communicate: parts gather weights and reduce gradients themselves (FSDP2 by block). Then all workers
@@ -90,19 +100,21 @@ class Objective(nn.Module):
         precision: str,
         chunk: Chunk | None = None,
         agreement: Agreement | None = None,
+        guide: Encode | None = None,
     ) -> None:
         super().__init__()
+        self._guide = guide
         self.retriever, self.loss, self.precision, self.chunk = retriever, loss, precision, chunk
         self._agreement = agreement or Agreement(ALONE)
         self.parts_communicate = self.leaves_part = False
 
     def cut(self, batch: Batch) -> CutBatch:
         """Cut a batch into parts; on the CPU, because lengths are read."""
-        chunk = self.chunk
-        passes = self.retriever.passes(batch.queries, batch.passages)
+        chunk, passes = self.chunk, self.retriever.passes(batch.queries, batch.passages)
+        guide: Passes = () if self._guide is None else batch.guide
         if chunk is not None:
-            passes = [(cut(texts, chunk), side) for texts, side in passes]
-        return CutBatch(passes, len(batch.queries.indices), len(batch.passages.indices), batch.ids, chunk)
+            passes, guide = ([(cut(texts, chunk), side) for texts, side in each] for each in (passes, guide))
+        return CutBatch(passes, len(batch.queries.indices), len(batch.passages.indices), batch.ids, chunk, guide)
 
     def forward(self, batch: Batch | CutBatch, workers: Workers) -> LossOutput:
         """Return the differentiable loss, equal with and without gradient caching."""
@@ -119,12 +131,12 @@ class Objective(nn.Module):
             with precision():
                 return self.retriever.encode(part, side).float()
 
+        guide = self._guide_embeddings(whole)
+
         def reduce(embeddings: Tensor) -> LossOutput:
             """Return the loss of the embeddings of all parts."""
-            by_pass = embeddings.split([sum(map(texts_of, texts.buckets)) for texts, _ in passes])
-            ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
-            queries, passages = ordered.split([whole.queries, whole.passages])
-            output: LossOutput = self.loss(queries, passages, whole.ids, workers)
+            queries, passages = _in_order(embeddings, passes, whole)
+            output: LossOutput = self.loss(queries, passages, whole.ids, workers, guide)
             return output
 
         if self.chunk is not None and torch.is_grad_enabled():
@@ -137,6 +149,26 @@ class Objective(nn.Module):
             )
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(torch.cat([encode(part, side) for part, side in parts]))
+
+    @torch.no_grad()
+    def _guide_embeddings(self, batch: CutBatch) -> GuideEmbeddings | None:
+        """Return the guide's embeddings of a batch, encoded in its parts; None without a guide."""
+        encode = self._guide
+        if encode is None:
+            return None
+
+        def encode_all() -> Tensor:
+            return torch.cat([encode(part, side) for texts, side in batch.guide for part in texts.buckets])
+
+        embeddings = encode_all() if self.chunk is None else self._agreement.run(encode_all)
+        return GuideEmbeddings(*_in_order(embeddings, batch.guide, batch))
+
+
+def _in_order(embeddings: Tensor, passes: Passes, batch: CutBatch) -> tuple[Tensor, ...]:
+    """Return the embeddings of queries and passages in the order of the batch, from those of all parts."""
+    by_pass = embeddings.split([sum(map(texts_of, texts.buckets)) for texts, _ in passes])
+    ordered = torch.cat([one[texts.indices] for one, (texts, _) in zip(by_pass, passes, strict=True)])
+    return ordered.split([batch.queries, batch.passages])
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

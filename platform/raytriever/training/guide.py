@@ -1,0 +1,176 @@
+"""Guide of a training: the frozen encoder that masks false negatives, and the texts of batches as it reads them.
+
+The guide has its own tokenizer, prompts, lengths and pooling, from its own files. Its weights never change, also where
+training starts from the same model: they are loaded apart, and belong to no checkpoint. A checkpoint has their digest.
+
+Tokens of a prepared data set are used if this tokenizer and these prompts made them. Otherwise the loader's thread
+tokenises the texts of each batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy import ndarray
+from torch import Tensor
+
+from raytriever.data.combine import starts_of
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.encoding.corpus import weights_digest
+from raytriever.encoding.encode import encode_contents
+from raytriever.encoding.loading import load_for_encoding
+from raytriever.encoding.shards import tokenisation_of
+from raytriever.errors import ModelError
+from raytriever.losses.engine.guide import MASKED, MOST_MASKED
+from raytriever.models.config import ModelConfig
+from raytriever.models.packing import Buckets, TokenBatch
+from raytriever.models.retriever import Retriever
+from raytriever.options import did_you_mean
+from raytriever.paths import MODEL
+from raytriever.prompts import SIDES, Side
+
+NEARLY_ALL = 0.95  # share of a query's negatives that is logged if it is masked
+
+
+@dataclass(frozen=True)
+class Guide:
+    """Frozen encoder, on the device of training.
+
+    Args:
+        name: of the model, as the settings have it.
+        retriever: for encoding only.
+    """
+
+    name: str
+    retriever: Retriever
+
+    @classmethod
+    def load(cls, name: str, precision: str, device: torch.device) -> Guide:
+        """Load the guide of a model's name.
+
+        Raises:
+            ModelError: the model does not exist or cannot be read.
+        """
+        with guide_errors(name):
+            retriever = load_for_encoding(ModelConfig(model=name), precision, device)
+        return cls(name, retriever.requires_grad_(False))
+
+    def check(self) -> None:
+        """Embed a text of each side; raises `ModelError` if an embedding is not finite."""
+        for side in SIDES:
+            contents = self.retriever.contents(["What does the guide make of this sentence?"], side)
+            if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
+                raise ModelError(
+                    f"the embedding of a {side} holds NaN or infinity",
+                    f"--guide {self.name}",
+                    "check the model's weights, or give --precision fp32",
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits of the SHA-256 of weights, tokenizer and all that decides how texts are read."""
+        config = ModelConfig(model=self.name)
+        weights = [weights_digest(config, self.retriever, side) for side in SIDES]
+        decides = json.dumps([weights, asdict(self.retriever.description)], sort_keys=True, default=str)
+        return hashlib.sha256(decides.encode()).hexdigest()[:16]
+
+    def encode(self, part: TokenBatch, side: Side) -> Tensor:
+        """Return the embeddings of a part of a batch, in float32 and without gradient."""
+        with torch.no_grad():
+            return self.retriever.encode(part, side).float()
+
+
+@contextmanager
+def guide_errors(name: str) -> Iterator[None]:
+    """Add the flag of the guide to a `ModelError` of the block, and a similar name if there is one."""
+    try:
+        yield
+    except ModelError as error:
+        hint = did_you_mean(name, MODEL.names)
+        where = name if error.where in (None, name) else f"{name} ({error.where})"
+        raise ModelError(
+            error.what, f"--guide {where}", hint if hint.startswith("did") else error.remedy
+        ) from error
+
+
+class MaskingWatch:
+    """Detector of queries whose negatives the guide masks nearly all. It logs the first one of a run.
+
+    Args:
+        log: receives lines for the user.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log, self._has_logged = log, False
+
+    def update(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Read the metrics of a step, counted from 1."""
+        most = metrics.get(MOST_MASKED, 0.0)
+        if most < NEARLY_ALL or self._has_logged:
+            return
+        self._has_logged = True
+        self._log(
+            f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). "
+            "It finds the positive of the query little similar. Check such pairs, lower --guide-margin, or give "
+            "another --guide."
+        )
+
+
+class GuideTexts:
+    """Texts of a data set, as the guide reads them.
+
+    Args:
+        guide: the guide.
+        dataset: single or combined; each part has the prompts that the guide has for its name.
+    """
+
+    def __init__(self, guide: Retriever, dataset: RetrievalDataset) -> None:
+        self._guide = guide
+        query_starts, document_starts = starts_of(dataset)
+        parts = getattr(dataset, "parts", ()) or (dataset,)
+        self._starts: dict[Side, ndarray] = {"query": query_starts, "passage": document_starts}
+        self._sides: dict[Side, list[_SideTexts]] = {
+            side: [_SideTexts(guide, part, side) for part in parts] for side in SIDES
+        }
+
+    def passes(self, queries: ndarray, passages: ndarray) -> list[tuple[Buckets, Side]]:
+        """Return queries and documents, by position, as inputs of the guide; see `Retriever.passes`."""
+        return self._guide.passes(self._buckets(queries, "query"), self._buckets(passages, "passage"))
+
+    def _buckets(self, rows: ndarray, side: Side) -> Buckets:
+        part_of = np.searchsorted(self._starts[side], rows, side="right") - 1
+        contents, prompts = [rows] * len(rows), [""] * len(rows)
+        for part in np.unique(part_of).tolist():
+            slots = np.flatnonzero(part_of == part).tolist()
+            own = (rows[slots] - self._starts[side][part]).tolist()
+            for slot, content, prompt in zip(slots, *self._sides[side][part].read(own), strict=True):
+                contents[slot], prompts[slot] = content, prompt
+        return self._guide.batch_of(contents, side, prompts)
+
+
+class _SideTexts:
+    """Texts of one side of a single data set."""
+
+    def __init__(self, guide: Retriever, dataset: RetrievalDataset, side: Side) -> None:
+        prompts = guide.prompts_of(dataset.name)
+        self._guide, self._dataset, self._side, self._prompt = guide, dataset, side, prompts[side]
+        self._texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
+        own = replace(
+            tokenisation_of(guide), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+        ).digest
+        tokens = dataset.tokens if dataset.tokens is not None and dataset.tokens.digest == own else None
+        self._tokens = tokens and (tokens.documents if side == "passage" else tokens.queries)
+
+    def read(self, rows: Sequence[int]) -> tuple[list[ndarray], list[str]]:
+        """Return contents and prompts of some texts."""
+        prompts = self._prompt if self._side == "passage" else self._dataset.prompts_of(rows, self._prompt)
+        by_text = [prompts] * len(rows) if isinstance(prompts, str) else prompts
+        if self._tokens is not None:
+            return list(self._tokens.take(np.array(rows))), by_text
+        return self._guide.contents([self._texts[row] for row in rows], self._side, by_text), by_text

@@ -1,0 +1,173 @@
+"""Masking by a guide against a brute force: a masked pair is one whose document is known to be relevant."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from literal import Example, backwards, by_query, example, literal, sets
+from thread_workers import on_workers
+
+from raytriever.errors import LossInputError
+from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
+from raytriever.losses.engine import sweep
+from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.engine.guide import MASKED, MOST_MASKED, GuideEmbeddings
+from raytriever.losses.registry import build_loss
+
+MARGIN = 0.2
+
+
+def guide_of(batch: Example, width: int = 4) -> GuideEmbeddings:
+    """Embeddings of another width; positives lie near their queries, so that not nearly everything is masked."""
+    generator = torch.Generator().manual_seed(len(batch.passages))
+    queries = torch.randn(len(batch.queries), width, generator=generator, dtype=torch.float64)
+    passages = torch.randn(len(batch.passages), width, generator=generator, dtype=torch.float64)
+    for query, documents in zip(queries, batch.ids.positives.tolist(), strict=True):
+        for document in documents:
+            passages[batch.ids.passages == document] += 0.4 * query
+    return GuideEmbeddings(queries, passages)
+
+
+def above(scores: dict[int, float], own: list[int], others: list[int], margin: float) -> list[int]:
+    """The others that score above the lowest of the own ones, less the margin."""
+    bound = min(scores[one] for one in own)
+    return [one for one in others if scores[one] > bound - margin * abs(bound)]
+
+
+def masked_ids(batch: Example, guide: GuideEmbeddings, margin: float) -> tuple[BatchIds, BatchIds, list[float]]:
+    """The ids in which masked documents are known positives without a teacher's score; the same with the roles
+    exchanged; and each query's share of negatives that are masked."""
+    ids = batch.ids
+    row_of = {document: row for row, document in reversed(list(enumerate(ids.passages.tolist())))}
+    known, backward = ids.known.tolist(), ids.known.tolist()
+    teacher, shares = ids.teacher.scores.clone(), []
+    for i, query in enumerate(guide.queries):
+        scores = {document: float(guide.passages[row] @ query) for document, row in row_of.items()}
+        own = [document for document in ids.positives[i].tolist() if document >= 0]
+        others = [document for document in row_of if document not in own and document not in known[i]]
+        masked = above(scores, own, others, margin)
+        shares.append(len(masked) / max(1, len(others)))
+        known[i] += masked
+        teacher[i][torch.isin(ids.teacher.documents[i], torch.tensor(masked))] = torch.nan
+    for i in range(len(guide.queries)):
+        first = int(ids.positives[i][0])
+        scores = {j: float(guide.queries[j] @ guide.passages[row_of[first]]) for j in range(len(guide.queries))}
+        owners = [j for j in scores if first in ids.positives[j].tolist() or first in ids.known[j].tolist()]
+        for j in above(scores, [i], [j for j in scores if j not in owners], margin):
+            backward[j].append(first)
+
+    def with_known(rows: list[list[int]]) -> BatchIds:
+        most = max(map(len, rows))
+        table = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
+        scores = dataclasses.replace(ids.teacher, scores=teacher)
+        return dataclasses.replace(ids, known=table, teacher=scores)
+
+    return with_known(known), with_known(backward), shares
+
+
+def expected(config: LossConfig, batch: Example, margin: float = MARGIN) -> list[torch.Tensor]:
+    forward, backward, _ = masked_ids(batch, guide_of(batch), margin)
+    queries, passages = batch.queries, batch.passages
+    if config.loss == "infonce-symmetric":
+        there = [by_query("infonce", p, n, config, 0) for p, n, _ in sets(queries, passages, forward)]
+        value = (torch.stack(there).mean() + backwards(queries, passages, backward, config.temperature)) / 2
+    else:
+        value = literal(config, queries, passages, forward)
+    return [value, *torch.autograd.grad(value, (queries, passages))]
+
+
+def settings(name: str, margin: float | None = MARGIN, **others: object) -> LossConfig:
+    return LossConfig(loss=name, temperature=0.7, margin=0.5, guide="minilm", guide_margin=margin, **others)
+
+
+def actual(config: LossConfig, batch: Example) -> list[torch.Tensor]:
+    value = build_loss(config)(batch.queries, batch.passages, batch.ids, guide=guide_of(batch)).value
+    return [value, *torch.autograd.grad(value, (batch.queries, batch.passages))]
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("panel_bytes", [sweep.PANEL_BYTES, 300], ids=["one panel", "panels"])
+def test_equals_the_literal_loss_without_the_masked_pairs(
+    name: str, panel_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "PANEL_BYTES", panel_bytes)
+    for seed in range(3):
+        batch = example(seed, batch=6)
+        shares = masked_ids(batch, guide_of(batch), MARGIN)[2]
+        assert 0 < sum(shares) < len(shares)
+        for ours, oracle in zip(actual(settings(name), batch), expected(settings(name), batch), strict=True):
+            torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", SOFT_LABEL_LOSSES)
+def test_soft_labels_weigh_what_is_left(name: str) -> None:
+    batch, config = example(3, batch=6), settings(name, soft_labels=True)
+    for ours, oracle in zip(actual(config, batch), expected(config, batch), strict=True):
+        torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
+
+
+def test_the_share_of_masked_negatives_is_logged_and_the_auc_is_of_the_others() -> None:
+    batch = example(1, batch=6)
+    ids, _, shares = masked_ids(batch, guide_of(batch), MARGIN)
+    statistics = build_loss(settings("infonce"))(
+        batch.queries, batch.passages, batch.ids, guide=guide_of(batch)
+    ).statistics
+    plain = dataclasses.replace(settings("infonce"), guide=None, guide_margin=None)
+    without = build_loss(plain)(batch.queries, batch.passages, ids).statistics
+    assert float(statistics["batch_auc"]) == float(without["batch_auc"])
+    assert float(statistics[MOST_MASKED]) == pytest.approx(max(shares))
+    before = sum(len(n) for _, n, _ in sets(batch.queries, batch.passages, batch.ids))
+    after = sum(len(n) for _, n, _ in sets(batch.queries, batch.passages, ids))
+    assert float(statistics[MASKED]) == pytest.approx(1 - after / before)
+
+
+def test_a_pair_at_the_bound_is_no_false_negative() -> None:
+    """As in GISTEmbed, a copy of the positive is kept at margin 0; one above the positive is masked."""
+    ids = BatchIds(torch.tensor([0]), torch.tensor([[0]]), torch.arange(4))
+    embeddings = torch.tensor([[0.5], [0.5], [0.501], [0.4]], dtype=torch.float64)
+    queries, guide = torch.ones(1, 1, dtype=torch.float64), GuideEmbeddings(torch.ones(1, 1).double(), embeddings)
+    masked = {
+        margin: build_loss(settings("infonce", margin))(queries, embeddings, ids, guide=guide).statistics[MASKED]
+        for margin in (None, 0.1, 0.3)
+    }
+    assert {margin: round(3 * float(share)) for margin, share in masked.items()} == {None: 1, 0.1: 2, 0.3: 3}
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_a_loss_whose_negatives_are_all_masked_is_finite(name: str) -> None:
+    batch = example(2, batch=4, positives=1, repeats=False)
+    guide = GuideEmbeddings(torch.ones(4, 1).double(), torch.arange(len(batch.passages)).double()[:, None])
+    guide.passages[batch.ids.positives[:, 0]] = -1
+    output = build_loss(settings(name))(batch.queries, batch.passages, batch.ids, guide=guide)
+    gradients = torch.autograd.grad(output.value, (batch.queries, batch.passages), allow_unused=True)
+    assert float(output.statistics[MASKED]) == float(output.statistics[MOST_MASKED]) == 1
+    assert all(bool(torch.isfinite(x).all()) for x in (output.value, *gradients) if x is not None)
+
+
+def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
+    batch = example(0, batch=4, positives=1, repeats=False)
+    ids = dataclasses.replace(batch.ids, teacher=None)
+
+    def refusal(workers: object) -> str:
+        own, texts = slice(2 * workers.rank, 2 * workers.rank + 2), slice(6 * workers.rank, 6 * workers.rank + 6)
+        share = BatchIds(ids.queries[own], ids.positives[own], ids.passages[texts])
+        guide = guide_of(batch)
+        queries = guide.queries[own].clone()
+        queries[0, 0] = torch.nan if workers.rank else queries[0, 0]
+        with pytest.raises(LossInputError, match="--guide: embeddings of the guide hold NaN or infinity") as caught:
+            build_loss(settings("mw"))(
+                batch.queries[own], batch.passages[texts], share, workers, GuideEmbeddings(queries, guide.passages[texts])
+            )
+        return str(caught.value)
+
+    assert len(set(on_workers(2, refusal))) == 1
+
+
+def test_settings_and_embeddings_of_a_guide_belong_together() -> None:
+    batch = example(0)
+    with pytest.raises(LossInputError, match="the embeddings of the guide are missing"):
+        build_loss(settings("mw"))(batch.queries, batch.passages, batch.ids)
+    with pytest.raises(LossInputError, match="the settings name no guide"):
+        build_loss(LossConfig("mw"))(batch.queries, batch.passages, batch.ids, guide=guide_of(batch))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -109,6 +110,30 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             max_position_embeddings=64,
         )
     ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
+    from transformers import BertConfig, BertModel
+
+    from raytriever.models.config import ModelConfig
+    from raytriever.models.retriever import load_retriever
+    from raytriever.models.writer import write_model
+
+    source, folder = (tmp_path_factory.mktemp("other") / name for name in ("source", "encoder"))
+    shutil.copytree(tiny_encoder, source)
+    tokenizer = json.loads((source / "tokenizer.json").read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    ids = {piece: 3 + len(vocabulary) - number for piece, number in vocabulary.items() if number > 3}
+    vocabulary.update(ids)
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    torch.manual_seed(5)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes)).save_pretrained(source)
+    folder.mkdir()
+    write_model(load_retriever(ModelConfig(str(source), query_prompt="find: ")), folder)
     return folder
 
 

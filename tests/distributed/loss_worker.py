@@ -12,11 +12,12 @@ import torch
 from raytriever.errors import LossInputError
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.engine.batch import BatchIds, TeacherScores
+from raytriever.losses.engine.guide import GuideEmbeddings
 from raytriever.losses.registry import build_loss
 from raytriever.training.parallel.process_group import current_workers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
-NESTED, SOFT = " nested", " soft"  # behind the name of a loss
+NESTED, SOFT, GUIDED = " nested", " soft", " guided"  # behind the name of a loss
 
 
 def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
@@ -57,17 +58,22 @@ def main() -> dict[str, torch.Tensor]:
         *LOSS_NAMES,
         *(f"{name}{NESTED}" for name in LOSS_NAMES),
         *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES),
+        *(f"{name}{GUIDED}" for name in LOSS_NAMES),
     ):
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
-        plain = name.removesuffix(NESTED).removesuffix(SOFT)
+        plain = name.removesuffix(NESTED).removesuffix(SOFT).removesuffix(GUIDED)
         settings = LossConfig(
             loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
         nested = name.endswith(NESTED)
         settings = replace(settings, matryoshka_dims="4,2" if nested else "", soft_labels=name.endswith(SOFT))
+        guide = None
+        if name.endswith(GUIDED):
+            settings = replace(settings, guide="minilm", guide_margin=0.1)
+            guide = GuideEmbeddings(queries[mine, :3], passages[texts, :3])
         loss = build_loss(settings, nested)
-        result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers)
+        result = loss(encoders[0](queries[mine]), encoders[1](passages[texts]), own, workers, guide)
         result.value.backward()
         out[f"{name}/value"] = result.value.detach()
         for key, number in result.statistics.items():

@@ -158,7 +158,11 @@ def test_a_guide_that_is_not_finite_is_refused_by_every_worker() -> None:
         queries[0, 0] = torch.nan if workers.rank else queries[0, 0]
         with pytest.raises(LossInputError, match="--guide: embeddings of the guide hold NaN or infinity") as caught:
             build_loss(settings("mw"))(
-                batch.queries[own], batch.passages[texts], share, workers, GuideEmbeddings(queries, guide.passages[texts])
+                batch.queries[own],
+                batch.passages[texts],
+                share,
+                workers,
+                GuideEmbeddings(queries, guide.passages[texts]),
             )
         return str(caught.value)
 

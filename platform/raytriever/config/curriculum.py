@@ -134,10 +134,10 @@ def stage_errors(stage: Stage) -> Iterator[None]:
 def check_curriculum_paths(curriculum: Curriculum) -> None:
     """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
     base = curriculum.base
-    check_paths(base.data, base.model, base.validation)
+    check_paths(base.data, base.model, base.loss, base.validation)
     for stage in curriculum.stages:
         with stage_errors(stage):
-            check_paths(stage.config.data, stage.config.model, stage.config.validation)
+            check_paths(stage.config.data, stage.config.model, stage.config.loss, stage.config.validation)
 
 
 def check_explicit_settings(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from raytriever.config import Config, Curriculum, check_curriculum
+from raytriever.config import Config, Curriculum, check_curriculum, check_curriculum_paths
 from raytriever.config.curriculum import read_settings
 from raytriever.config.settings import from_dict
 from raytriever.errors import ConfigError, UserError
@@ -114,7 +114,7 @@ def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, 
         curriculum = Curriculum(from_dict(settings, where, config))
         with _named(where):
             check_curriculum(curriculum)
-            check_paths(curriculum.base.data, curriculum.base.model, curriculum.base.validation)
+            check_curriculum_paths(curriculum)
         arms.append(Arm(f"{_plain(row)}-{_plain(name)}", row, (measured[name],), curriculum))
     return arms
 

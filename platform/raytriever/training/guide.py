@@ -20,6 +20,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
+from raytriever.data.columns import TokenColumn
 from raytriever.data.combine import starts_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import weights_digest
@@ -94,9 +95,7 @@ def guide_errors(name: str) -> Iterator[None]:
     except ModelError as error:
         hint = did_you_mean(name, MODEL.names)
         where = name if error.where in (None, name) else f"{name} ({error.where})"
-        raise ModelError(
-            error.what, f"--guide {where}", hint if hint.startswith("did") else error.remedy
-        ) from error
+        raise ModelError(error.what, f"--guide {where}", hint if hint.startswith("did") else error.remedy) from error
 
 
 class MaskingWatch:
@@ -164,8 +163,10 @@ class _SideTexts:
         own = replace(
             tokenisation_of(guide), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
         ).digest
-        tokens = dataset.tokens if dataset.tokens is not None and dataset.tokens.digest == own else None
-        self._tokens = tokens and (tokens.documents if side == "passage" else tokens.queries)
+        tokens = dataset.tokens
+        self._tokens: TokenColumn | None = None
+        if tokens is not None and tokens.digest == own:
+            self._tokens = tokens.documents if side == "passage" else tokens.queries
 
     def read(self, rows: Sequence[int]) -> tuple[list[ndarray], list[str]]:
         """Return contents and prompts of some texts."""

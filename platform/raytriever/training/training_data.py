@@ -161,5 +161,5 @@ class TrainingData:
             self.config.positives_per_query,
             self.config.negatives_per_query,
             teacher=teacher,
-            guide=self.guide and GuideTexts(self.guide.retriever, dataset),
+            guide=GuideTexts(self.guide.retriever, dataset) if self.guide is not None else None,
         )

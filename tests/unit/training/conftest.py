@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
@@ -24,7 +21,6 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import ALONE, Workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.models.writer import write_model
 from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.guide import Guide, GuideTexts
@@ -99,24 +95,6 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         return work, recorder
 
     return make
-
-
-@pytest.fixture(scope="session")
-def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
-    source, folder = (tmp_path_factory.mktemp("other") / name for name in ("source", "encoder"))
-    shutil.copytree(tiny_encoder, source)
-    tokenizer = json.loads((source / "tokenizer.json").read_bytes())
-    vocabulary = tokenizer["model"]["vocab"]
-    ids = {piece: 3 + len(vocabulary) - number for piece, number in vocabulary.items() if number > 3}
-    vocabulary.update(ids)
-    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
-    torch.manual_seed(5)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes)).save_pretrained(source)
-    folder.mkdir()
-    write_model(load_retriever(ModelConfig(str(source), query_prompt="find: ")), folder)
-    return folder
 
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]

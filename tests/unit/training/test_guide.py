@@ -123,7 +123,9 @@ def test_texts_of_several_data_sets_are_read_by_position(
     tiny_dataset: Path, other_encoder: Path, tmp_path: Path
 ) -> None:
     second = Path(shutil.copytree(tiny_dataset, tmp_path / "second"))
-    guide = load_retriever(ModelConfig(str(other_encoder), dataset_prompts=read_prompts({"second": {"query": "second: "}})))
+    guide = load_retriever(
+        ModelConfig(str(other_encoder), dataset_prompts=read_prompts({"second": {"query": "second: "}}))
+    )
     datasets = [open_dataset(path, ["train"], tokenisation=tokenisation_of(guide)) for path in (tiny_dataset, second)]
     datasets[0] = dataclasses.replace(datasets[0], tokens=None)
     passes = GuideTexts(guide, combine(datasets)).passes(np.array([165, 3, 160]), np.array([1, 163]))
@@ -141,7 +143,9 @@ def test_texts_of_several_data_sets_are_read_by_position(
         row[mask.bool()].tolist()
         for texts, _ in passes
         for bucket in [torch.cat([b["input_ids"] for b in texts.buckets])[texts.indices]]
-        for row, mask in zip(bucket, torch.cat([b["attention_mask"] for b in texts.buckets])[texts.indices], strict=True)
+        for row, mask in zip(
+            bucket, torch.cat([b["attention_mask"] for b in texts.buckets])[texts.indices], strict=True
+        )
     ]
     assert rows == [one.buckets[0]["input_ids"][0].tolist() for one in expected]
 

@@ -269,7 +269,7 @@ def pydocs_subset(
     subset = subset or Subset(train=train, dev=16, test=48, documents=300)
     name = f"pydocs-{part}"
     kind = f"{name}{'-groups' if groups else ''}"
-    location = write_subset(folder / _folder_name(kind, subset), kind, subset, lambda: _open_pydocs(part, groups))
+    location = write_subset(folder / _folder_name(kind, subset), kind, subset, lambda: open_pydocs(part, groups))
     return StudyDataset(name, location, about=_about(name, subset) + (_GROUPS if groups else ""))
 
 
@@ -287,7 +287,7 @@ def pack_subset(data_root: Path | None, folder: Path, name: str, subset: Subset,
         ConfigError: the folder of the pack does not exist.
         DataError: see `open_dataset`.
     """
-    source = _pack_folder(data_root, name)
+    source = pack_folder(data_root, name)
     splits = _SPLITS.get(name, ("", "", "test"))
     if not subset.train:
         splits = ("", "", splits[2])
@@ -305,7 +305,8 @@ def whole_dataset(
     return StudyDataset(title, str((data_root or DEFAULT_ROOT) / name), test, level, queries=queries)
 
 
-def _pack_folder(data_root: Path | None, name: str) -> Path:
+def pack_folder(data_root: Path | None, name: str) -> Path:
+    """Return the folder of a pack; raises `ConfigError` if it does not exist."""
     remedy = f"give the folder that holds {name} and the other packs of the study"
     if data_root is None:
         raise ConfigError("is missing, and this scale measures on packs", "--data-root", remedy)
@@ -327,7 +328,7 @@ def _open_pack(path: Path, splits: tuple[str, str, str]) -> RetrievalDataset:
     return with_lent_dev(renamed, str(path)) if train and not dev else renamed
 
 
-def _open_pydocs(part: str, groups: bool) -> RetrievalDataset:
+def open_pydocs(part: str, groups: bool = False) -> RetrievalDataset:
     """Open pydocs with the queries of one part only."""
     dataset = open_dataset(PYDOCS, ["train", "dev", "test"])
     of_stdlib = np.array([_is_stdlib(name.removeprefix("q:")) for name in dataset.queries.ids])

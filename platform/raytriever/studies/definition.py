@@ -16,6 +16,7 @@ from raytriever.studies.claims import Claim
 SMOKE, SMALL, FULL = "smoke", "small", "full"
 # Metrics that do not come from a ranking: of the training, and of the query-document gap.
 STEPS_TO_BEST, OOD = "steps_to_best", "ood"
+UNANSWERABLE = "unanswerable"  # of a data set: judged documents of many queries are not in the corpus
 LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores"  # kinds of figures
 
 
@@ -31,7 +32,8 @@ class MeasuredDataset:
         level: lowest grade of a relevant document.
         drop_own: whether a document with the id of the query is left out.
         extras: further metrics: `steps_to_best` of the training; `ood` for `mmd2`, `query_positive_l2` and
-            `candidates_ratio` of `studies.ood`.
+            `candidates_ratio` of `studies.ood`. `unanswerable` is no metric: any share of the judged documents may be
+            missing from the corpus.
         bm25_language: language of BM25's analyser; None to detect it.
     """
 

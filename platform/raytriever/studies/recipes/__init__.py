@@ -27,6 +27,7 @@ _MODULES = {
     "budget": "positives.budget",
     "lambda": "lambda_weight",
     "refresh": "refresh",
+    "abstain": "abstain.study",
 }
 STUDIES = tuple(_MODULES)
 OWN = "own"  # the scale of a study that comes from a file (`studies.own`)

@@ -38,7 +38,7 @@ from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_model
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
-from raytriever.studies.definition import OOD, STEPS_TO_BEST, Arm, MeasuredDataset
+from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, MeasuredDataset
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
@@ -196,6 +196,7 @@ def measure(
             protocol=Protocol(dataset.metrics, level=dataset.level, drop_own=dataset.drop_own),
             precision=precision,
             bm25_language=dataset.bm25_language,
+            max_bad_rows=1.0 if UNANSWERABLE in dataset.extras else 0.01,
         )
         run_evaluation(job, path, fresh=True, tracker=NullTracker, log=lambda line: None)
     values = read_results(path)["models"].get(arm.name, {}).get(path.name)

@@ -1,0 +1,306 @@
+"""Questions with and without an answer in the corpus: data sets of the study `abstain`.
+
+Queries that share a relevant document form a group, and a group is used whole: for testing if one of its queries is a
+test query, else for the dev split, else for training. Of a group that is measured, one query is asked, so no document
+is relevant to two questions. The question of every second such group has no answer: all of its relevant documents, and
+documents with the same text, are not in the corpus. Further questions without an answer are those of data sets of
+another domain. They are judged relevant to a document that the corpus lacks, as in a test collection whose corpus is
+incomplete.
+
+Groups, questions and documents are chosen by the SHA-256 of their ids: the same packs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.statistics import plain_text
+from raytriever.errors import DataError, StorageError
+from raytriever.reading.structured import read_json
+from raytriever.storage import committed_directory, read_manifest
+
+TRAIN, DEV, TEST = "train", "dev", "test"
+MIXTURE, COUNTS = "mixture", "counts.json"
+# Fewest questions with and without an answer in a dev split on which a threshold is chosen.
+FEWEST = 8
+_VERSION = 1
+Counts = dict[str, dict[str, int]]  # number of questions of each kind, of training queries and documents, by data set
+
+
+@dataclass(frozen=True)
+class Size:
+    """Largest numbers of queries and documents taken from each data set.
+
+    Args:
+        train: training queries.
+        dev, test: own questions, half of them without an answer.
+        foreign_dev, foreign_test: questions of data sets of another domain.
+        documents: documents; all relevant documents are kept even if they are more.
+    """
+
+    train: int
+    dev: int
+    test: int
+    foreign_dev: int
+    foreign_test: int
+    documents: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data set of the study.
+
+    Args:
+        name: name in tables.
+        domain: questions of other domains have no answer in this corpus.
+        splits: splits of the pack for training, validation and measuring. The groups of an empty one are taken from
+            `train`, or from `test` if there is no `train`.
+        is_measured: whether questions are asked; False for a data set that is only trained on.
+    """
+
+    name: str
+    domain: str
+    splits: tuple[str, str, str]
+    is_measured: bool = True
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Question of a data set: the position of its query, and whether its relevant documents are kept."""
+
+    query: int
+    has_answer: bool
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Queries of a data set by their use, with the relevant documents of each query."""
+
+    dataset: RetrievalDataset
+    train: Sequence[int]
+    questions: Mapping[str, Sequence[_Question]]
+    relevant: Mapping[int, Sequence[int]]
+
+    def documents_of(self, queries: Iterable[int]) -> set[int]:
+        """Return the relevant documents of queries."""
+        return {document for query in queries for document in self.relevant[query]}
+
+    def text(self, document: int) -> str:
+        """Return title and text of a document, without case and white space."""
+        documents = self.dataset.documents
+        return plain_text(f"{documents.titles[document]} {documents.texts[document]}")
+
+
+def write_questions(folder: Path, sources: Mapping[Source, Callable[[], RetrievalDataset]], size: Size) -> Counts:
+    """Write one data set for each source that is measured, and `mixture` to train on, if they are not stored yet.
+
+    Args:
+        folder: folder of the data sets; another selection in it is replaced.
+        sources: function that opens each data set with the splits of the source; called only if nothing is stored.
+        size: largest numbers of queries and documents.
+
+    Returns:
+        Numbers of questions and documents by data set, `mixture` included.
+
+    Raises:
+        DataError: a data set has too few questions to choose a threshold.
+        StorageError: the folder cannot be written.
+    """
+    described = [asdict(source) | {"splits": list(source.splits)} for source in sources]
+    meta = {"kind": "questions", "version": _VERSION, "size": asdict(size), "sources": described}
+    if not _is_stored(folder, meta):
+        chosen = {source: choose(open_source(), source, size) for source, open_source in sources.items()}
+        for source, one in chosen.items():
+            _check_enough(source, one)
+        with committed_directory(folder, meta, replace=folder.exists()) as temporary:
+            _write(temporary, chosen, size)
+    return read_json(folder / COUNTS, Counts, f"remove {folder}; it is written again", needed=True)
+
+
+def choose(dataset: RetrievalDataset, source: Source, size: Size) -> _Chosen:
+    """Choose training queries and questions of a data set."""
+    splits = {role: split for role, split in zip((TRAIN, DEV, TEST), source.splits, strict=True) if split}
+    relevant: dict[int, list[int]] = {}
+    role_of: dict[int, str] = {}
+    for role, split in splits.items():
+        rows = dataset.judgements[split]
+        rows = rows.where(rows.scores > 0)
+        for query, document in zip(rows.queries.tolist(), rows.documents.tolist(), strict=True):
+            relevant.setdefault(query, []).append(document)
+            role_of[query] = role
+    asked = sorted(role_of, key=lambda query: _hash(dataset.queries.ids[query]))
+    if not source.is_measured:
+        return _Chosen(dataset, asked[: size.train], {}, relevant)
+    by_role: dict[str, list[list[int]]] = {TEST: [], DEV: [], TRAIN: []}
+    for group in _groups(asked, relevant):
+        role = next(one for one in by_role if one in {role_of[query] for query in group})
+        by_role[role].append([query for query in group if role_of[query] == role])
+    questions = {}
+    for role, most in ((TEST, size.test), (DEV, size.dev)):
+        pool = next((by_role[one] for one in (role, TRAIN, TEST) if by_role[one]), [])
+        questions[role] = [_Question(group[0], has_answer=not at % 2) for at, group in enumerate(pool[:most])]
+        del pool[:most]
+    texts = {plain_text(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
+    train = {query for group in by_role[TRAIN if TRAIN in splits else TEST] for query in group}
+    own = [query for query in asked if query in train and plain_text(dataset.queries.texts[query]) not in texts]
+    return _Chosen(dataset, own[: size.train], questions, relevant)
+
+
+def _groups(queries: Sequence[int], relevant: Mapping[int, Sequence[int]]) -> list[list[int]]:
+    """Return the groups of queries that share relevant documents, in the order of their first queries."""
+    pairs = np.array([(query, document) for query in queries for document in relevant[query]]).reshape(-1, 2)
+    first = int(pairs[:, 0].max(initial=-1)) + 1
+    count = first + int(pairs[:, 1].max(initial=-1)) + 1
+    graph = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], first + pairs[:, 1])), shape=(count, count))
+    _, labels = connected_components(graph, directed=False)
+    groups: dict[int, list[int]] = {}
+    for query in queries:
+        groups.setdefault(int(labels[query]), []).append(query)
+    return list(groups.values())
+
+
+def _check_enough(source: Source, chosen: _Chosen) -> None:
+    for role, questions in chosen.questions.items():
+        fewest = min(sum(one.has_answer == kind for one in questions) for kind in (True, False))
+        if fewest < FEWEST:
+            raise DataError(
+                f"has {fewest} {role} questions with or without an answer, too few to choose and check a threshold",
+                source.name,
+                f"give a data set with at least {2 * FEWEST} queries that share no relevant document",
+            )
+
+
+def _write(folder: Path, chosen: Mapping[Source, _Chosen], size: Size) -> None:
+    counts: dict[str, dict[str, int]] = {}
+    mixed = _Folder()
+    for source, one in chosen.items():
+        measured = _Folder()
+        foreign = _foreign_questions(source, chosen, size)
+        own = [question for role in one.questions.values() for question in role]
+        answers = one.documents_of(question.query for question in own if question.has_answer)
+        removed = one.documents_of(question.query for question in own if not question.has_answer)
+        texts = {one.text(document) for document in removed}
+        texts |= {
+            other.text(document)
+            for role in foreign.values()
+            for _, other, query in role
+            for document in other.relevant[query]
+        }
+        corpus = _corpus(one, answers, texts, size.documents)
+        count = {"documents": len(corpus), "training queries": len(one.train)}
+        for role, questions in one.questions.items():
+            for question in questions:
+                measured.add(one, question.query, role, corpus if question.has_answer else set())
+            for other_source, other, query in foreign[role]:
+                measured.add(other, query, role, set(), prefix=f"{other_source.name}:")
+            with_answer = [question.query for question in questions if question.has_answer]
+            count |= {
+                f"{role}: with an answer": len(with_answer),
+                f"{role}: answer removed": len(questions) - len(with_answer),
+                f"{role}: of another domain": len(foreign[role]),
+            }
+            for query in with_answer:
+                mixed.add(one, query, role, corpus, prefix=f"{source.name}:")
+        trained = one.documents_of(one.train)
+        for query in one.train:
+            mixed.add(one, query, TRAIN, trained, prefix=f"{source.name}:")
+        mixed.add_documents(one, corpus | trained, prefix=f"{source.name}:")
+        counts[source.name] = count
+        if source.is_measured:
+            measured.add_documents(one, corpus)
+            measured.write(folder / source.name)
+    counts[MIXTURE] = {"documents": len(mixed.documents), "training queries": len(mixed.judgements[TRAIN])}
+    mixed.write(folder / MIXTURE)
+    (folder / COUNTS).write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+
+
+def _corpus(one: _Chosen, answers: set[int], excluded: set[str], count: int) -> set[int]:
+    """Return the documents of a corpus: the answers, and others of the smallest hashes without an excluded text."""
+    ids = one.dataset.documents.ids
+    corpus = set(answers)
+    for document in sorted(range(len(ids)), key=lambda row: _hash(ids[row])):
+        if len(corpus) >= count:
+            break
+        if document not in corpus and one.text(document) not in excluded:
+            corpus.add(document)
+    return corpus
+
+
+def _foreign_questions(
+    source: Source, chosen: Mapping[Source, _Chosen], size: Size
+) -> dict[str, list[tuple[Source, _Chosen, int]]]:
+    """Return the questions of other domains by role: equally many of each data set, those of the smallest hashes."""
+    others = [other for other in chosen if other.is_measured and other.domain != source.domain]
+    return {
+        role: [
+            (other, chosen[other], query)
+            for other in others
+            for query in sorted(
+                (question.query for question in chosen[other].questions[role]),
+                key=lambda query: _hash(f"{source.name}:{chosen[other].dataset.queries.ids[query]}"),
+            )[: most // len(others)]
+        ]
+        for role, most in ((DEV, size.foreign_dev), (TEST, size.foreign_test))
+        if others
+    }
+
+
+class _Folder:
+    """Data set in BEIR layout that is collected before it is written."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, dict[str, str]] = {}
+        self._queries: dict[str, dict[str, str]] = {}
+        self.judgements: dict[str, dict[str, list[str]]] = {TRAIN: {}, DEV: {}, TEST: {}}
+
+    def add(self, one: _Chosen, query: int, role: str, corpus: set[int], prefix: str = "") -> None:
+        """Add a query; its relevant documents outside the corpus have ids that no document has."""
+        name = f"{prefix}{one.dataset.queries.ids[query]}"
+        self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query]}
+        ids = one.dataset.documents.ids
+        self.judgements[role][name] = [
+            f"{prefix if document in corpus else 'absent:' + prefix}{ids[document]}" for document in one.relevant[query]
+        ]
+
+    def add_documents(self, one: _Chosen, corpus: set[int], prefix: str = "") -> None:
+        documents = one.dataset.documents
+        for row in sorted(corpus):
+            name = f"{prefix}{documents.ids[row]}"
+            self.documents[name] = {"_id": name, "title": documents.titles[row], "text": documents.texts[row]}
+
+    def write(self, folder: Path) -> None:
+        (folder / "qrels").mkdir(parents=True)
+        _write_lines(folder / "corpus.jsonl", self.documents.values())
+        _write_lines(folder / "queries.jsonl", self._queries.values())
+        for role, judgements in self.judgements.items():
+            if judgements:
+                rows = [f"{query}\t{name}\t1\n" for query, names in judgements.items() for name in names]
+                header = "\t".join(QRELS_HEADER) + "\n"
+                (folder / "qrels" / f"{role}.tsv").write_text(header + "".join(rows), encoding="utf-8", newline="\n")
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _is_stored(folder: Path, meta: Mapping[str, Any]) -> bool:
+    try:
+        return bool(read_manifest(folder)["meta"] == meta)
+    except StorageError:
+        return False
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()

@@ -1,4 +1,4 @@
-"""Reader of TREC runs, the rankings of other systems: `query Q0 document rank score tag`, plain or gzipped."""
+"""Readers of TREC runs, the rankings of other systems: `query Q0 document rank score tag`, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
@@ -61,6 +61,34 @@ def read_run(
     table = np.full((len(queries), depth), -1, dtype=np.int64)
     for row, ranked in enumerate(rankings):
         best = list(dict.fromkeys(position for _, _, position in sorted(ranked, reverse=True)))[:depth]
+        table[row, : len(best)] = best
+    return table
+
+
+def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[ndarray, "queries depth"]:
+    """Read the scores of each query, the highest first, NaN in empty slots. Lines of other queries are skipped.
+
+    Args:
+        where: a path or URI.
+        queries: ids of the queries.
+        depth: number of scores for each query.
+
+    Raises:
+        DataError: the file cannot be read, or a line has another form.
+    """
+    row_of = {query: row for row, query in enumerate(queries)}
+    scores: list[list[float]] = [[] for _ in queries]
+    number = [0]
+    with open_stream(where) as stream, reading(where, number):
+        for line in stream:
+            number[0] += 1
+            query, _, score = _columns(line, f"{where}:{number[0]}")
+            row = row_of.get(query, row_of.get(unquote(query)))
+            if row is not None:
+                scores[row].append(score)
+    table = np.full((len(queries), depth), np.nan)
+    for row, values in enumerate(scores):
+        best = sorted(values, reverse=True)[:depth]
         table[row, : len(best)] = best
     return table
 

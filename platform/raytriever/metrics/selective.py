@@ -11,7 +11,7 @@ pseudo-values (`pseudo_values`) are computed without a loop over samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -281,7 +281,7 @@ def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " querie
     return np.asarray(count * whole - (count - 1) * statistic(1 - np.eye(count)))
 
 
-def resampling_weights(counts: ndarray, samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
+def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
     """Draw queries with replacement, as many as there are, from each data set on its own.
 
     Args:

@@ -7,11 +7,14 @@ writes and reads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from raytriever.config.curriculum import NAME, Curriculum
 from raytriever.studies.claims import Claim
+from raytriever.studies.results import Cell, StudyResults
 
 SMOKE, SMALL, FULL = "smoke", "small", "full"
 # Metrics that do not come from a ranking: of the training, and of the query-document gap.
@@ -121,6 +124,42 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    """Evaluation of an arm with one seed on one data set.
+
+    Args:
+        seed: seed of the training.
+        folder: evaluation directory.
+        model, dataset: names in this directory.
+    """
+
+    seed: int
+    folder: Path
+    model: str
+    dataset: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Results that a study computes from the evaluations of its arms.
+
+    Args:
+        results: metrics of the tables and claims, in place of those of the evaluations.
+        tables: further tables of the page by title: a row of titles, then the other rows.
+        content: all numbers of these tables and of the figures, as JSON values.
+        draw: draws figures into a folder, and returns their captions by file name.
+    """
+
+    results: StudyResults
+    tables: Mapping[str, Sequence[Sequence[str]]]
+    content: Mapping[str, Any]
+    draw: Callable[[Path], Mapping[str, str]]
+
+
+Analyse = Callable[[Mapping[Cell, Sequence[Evaluated]]], Analysis]
+
+
+@dataclass(frozen=True)
 class Study:
     """Arms, claims and figures of one table of a paper.
 
@@ -136,6 +175,8 @@ class Study:
         paper: tables of the paper.
         claims: claims of the paper.
         drawings: figures.
+        analyse: computes what the study reports from its evaluations, by row and data set; None to report their
+            metrics.
 
     Raises:
         ValueError: the recipe contradicts itself.
@@ -151,6 +192,7 @@ class Study:
     paper: tuple[PaperFigures, ...] = ()
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
+    analyse: Analyse | None = None
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]

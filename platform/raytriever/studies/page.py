@@ -27,6 +27,19 @@ PLAIN = {
     "mmd2": (4, "MMD²"),
     "query_positive_l2": (4, "l2"),
     "candidates_ratio": (2, "Candidates, x"),
+    "aurc": (4, "AURC, lower is better"),
+    "excess_aurc": (4, "AURC above the least possible, lower is better"),
+    "ece_platt": (4, "Calibration error, logistic curve, lower is better"),
+    "ece_isotonic": (4, "Calibration error, isotonic curve, lower is better"),
+    "transfer_loss": (4, "F1 lost at thresholds of other data sets, lower is better"),
+    "advantage": (4, "AURC by the best other confidence minus AURC by the score"),
+}
+_TITLES = {
+    "steps_to_best": "Steps to best",
+    "f1": "F1 at the threshold of all data sets",
+    "precision_at_coverage_25": "Precision at 25 % coverage",
+    "precision_at_coverage_50": "Precision at 50 % coverage",
+    "nauc": "nAUC of nDCG@10",
 }
 _RULE = (
     "*Held*: every comparison agrees with the claim, by the paired t-test over queries (p < 0.05) and in each seed. "
@@ -141,9 +154,7 @@ def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, c
 
 def title_of(metric: str) -> str:
     """Return the printed name of a metric."""
-    return {"steps_to_best": "Steps to best"}.get(metric) or (
-        PLAIN[metric][1] if metric in PLAIN else metric_title(metric)
-    )
+    return _TITLES.get(metric) or (PLAIN[metric][1] if metric in PLAIN else metric_title(metric))
 
 
 def value_text(metric: str, value: float) -> str:
@@ -266,6 +277,7 @@ class StudyPage:
         trainings: row of titles, and one row for each training.
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.
+        further: tables of the study's own analysis, by title: a row of titles, then the other rows.
     """
 
     title: str
@@ -275,6 +287,7 @@ class StudyPage:
     trainings: Sequence[Sequence[str]]
     paper: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
+    further: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 def page_text(page: StudyPage) -> str:
@@ -296,6 +309,9 @@ def page_text(page: StudyPage) -> str:
         parts.append(_RULE)
     for path, caption in page.figures.items():
         parts.append(f"![{caption}]({path})\n")
+    for title, rows in page.further.items():
+        parts.append(f"## {title}\n")
+        parts.append(markdown_table(rows))
     for title, rows in page.paper.items():
         parts.append(f"## {title}, as printed\n")
         parts.append(markdown_table(rows))

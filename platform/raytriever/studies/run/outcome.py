@@ -22,10 +22,21 @@ from raytriever.report.evaluation import StoredPools
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
 from raytriever.storage import committed_directory, disk_errors, write_atomically
-from raytriever.studies.definition import CURVES, GAINS, LINES, ROC, SCORES, STEPS_TO_BEST, Arm, Drawing, Study
+from raytriever.studies.definition import (
+    CURVES,
+    GAINS,
+    LINES,
+    ROC,
+    SCORES,
+    STEPS_TO_BEST,
+    Arm,
+    Drawing,
+    Evaluated,
+    Study,
+)
 from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of
 from raytriever.studies.recipes import OWN
-from raytriever.studies.results import SeedMetrics, StudyResults
+from raytriever.studies.results import Cell, SeedMetrics, StudyResults
 from raytriever.studies.results_reader import read_pools, read_seed_metrics
 from raytriever.studies.run.arm import MEASURED, arm_folder
 from raytriever.training.config import DEV_LOSS
@@ -45,18 +56,28 @@ def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
     return range(1 if arm.curriculum is None else seeds)
 
 
-def read_study(study: Study, output: Path, seeds: int) -> StudyResults:
-    """Return the metrics of all arms of a study, which are finished; raises `StorageError`."""
-    cells: dict[tuple[str, str], list[SeedMetrics]] = {}
+def evaluations_of(study: Study, output: Path, seeds: int) -> dict[Cell, list[Evaluated]]:
+    """Return the evaluations of all arms by row and data set, seeds ascending."""
+    evaluations: dict[Cell, list[Evaluated]] = {}
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
-            folder = arm_folder(output, arm, seed)
-            measured = _read_arm(folder)["measured"]
             for one in arm.datasets:
                 name = safe_name(one.name)
-                extras = {key: math.nan if value is None else float(value) for key, value in measured[one.name].items()}
-                metrics = read_seed_metrics(folder / MEASURED / name, arm.name, name, seed, extras)
-                cells.setdefault((arm.label, one.name), []).append(metrics)
+                evaluated = Evaluated(seed, arm_folder(output, arm, seed) / MEASURED / name, arm.name, name)
+                evaluations.setdefault((arm.label, one.name), []).append(evaluated)
+    return evaluations
+
+
+def read_study(study: Study, output: Path, seeds: int) -> StudyResults:
+    """Return the metrics of all arms of a study, which are finished; raises `StorageError`."""
+    arms = {(arm.label, one.name): arm for arm in study.arms for one in arm.datasets}
+    cells: dict[Cell, list[SeedMetrics]] = {}
+    for (row, dataset), evaluations in evaluations_of(study, output, seeds).items():
+        for one in evaluations:
+            measured = _read_arm(arm_folder(output, arms[row, dataset], one.seed))["measured"][dataset]
+            extras = {key: math.nan if value is None else float(value) for key, value in measured.items()}
+            metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
+            cells.setdefault((row, dataset), []).append(metrics)
     return StudyResults(cells)
 
 
@@ -74,6 +95,8 @@ def blocks_of(study: Study) -> list[Block]:
 def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResults:
     """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
     results, blocks = read_study(study, output, seeds), blocks_of(study)
+    analysis = study.analyse(evaluations_of(study, output, seeds)) if study.analyse else None
+    results = analysis.results if analysis else results
     paper = {
         (arm.label, dataset, metric): value for arm in study.arms for (dataset, metric), value in arm.paper.items()
     }
@@ -83,6 +106,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
     verdicts = [(claim, claim.verdict(results)) for claim in study.claims]
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
         pictures = draw(study, results, blocks, output, folder)
+        pictures |= analysis.draw(folder) if analysis else {}
     facts = _training_facts(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = StudyPage(
@@ -93,6 +117,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
         trainings=_training_rows(facts),
         paper={one.title: [list(one.columns), *map(list, one.rows)] for one in study.paper},
         figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
+        further=analysis.tables if analysis else {},
     )
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))
@@ -111,6 +136,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
             for claim, verdict in verdicts
         ],
         "trainings": facts,
+        **({"analysis": analysis.content} if analysis else {}),
     }
     write_atomically(output / RESULTS, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return results

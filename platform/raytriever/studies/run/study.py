@@ -184,6 +184,7 @@ def _log_results(tracker: PersistentTracker, study: Study, results: StudyResults
         Point(f"{arm.name}/{one.name}/{metric}", value, seeds, now)
         for arm in study.arms
         for one in arm.datasets
+        if (arm.label, one.name) in results.cells
         for metric in results.cells[arm.label, one.name][0].metrics
         if (value := results.mean(arm.label, one.name, metric)) == value
     ]

@@ -26,12 +26,14 @@ from raytriever.evaluation.request import BM25
 from raytriever.studies.datasets import (
     PACKAGES,
     STDLIB,
+    UNTRAINED,
     StudyDataset,
     open_pydocs,
     pack_folder,
     untrained_arms,
 )
 from raytriever.studies.definition import FULL, SMOKE, UNANSWERABLE, Arm, MeasuredDataset, Study
+from raytriever.studies.recipes.abstain.analysis import analyse
 from raytriever.studies.recipes.abstain.claims import claims_of, row_of
 from raytriever.studies.recipes.abstain.questions import (
     DEV,
@@ -43,11 +45,13 @@ from raytriever.studies.recipes.abstain.questions import (
     Source,
     write_questions,
 )
-from raytriever.studies.recipes.auc.settings import LOSSES, Layer, build_curriculum, describe_training
+from raytriever.studies.recipes.auc.settings import LOSSES, TEMPERATURE, Layer, build_curriculum, describe_training
 
 WEIGHT = 0.05  # lambda of the regulariser: up to it queries and passages came closer at no cost (study `lambda`)
 POSITIVES = 4
 _LOSSES = {**LOSSES, "LSEPair": "lsepair"}
+# Unit of the scores in a softmax: BM25's own, and that of the training of all-MiniLM-L6-v2.
+_SOFTMAX = {"BM25": 1.0, UNTRAINED: 0.05}
 _METRICS = ("success_at_1", "ndcg_at_10", "success_at_100")
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 _PACKS = {
@@ -90,11 +94,12 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     untrained = untrained_arms(scale, measured)
     bm25 = [Arm("bm25", "BM25", measured, None, model=BM25)] if untrained else []
     names = tuple(one.name for one in sources)
+    arms = (*bm25, *untrained, *trained)
     return Study(
         name="abstain",
         title="Selective retrieval: one threshold for all queries",
         source="Selective retrieval",
-        arms=(*bm25, *untrained, *trained),
+        arms=arms,
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=("CL",),
         heading=(
@@ -102,6 +107,13 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             f"Trained on {', '.join(one.name for one in (_PARTS if scale == SMOKE else _PACKS).values())} together, up "
             f"to {POSITIVES} positives a query; regularised: lambda {WEIGHT:g}.",
             *_count_lines(counts),
+        ),
+        analyse=partial(
+            analyse,
+            [(one.name, name_of(one.name, DEV)) for one in sources],
+            {arm.row: _SOFTMAX.get(arm.row, TEMPERATURE) for arm in arms},
+            "CL",
+            [arm.row for arm in (*bm25, *untrained)] + list(_LOSSES),
         ),
         claims=claims_of(names, tuple(_LOSSES), [arm.row for arm in (*bm25, *untrained)]),
     )

@@ -1,0 +1,203 @@
+"""Measures of selective retrieval against loops over thresholds and queries, and against MTEB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.probability import probability_error
+from raytriever.metrics.selective import (
+    abstention_nauc,
+    answer_f1,
+    area_under_risk_coverage,
+    best_answer_threshold,
+    bootstrap_interval,
+    error_of_probabilities,
+    least_area,
+    precision_at_coverage,
+    pseudo_values,
+    resampling_weights,
+    risk_coverage,
+)
+
+SEEDS = range(8)
+
+
+def draw(seed: int, count: int = 37) -> tuple[ndarray, ndarray, ndarray]:
+    """Return scores with ties, whether the best document is right, and whether a query is answerable."""
+    rng = np.random.default_rng(seed)
+    answerable = rng.random(count) < 0.6
+    right = answerable & (rng.random(count) < 0.7)
+    scores = np.round(rng.normal(right * 1.0, 1), 1)
+    return scores, right, answerable
+
+
+def repeated(weights: ndarray, *columns: ndarray) -> list[ndarray]:
+    """Return the columns with each query as often as its weight says."""
+    return [np.repeat(column, weights.astype(int)) for column in columns]
+
+
+def area_by_loop(scores: ndarray, right: ndarray) -> float:
+    return float(np.mean([1 - right[scores >= score].mean() for score in scores]))
+
+
+def precision_by_loop(scores: ndarray, right: ndarray, coverage: float) -> float:
+    threshold = max(score for score in scores if (scores >= score).sum() >= round(coverage * len(scores), 9))
+    return float(right[scores >= threshold].mean())
+
+
+def f1_by_loop(scores: ndarray, right: ndarray, answerable: ndarray, threshold: float) -> float:
+    hits = sum(bool(one) for score, one in zip(scores, right, strict=True) if score >= threshold)
+    if not hits:
+        return 0.0
+    precision, recall = hits / (scores >= threshold).sum(), hits / answerable.sum()
+    return float(2 * precision * recall / (precision + recall))
+
+
+def nauc_by_loop(confidence: ndarray, values: ndarray) -> float:
+    def curve(by: ndarray) -> list[float]:
+        order = np.argsort(by, kind="stable")
+        means = np.array([values[by == one].mean() for one in by[order]])
+        return [means[min(round(rate / 10 * len(values)), len(values) - 1) :].mean() for rate in range(10)]
+
+    def area(points: list[float]) -> float:
+        return sum((one + other) / 2 * 0.1 for one, other in pairwise(points))
+
+    flat = curve(values)[0] * 0.9
+    return (area(curve(confidence)) - flat) / (area(curve(values)) - flat)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_measure_equals_a_loop_on_resampled_queries_too(seed: int) -> None:
+    scores, right, answerable = draw(seed)
+    values = np.round(np.random.default_rng(seed).random(len(scores)) * right, 1)
+    weights = np.concatenate([np.ones((1, len(scores))), resampling_weights([22, 15], 3, seed)])
+    measured = {
+        "area": area_under_risk_coverage(scores, right, weights),
+        "precision": precision_at_coverage(scores, right, 0.3, weights),
+        "f1": answer_f1(scores, right, answerable, 0.4, weights),
+        "nauc": abstention_nauc(scores, values, weights),
+    }
+    for row, weight in enumerate(weights):
+        some, ok, can, graded = repeated(weight, scores, right, answerable, values)
+        expected = {
+            "area": area_by_loop(some, ok),
+            "precision": precision_by_loop(some, ok, 0.3),
+            "f1": f1_by_loop(some, ok, can, 0.4),
+            "nauc": nauc_by_loop(some, graded),
+        }
+        for name, value in expected.items():
+            assert measured[name][row] == pytest.approx(value, abs=1e-12), name
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_least_area_is_that_of_right_queries_first(seed: int) -> None:
+    _, right, _ = draw(seed)
+    best = -np.argsort(np.argsort(~right, kind="stable")).astype(np.float64)
+    assert least_area(right)[0] == pytest.approx(area_by_loop(best, right), abs=1e-12)
+    assert area_under_risk_coverage(best, right)[0] == pytest.approx(least_area(right)[0], abs=1e-12)
+    weights = resampling_weights([len(right)], 2, seed)
+    for row, weight in enumerate(weights):
+        [some] = repeated(weight, right)
+        assert least_area(right, weights)[row] == pytest.approx(least_area(some)[0], abs=1e-12)
+
+
+def test_the_best_threshold_is_the_best_of_all_scores() -> None:
+    for seed in range(200):
+        scores, right, answerable = draw(seed, 8)
+        if not 0 < right.sum() < len(right):
+            continue
+        by_score = {float(score): f1_by_loop(scores, right, answerable, score) for score in scores}
+        best = best_answer_threshold(scores, right, answerable)
+        highest = max(by_score.values())
+        assert best == max(score for score, value in by_score.items() if value == pytest.approx(highest))
+
+
+def test_the_curve_ends_with_every_query() -> None:
+    scores, right, _ = draw(0)
+    curve = risk_coverage(scores, right)
+    for score, coverage, risk in zip(curve.scores, curve.coverage, curve.risk, strict=True):
+        assert (coverage, risk) == ((scores >= score).mean(), pytest.approx(1 - right[scores >= score].mean()))
+    assert (np.diff(curve.scores) < 0).all()
+    assert curve.coverage[-1] == 1
+
+
+def test_the_error_of_probabilities_is_that_of_the_maps() -> None:
+    scores, right, _ = draw(1, 200)
+    probabilities = 1 / (1 + np.exp(-scores))
+    assert error_of_probabilities(probabilities, right)[0] == pytest.approx(probability_error(probabilities, right))
+    weights = np.ones((2, 200))
+    weights[1, right] = 0
+    assert error_of_probabilities(probabilities, right, weights)[1] == pytest.approx(probabilities[~right].mean())
+
+
+def test_pseudo_values_leave_one_query_out() -> None:
+    scores, right, _ = draw(2)
+
+    def area(weights: ndarray) -> ndarray:
+        return area_under_risk_coverage(scores, right, weights)
+
+    count, whole = len(scores), area_by_loop(scores, right)
+    values = pseudo_values(area, count)
+    for query in (0, 7, count - 1):
+        without = area_by_loop(np.delete(scores, query), np.delete(right, query))
+        assert values[query] == pytest.approx(count * whole - (count - 1) * without)
+
+
+def test_each_data_set_is_resampled_on_its_own_and_the_same_again() -> None:
+    weights = resampling_weights([30, 10], 50, 3)
+    assert (weights[:, :30].sum(axis=1) == 30).all()
+    assert (weights[:, 30:].sum(axis=1) == 10).all()
+    assert (weights == resampling_weights([30, 10], 50, 3)).all()
+    assert bootstrap_interval(np.append(np.arange(101.0), np.nan)) == pytest.approx((2.5, 97.5))
+
+
+def test_an_interval_of_resampled_queries_covers() -> None:
+    rng, held = np.random.default_rng(0), 0
+    truth = area_under_risk_coverage(*draw_many(np.random.default_rng(1), 200_000))[0]
+    for _ in range(100):
+        scores, right = draw_many(rng, 150)
+        samples = area_under_risk_coverage(scores, right, resampling_weights([150], 200, 0))
+        low, high = bootstrap_interval(samples)
+        held += low <= truth <= high
+    assert 88 <= held <= 99
+
+
+def draw_many(rng: np.random.Generator, count: int) -> tuple[ndarray, ndarray]:
+    right = rng.random(count) < 0.4
+    return rng.normal(right * 1.0, 1), right
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda one: area_under_risk_coverage(np.array([np.nan]), one), "NaN"),
+        (lambda one: area_under_risk_coverage(np.zeros(2), one), "2 scores and 1 values"),
+        (lambda one: risk_coverage(np.zeros(0), np.zeros(0)), "0 scores"),
+        (lambda one: precision_at_coverage(np.zeros(1), one, 0.0), "a coverage of 0.0"),
+        (lambda one: best_answer_threshold(np.zeros(1), one, one), "1 of 1 best documents are relevant"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(call: Callable[[ndarray], object], message: str) -> None:
+    with pytest.raises(MetricInputError, match=message) as error:
+        call(np.ones(1, bool))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_nauc_is_that_of_mteb() -> None:
+    from mteb._evaluators.retrieval_metrics import confidence_scores, nauc
+
+    rng = np.random.default_rng(4)
+    for count in (12, 95, 250):
+        rankings = np.round(np.sort(rng.random((count, 10)), axis=1)[:, ::-1], 2)
+        values = np.round(rng.random(count) * (rng.random(count) < 0.7), 1)
+        by_query = [confidence_scores(one.tolist()) for one in rankings]
+        for name in ("max", "std", "diff1"):
+            confidence = np.array([one[name] for one in by_query])
+            assert abstention_nauc(confidence, values)[0] == pytest.approx(nauc(confidence, values), abs=1e-12)

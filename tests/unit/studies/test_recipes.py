@@ -1,4 +1,4 @@
-"""Settings of the twelve studies at full, which reads nothing, and their claims tested on the papers' own results."""
+"""Settings of the studies at full, which reads nothing, and their claims tested on the papers' own results."""
 
 from __future__ import annotations
 

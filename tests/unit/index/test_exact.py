@@ -16,7 +16,7 @@ from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
 from raytriever.index.exact import panels, scan, scan_torch, search, sift, tiles
 from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder, merge_keys
+from raytriever.index.ranking import TieOrder, merge_keys, select
 from raytriever.index.score import pair_scores, read_only
 
 KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"])
@@ -315,3 +315,22 @@ def test_user_errors_are_one_line() -> None:
     assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "ascending", "descending", "infinite", "one"])
+def test_a_rank_is_selected_and_divides_the_others(kind: str) -> None:
+    rng = np.random.default_rng(3)
+    values = {
+        "random": rng.standard_normal(701),
+        "ties": rng.integers(0, 4, 701).astype(np.float64),
+        "ascending": np.arange(700.0),
+        "descending": np.arange(700.0)[::-1].copy(),
+        "infinite": np.where(rng.random(701) < 0.5, -np.inf, rng.standard_normal(701)),
+        "one": np.ones(1),
+    }[kind]
+    for rank in {0, len(values) // 3, len(values) - 1}:
+        parted = values.copy()
+        expected = np.sort(values)[rank]
+        assert select(parted, rank) == parted[rank] == expected
+        assert parted[:rank].max(initial=-np.inf) <= expected <= parted[rank:].min()
+        assert np.array_equal(np.sort(parted), np.sort(values))

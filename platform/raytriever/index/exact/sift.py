@@ -27,7 +27,7 @@ from numba import prange, types
 from numba.extending import intrinsic
 from numpy import ndarray
 
-from raytriever.index.ranking import NONE, key_of, score_of
+from raytriever.index.ranking import NONE, key_of, score_of, select
 from raytriever.index.score import dot
 
 # Documents that are compared at once: the bits of a word.
@@ -182,7 +182,7 @@ def guess_line(line, query, rank, norms, residuals, queries, sieves):  # type: i
         quick = np.float64(quick_score(line[i]))
         bound = quick - (a * norms[i] + b * residuals[i] + c + rounding * abs(quick))
         least[i] = bound if bound > -np.inf else -np.inf
-    guess = np.partition(least, len(line) - rank)[len(line) - rank]
+    guess = select(least, len(line) - rank)
     if guess > sieves.thresholds[query]:
         sieves.thresholds[query] = sieves.guesses[query] = guess
 
@@ -326,7 +326,7 @@ def _tighten(query, queries, block, sieves):  # type: ignore[no-untyped-def]
         most[i] = quick + error
     threshold = sieves.thresholds[query]
     if count >= k:
-        threshold = max(threshold, np.partition(least, count - k)[count - k])
+        threshold = max(threshold, select(least, count - k))
         sieves.thresholds[query] = threshold
     kept = 0
     for i in range(count):
@@ -342,7 +342,8 @@ def _score(query, i, end, vector, sums, queries, block, sieves):  # type: ignore
     `vector` and `sums` are buffers.
     """
     count, rows, scores = sieves.counts[query], sieves.rows[query], sieves.scores[query]
-    vector[:] = queries.vectors[query]
+    for column in range(len(vector)):  # numba takes three seconds to compile `vector[:] = ...`
+        vector[column] = queries.vectors[query, column]
     while i < count and rows[i] < end:
         if i + 1 < count:
             # The processor does not foresee which row is next, and the memory is far.
@@ -368,12 +369,12 @@ def _merge(query, block, sieves):  # type: ignore[no-untyped-def]
         total += 1
     sieves.counts[query] = 0
     keys = keys[:total]
-    if total > k:
-        keys = np.partition(keys, k - 1)[:k]
-    least = np.float64(score_of(keys.max())) if total >= k else -np.inf
+    least = np.float64(score_of(select(keys, k - 1))) if total >= k else -np.inf
+    keys = keys[:k]
     if least < sieves.guesses[query]:
         sieves.failed[query] = True
         return
     sieves.guesses[query] = -np.inf
-    sieves.best[query, : len(keys)] = keys
+    for i in range(len(keys)):
+        sieves.best[query, i] = keys[i]
     sieves.thresholds[query] = max(sieves.thresholds[query], least)

@@ -39,7 +39,9 @@ def rank(weights, documents, starts, largest, terms, offsets, size, best, positi
     order, skipped = np.empty(len(terms), np.int64), np.zeros(len(terms), np.bool_)
     for query in range(queries):
         first, last = offsets[query], offsets[query + 1]
-        order[first:last] = first + np.argsort(largest[terms[first:last]])
+        ranked = np.argsort(largest[terms[first:last]])
+        for i in range(len(ranked)):  # numba takes three seconds to compile `order[first:last] = ...`
+            order[first + i] = first + ranked[i]
     scores = np.zeros(min(size, _BLOCK), np.float32)
     for first in range(0, size, _BLOCK):
         after = min(first + _BLOCK, size)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # In a process of its own: the checks must be in place before the losses are imported, and only there.
 CHECKED = """
 import sys
@@ -30,6 +32,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_annotated_shapes_hold() -> None:
     here = Path(__file__).parent
     root = here.parent.parent / "platform"

@@ -61,6 +61,7 @@ def test_the_baselines_are_the_same_loss(section: ModuleType) -> None:
         torch.testing.assert_close(one.float(), other.float(), atol=0.03 * float(one.abs().max()), rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["on_gpu.training"], indirect=True)
 def test_both_libraries_train_on_the_same_tokens(section: ModuleType, tmp_path: Path) -> None:
     case = section.CASES["tiny"][0]

@@ -45,6 +45,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_files_with_gpu_tests_are_collected_without_the_large_packages() -> None:
     pattern = re.compile(r"mark\.gpu|cuda: torch\.device")  # as in the Makefile
     assert pattern.pattern.replace("\\", "") in (REPOSITORY / "Makefile").read_text().replace("\\", "")
@@ -61,6 +62,7 @@ def test_a_training_runs_without_the_large_packages() -> None:
     assert "1 passed" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_make_says_so_in_one_line() -> None:
     done = subprocess.run(

@@ -62,6 +62,7 @@ except UserError as error:
     return ended.stdout.strip()
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("listing", LISTINGS)
 def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
     line = line_for_nobody(LISTINGS[listing], shared)

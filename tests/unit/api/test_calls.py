@@ -46,6 +46,7 @@ def test_mining_again_finds_the_table(data: rt.Dataset, model: rt.Model, workpla
         rt.mine_hard_negatives(data, model, output="negatives/1")
 
 
+@pytest.mark.slow
 def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, workplace: Path) -> None:
     report = rt.evaluate({"lexical": "bm25", "dense": model}, data, calibrate=["precision=0.5"])
     assert report.path is None

@@ -57,6 +57,7 @@ def test_a_model_without_weights_is_planned(dry_run: Callable[..., list[str]], m
         assert total == pytest.approx(float(row(lines, "sum")[column]), abs=0.04)
 
 
+@pytest.mark.slow
 def test_the_flags_of_the_largest_chunk_are_named(
     dry_run: Callable[..., list[str]], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_training_keeps_no_scores_and_has_the_gradient_of_plain_attention(direct
     assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
 
 
+@pytest.mark.slow
 def test_training_a_long_text_keeps_memory_linear_in_its_length(directory: Path) -> None:
     retriever = load_retriever(config_of(directory)).train()
     set_dropout(retriever, 0.0)

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from library_losses import write_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-sentence-transformers.md"
 
 
+@pytest.mark.slow
 def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     write_model(tmp_path / "tiny")
     script = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]

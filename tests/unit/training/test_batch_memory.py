@@ -25,7 +25,7 @@ from sham_device import CUDA, sham_device
 ROW_LOSSES = ("infonce", "infonce-symmetric", "triplet", "lsepair")  # the kernel of mw needs a real GPU
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(6)
 @pytest.mark.parametrize(("loss", "device"), [*product((*ROW_LOSSES, "mw"), [CPU]), *product(ROW_LOSSES, [CUDA])])
 @pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
 def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(

@@ -20,7 +20,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, tmp_path: Path) -> None:
     settings = {"total_steps": 2, "eval_steps": 2, "dev_batches": 1, "loss": LossConfig(loss=name, temperature=0.1)}
@@ -55,6 +55,7 @@ def test_weights_after_training_equal_those_of_the_cpu(make_assignment, cuda: to
         torch.testing.assert_close(here, there, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.fast_every(3)
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, tmp_path: Path) -> None:
@@ -74,6 +75,7 @@ def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, 
     assert losses["bf16"] != losses["fp32"]
 
 
+@pytest.mark.slow
 def test_dropout_is_repeated_with_gradient_caching(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
     """Each chunk draws its masks from the state of the device before it, so the second encoding repeats them."""
     gradients = []

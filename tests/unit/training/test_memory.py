@@ -68,7 +68,7 @@ def head_of(device: str = "cpu") -> list[nn.Module]:
         return [Dense(128, 4096, True, "Tanh", True), Normalize(), Dense(4096, 64, False, "Identity", False)]
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(6)
 @pytest.mark.parametrize(
     ("config", "model", "precision", "kernels"),
     [
@@ -147,6 +147,7 @@ MANY_HEADS = BertConfig(
 )
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("left_out", ["", "inputs", "mask", "logsumexp"])
 def test_the_comparison_notices_each_tensor_of_attention(left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "_FusedAttention", _Fused)
@@ -225,6 +226,7 @@ def test_strategies_shard_the_state(strategy: str) -> None:
         assert plan_of(QWEN3, PLAIN, offloaded, workers=4).parts(4).optimizer == 0
 
 
+@pytest.mark.slow
 def test_fsdp2_gathers_by_block_where_the_model_is_too_large() -> None:
     deep = type(QWEN3)(**{**QWEN3.to_dict(), "num_hidden_layers": 8, "layer_types": None})
     plan = plan_of(deep, PLAIN, TrainingConfig(strategy="fsdp2"), workers=4)
@@ -342,6 +344,7 @@ def test_published_sizes(name: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == weights
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_t5_is_simulated_with_its_shared_embeddings_once() -> None:
     config = T5Config(vocab_size=500, d_model=64, d_ff=128, d_kv=16, num_layers=2, num_heads=4)
     real = encoder_of(config, PLAIN)

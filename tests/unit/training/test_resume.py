@@ -175,6 +175,7 @@ def test_interrupted_again_and_again_it_ends_alike(
     assert min(second_recorder.steps) >= 4  # something was saved between looks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "saved"), [(1e-6, True), (60.0, False)])
 def test_time_asks_for_checkpoints_between_looks(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, minutes: float, saved: bool

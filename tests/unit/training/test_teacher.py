@@ -52,6 +52,7 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> 
     assert moved.scores.device.type == moved.columns.device.type == "meta"
 
 
+@pytest.mark.fast_every(3)
 @every_way
 def test_gradients_may_be_cached(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
     logged = []

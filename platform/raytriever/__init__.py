@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raytriever.api.search import Index, build_index
     from raytriever.api.training import HardNegatives, mine_hard_negatives, train
     from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
-    from raytriever.search.exact import Hit
+    from raytriever.search.exact import Hit, Hits
 
 __version__ = "0.2.0"
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Dataset",
     "HardNegatives",
     "Hit",
+    "Hits",
     "Index",
     "Model",
     "ModelError",
@@ -64,7 +65,7 @@ __getattr__, __dir__ = lazy_names(
         "raytriever.api.search": ("Index", "build_index"),
         "raytriever.api.training": ("HardNegatives", "mine_hard_negatives", "train"),
         "raytriever.errors": ("ConfigError", "DataError", "ModelError", "StorageError", "UserError"),
-        "raytriever.search.exact": ("Hit",),
+        "raytriever.search.exact": ("Hit", "Hits"),
     },
     submodules=("losses", "metrics"),
 )

@@ -17,13 +17,13 @@ from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
 if TYPE_CHECKING:
-    from raytriever.search.exact import Hit
+    from raytriever.search.exact import Hits
 
 
 class Searcher(Protocol):
     """Index in memory that answers queries."""
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return the best passages of each query."""
 
 
@@ -48,7 +48,7 @@ class Index:
         return self._size
 
     @public
-    def search(self, queries: Sequence[str], *, top_k: int = 5, threshold: float | None = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], *, top_k: int = 5, threshold: float | None = None) -> list[Hits]:
         """Find the passages with the highest scores for each query.
 
         Args:
@@ -57,8 +57,9 @@ class Index:
             threshold: lowest score that is returned, such as one that `evaluate(..., calibrate=...)` has chosen.
 
         Returns:
-            For each query its hits, best first. There are fewer than `top_k` where the index has fewer passages or the
-            threshold removes some.
+            For each query its `Hits`: a list, best first. There are fewer than `top_k` where the index has fewer
+            passages or the threshold removes some. If the model has a `calibration.json` for these passages, every
+            hit has a `probability`, and `answerable` is False if the best score is below the threshold.
 
         Raises:
             ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range.

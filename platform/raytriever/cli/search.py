@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from raytriever.cli.arguments import Parser, add_settings, build_config, number_type, path_type
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import DATASET, check_paths
-from raytriever.terminal import one_line, show
+from raytriever.terminal import show
 
 
 def main(words: list[str]) -> None:
@@ -26,15 +25,9 @@ def main(words: list[str]) -> None:
         raise ConfigError("nan is out of range", "--threshold", "give a score, such as 0.5")
     check_paths(config)
 
-    from raytriever.search.exact import search_dataset
+    from raytriever.search.exact import format_hits, search_dataset
 
-    hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)
-    if not hits:
-        show(f"no passage scores {arguments.threshold:g} or more")
-    for hit in hits:
-        title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
-        show(f"{hit.score:8.4f}  {one_line(hit.document_id)}{title}")
-        show(textwrap.indent(textwrap.shorten(hit.text, 240, placeholder=" …"), " " * 10))
+    show(format_hits(search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)))
 
 
 def _parser() -> Parser:
@@ -54,7 +47,8 @@ def _parser() -> Parser:
         "--threshold",
         type=number_type(float, "--threshold"),
         metavar="SCORE",
-        help="lowest score of a passage to print; `evaluate --calibrate` finds a threshold",
+        help="lowest score of a passage to print (default: all; a line says if the best one is below the threshold of "
+        "the model's calibration.json)",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ModelConfig, "model", only=READING)

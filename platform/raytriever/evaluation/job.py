@@ -17,6 +17,7 @@ import torch
 from numpy import ndarray
 
 from raytriever.encoding.corpus import plan_embeddings
+from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
@@ -88,11 +89,13 @@ def run_evaluation(
     opened = [
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
     ]
+    check_splits(job, opened)
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
     results = Results(missing=list(job.missing), systems=encoders.systems)
     values: Values = {model.name: {} for model in job.models}
+    calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
     measure = partial(_measure, job=job, encoders=encoders, workers=workers or Workers(), store=store)
     run = tracker()
@@ -112,6 +115,7 @@ def run_evaluation(
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
+                calibrations += write_calibrations(folder, measured, job, log)
                 results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
@@ -121,6 +125,7 @@ def run_evaluation(
             if report is not None:
                 report(folder)
         store.remove()
+        save_calibrations(calibrations, output, log)
         _log_results(run, results, output)
     return results
 

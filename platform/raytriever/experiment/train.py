@@ -20,6 +20,7 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.evaluation.systems import evaluate_bm25
+from raytriever.experiment.calibration import calibrate_trained
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import open_run, open_run_directory, pin_model
@@ -141,6 +142,7 @@ class _Experiment:
         self.log("evaluating the model after training")
         trained = ModelConfig(model=str(path / "model"))
         evaluations["after"] = evaluate_model(dataset, split, trained, precision)
+        calibrate_trained(dataset, base, trained, evaluations["after"], self.log)
         conclude(self.run, opened, stages.folders, evaluations, tracker, started)
         rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
         return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.pooled_scores import calibration_table
+from raytriever.evaluation.pooled_scores import aim_text, calibration_table
+from raytriever.metrics.calibration import Share
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
-from raytriever.terminal import markdown_table
+from raytriever.search.calibration import Calibration
+from raytriever.terminal import markdown_table, one_line
 
 PUBLISHED = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 MAIN = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")
@@ -54,6 +56,7 @@ class CardFacts:
         trained: `metrics.json` of that run; empty if there is none.
         results: metrics of an evaluation by data set, with `about` and the `calibration` rows of this model; may be
             empty.
+        calibration: what the scores mean for one corpus; None if it is unknown.
         graphs: one line per exported format.
     """
 
@@ -64,6 +67,7 @@ class CardFacts:
     config: Mapping[str, Any] = field(default_factory=dict)
     trained: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
     graphs: Sequence[str] = ()
 
 
@@ -92,6 +96,7 @@ def model_card(facts: CardFacts) -> str:
         *_named_prompts(facts.description),
         *_training(facts),
         *_results(facts),
+        *_calibration(facts.calibration),
     ]
     if facts.graphs:
         parts.append("## Other runtimes\n" + "".join(f"- {line}\n" for line in facts.graphs))
@@ -175,6 +180,35 @@ def _results(facts: CardFacts) -> list[str]:
             f" split for all queries and checked on the other:\n\n{calibration_table(rows)}"
         )
     return parts
+
+
+def _calibration(calibration: Calibration | None) -> list[str]:
+    """Return the section on answers and probabilities."""
+    if calibration is None:
+        return []
+    head = ["chosen for", "threshold", "queries answered", "answers that are relevant"]
+    rows = [
+        [aim_text(one.aim, one.wanted), f"{one.score:.4f}", _share(one.answered), _share(one.top_precision)]
+        for one in calibration.thresholds
+    ]
+    decides = "The first threshold decides whether a query has an answer." if rows else "There is no threshold."
+    chosen = f"{calibration.chosen_queries:,} queries of `{one_line(calibration.chosen_on)}`"
+    checked = f"{calibration.checked_queries:,} queries of `{one_line(calibration.checked_on)}`"
+    about = (
+        "`calibration.json` says what a score means for the passages of"
+        f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
+        f" {chosen}. The figures, with 95 % intervals, are of {checked}. All of these queries have a relevant passage:"
+        " for others the share that is answered, always wrongly, is not known. Probabilities of the best passage differ"
+        f" from the share that is relevant by {calibration.first_error:.3f} on average. The file is not valid for other"
+        " passages."
+    )
+    return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]
+
+
+def _share(share: Share) -> str:
+    if not share.whole:
+        return "none"
+    return f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
 
 
 def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:

@@ -3,14 +3,15 @@
 1. Load the model in float32 with merged adapters, and write it as a directory of sentence-transformers.
 2. Write each tower as a graph and compare it with the tower. Both must give the same embeddings for texts of many
    lengths, drawn from the vocabulary. If a graph fails, nothing is written.
-3. Write the model card from the files of the run and the evaluation.
+3. Copy the calibration, if it belongs to these weights.
+4. Write the model card from the files of the run and the evaluation.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -20,6 +21,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ModelError, StorageError
+from raytriever.evaluation.calibration import FOLDER
 from raytriever.evaluation.results import read_results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
@@ -28,12 +30,14 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.source import MINILM
+from raytriever.models.source import MINILM, resolve_model
 from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.storage import check_writable, committed_directory, disk_errors
+from raytriever.search.calibration import FILE as CALIBRATION
+from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
+from raytriever.storage import check_writable, committed_directory, disk_errors, write_atomically
 
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5
@@ -90,6 +94,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     if output.exists():
         raise StorageError("exists", f"--output {output}", "give another directory, or remove this one")
     results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else {}
+    calibration = _current_calibration(config, settings.evaluation, results, report)
     # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     retriever = load_retriever(config).eval()
@@ -102,17 +107,43 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
             for form in settings.format_names:
                 report(f"{form}: writing the {side} tower")
                 parities.append(_write_and_compare(retriever, side, form, subfolder))
+        if calibration is not None:
+            digest = encoder_digest(ModelConfig(model=str(folder)), calibration.dataset)
+            calibration = replace(calibration, model=digest)
+            write_atomically(folder / CALIBRATION, calibration.to_json())
         facts = CardFacts(
             name=settings.push_to_hub.rsplit("/", 1)[-1] if settings.push_to_hub else _name(config, output),
             description=retriever.description,
             width=retriever.width,
             licence=settings.licence,
             results=results,
+            calibration=calibration,
             graphs=[f"`{FILES[parity.form]}`: {parity}" for parity in parities],
             **_run_facts(config.model),
         )
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     return parities
+
+
+def _current_calibration(
+    config: ModelConfig, evaluation: str | None, results: Mapping[str, Any], report: Callable[[str], None]
+) -> Calibration | None:
+    """Return the calibration to export: that of the evaluation, or else that of the model directory.
+
+    It must belong to the model's weights and settings; a line says if it does not.
+    """
+    files = [resolve_model(config.model, config.revision) / CALIBRATION]
+    if evaluation and len(results["models"]) == 1:
+        [dataset] = results["models"]
+        files.insert(0, Path(evaluation) / FOLDER / f"{results['name']}.{dataset}.json")
+    for file in files:
+        calibration = read_calibration(file)
+        if calibration is None:
+            continue
+        if calibration.model == encoder_digest(config, calibration.dataset):
+            return calibration
+        report(f"{file}: is of other weights, prompts or lengths than this model has, and is not exported")
+    return None
 
 
 def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
@@ -221,7 +252,7 @@ def _read_results(folder: Path, model: str) -> dict[str, Any]:
         raise StorageError(f"measured {measured}, not {model}", str(folder), "evaluate the model that you export")
     name = names[0]
     rows = [row for row in results.get("calibration") or [] if row["model"] == name]
-    return {"models": results["models"][name], "about": results["about"], "calibration": rows}
+    return {"name": name, "models": results["models"][name], "about": results["about"], "calibration": rows}
 
 
 def _equivalent_paths(model: str) -> set[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -38,9 +37,10 @@ from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
-from raytriever.search.exact import Hit, hits_of, search_store
+from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.exact import Hits, format_hits, hits_of, search_store
 from raytriever.storage import check_writable, one_writer
-from raytriever.terminal import one_line, text_table
+from raytriever.terminal import text_table
 
 # Split of RoarGraph's training queries; other kinds need none.
 _TRAINING_SPLIT = "train"
@@ -82,8 +82,9 @@ class IndexResult:
     store: EmbeddingStore
     seconds: float | None
     is_update: bool = False
+    calibration: Calibration | None = None
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the best passages that the index finds, best first, none below the threshold.
 
         Raises:
@@ -91,7 +92,7 @@ class IndexResult:
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        return hits_of(self.dataset, *self.index.search(embeddings, top), threshold)
+        return hits_of(self.dataset, *self.index.search(embeddings, top), threshold, self.calibration)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
         """Return the embeddings of the judged queries of a split."""
@@ -127,7 +128,8 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
     meta = _meta(job, dataset, store, training_split)
-    result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store)
+    calibration = current_calibration(job.model, dataset.name, dataset.documents, report)
+    result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store, calibration=calibration)
     if existing and existing["key"] != meta["key"]:
         _check_is_earlier(existing, meta, output)
     elif existing:
@@ -246,18 +248,7 @@ def _meta(
 
 def format_answers(result: IndexResult, query: str, top: int) -> str:
     """Search for a query, and format the best passages with their scores as text."""
-    prompt = result.retriever.prompts_of(result.dataset.name).query
-    embedding = encode_texts(result.retriever, [query], "query", "query", prompt)
-    scores, ranking = result.index.search(embedding, top)
-    documents = result.dataset.documents
-    lines = []
-    for score, position in zip(scores[0], ranking[0], strict=True):
-        if position >= 0:
-            title = documents.titles[position]
-            suffix = f"  {one_line(title)}" if title not in ("", documents.ids[position]) else ""
-            lines.append(f"{score:8.4f}  {one_line(documents.ids[position])}{suffix}")
-            lines.append(textwrap.indent(textwrap.shorten(documents.texts[position], 240, placeholder=" …"), " " * 10))
-    return "\n".join(lines)
+    return format_hits(result.search([query], top)[0])
 
 
 def format_measurements(result: IndexResult, split: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
@@ -23,7 +25,10 @@ from raytriever.index.ranking import TieOrder
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
+from raytriever.search.calibration import FILE as CALIBRATION
+from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.storage import disk_errors
+from raytriever.terminal import one_line, warn
 
 
 @activity("searching the embeddings")
@@ -90,6 +95,7 @@ class Hit:
         document_id: its id in the data set.
         title: its title, which may be empty.
         text: its text.
+        probability: probability that it is relevant, by the `calibration.json` of the model; None without one.
 
     Examples:
         >>> rt.Hit(0.73, "d1", "Vienna", "It lies on the Danube.").document_id
@@ -100,6 +106,36 @@ class Hit:
     document_id: str
     title: str
     text: str
+    probability: float | None = None
+
+
+class Hits(list[Hit]):
+    """List of the hits of a query, best first, with the decision whether the query has an answer.
+
+    Attributes:
+        best_score: score of the best passage, also if it is below the threshold of the search; None without passages.
+        threshold: lowest score of an answer: that of the search, or else that of the model's `calibration.json`; None
+            without both.
+        answerable: whether the best score reaches the threshold; None without one.
+
+    Examples:
+        >>> hits = rt.Hits([rt.Hit(0.31, "d1", "", "It lies on the Danube.")], best_score=0.31, threshold=0.42)
+        >>> hits.answerable, len(hits)
+        (False, 1)
+    """
+
+    def __init__(
+        self, hits: Iterable[Hit] = (), *, best_score: float | None = None, threshold: float | None = None
+    ) -> None:
+        super().__init__(hits)
+        self.best_score, self.threshold = best_score, threshold
+
+    @property
+    def answerable(self) -> bool | None:
+        """True if the best score reaches the threshold; None without a threshold or a passage."""
+        if self.threshold is None or self.best_score is None:
+            return None
+        return self.best_score >= self.threshold
 
 
 def hits_of(
@@ -107,17 +143,55 @@ def hits_of(
     scores: Float32[ndarray, "queries k"],
     ranking: Int64[ndarray, "queries k"],
     threshold: float | None = None,
-) -> list[list[Hit]]:
-    """Return the passages of rankings, best first; none below the threshold, and none for the padding -1."""
+    calibration: Calibration | None = None,
+) -> list[Hits]:
+    """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
+
+    Args:
+        dataset: data set of the passages.
+        scores, ranking: scores and positions of the best passages.
+        threshold: lowest score of a hit.
+        calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
+    """
     documents = dataset.documents
+    found = np.where(ranking >= 0, scores, 0)
+    probabilities = (
+        np.full(scores.shape, None) if calibration is None else calibration.probabilities(found).astype(object)
+    )
+    lowest = threshold
+    if lowest is None and calibration is not None and calibration.threshold is not None:
+        lowest = calibration.threshold.score
     return [
-        [
-            Hit(float(score), documents.ids[position], documents.titles[position], documents.texts[position])
-            for score, position in zip(*row, strict=True)
-            if position >= 0 and (threshold is None or score >= threshold)
-        ]
-        for row in zip(scores, ranking, strict=True)
+        Hits(
+            (
+                Hit(float(score), documents.ids[at], documents.titles[at], documents.texts[at], probability)
+                for score, at, probability in zip(*row, strict=True)
+                if at >= 0 and (threshold is None or score >= threshold)
+            ),
+            best_score=float(row[0][0]) if len(row[1]) and row[1][0] >= 0 else None,
+            threshold=lowest,
+        )
+        for row in zip(scores, ranking, probabilities, strict=True)
     ]
+
+
+def format_hits(hits: Hits) -> str:
+    """Format the hits of a query as text: a line if there is no answer, then each passage with score and probability.
+
+    If the threshold of the search has removed all passages, the line says so.
+    """
+    lines = []
+    if not hits and hits.threshold is not None:
+        return f"no passage scores {hits.threshold:g} or more"
+    if hits.answerable is False:
+        below = f"the best score {hits.best_score:.4f} is below the threshold {hits.threshold:.4f} of {CALIBRATION}"
+        lines.append(f"no answer: {below}; the nearest passages are")
+    for hit in hits:
+        title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
+        probability = "" if hit.probability is None else f"  p={hit.probability:.2f}"
+        lines.append(f"{hit.score:8.4f}{probability}  {one_line(hit.document_id)}{title}")
+        lines.append(textwrap.indent(textwrap.shorten(hit.text, 240, placeholder=" …"), " " * 10))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -128,11 +202,13 @@ class ExactIndex:
         dataset: data set whose passages are searched.
         retriever: encoder of the queries.
         passages: embeddings of the passages.
+        calibration: what the scores mean; None if it is unknown.
     """
 
     dataset: RetrievalDataset
     retriever: Retriever
     passages: Float32[ndarray, "documents width"]
+    calibration: Calibration | None = None
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -143,13 +219,14 @@ class ExactIndex:
             ModelError: an embedding is not finite.
         """
         retriever.prompts.check([dataset.name])
-        return cls(dataset, retriever, embed_corpus(config, retriever, dataset).array())
+        passages = embed_corpus(config, retriever, dataset).array()
+        return cls(dataset, retriever, passages, current_calibration(config, dataset.name, dataset.documents, warn))
 
     @cached_property
     def _corpus(self) -> Corpus:
         return Corpus(lambda: [(0, self.passages)], TieOrder.of(tie_order(self.dataset.documents.ids)))
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
 
         Raises:
@@ -158,12 +235,12 @@ class ExactIndex:
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
         scores, ranking = self._corpus.top_k(embeddings, top)
-        return hits_of(self.dataset, scores, ranking, threshold)
+        return hits_of(self.dataset, scores, ranking, threshold, self.calibration)
 
 
 def search_dataset(
     config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
-) -> list[Hit]:
+) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = default_device()

@@ -1,0 +1,179 @@
+"""A calibrated model from its evaluation to search and export, and what makes its calibration stale."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import raytriever as rt
+from raytriever.cli.main import run
+from raytriever.errors import DataError
+from raytriever.evaluation.config import EvaluationConfig
+from raytriever.evaluation.job import run_evaluation
+from raytriever.evaluation.request import build_evaluation_job, read_models
+from raytriever.evaluation.results import Results
+from raytriever.models.config import ModelConfig
+from raytriever.search.calibration import FILE, Calibration, read_calibration
+from raytriever.terminal import warn
+from raytriever.tracking.tracker import NullTracker
+
+QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
+
+
+def evaluate(models: Sequence[object], datasets: Sequence[object], aims: Sequence[str], output: Path) -> Results:
+    """Evaluate with thresholds, without figures."""
+    job = build_evaluation_job(
+        read_models(list(map(str, models)), ModelConfig()),
+        list(map(str, datasets)),
+        EvaluationConfig(),
+        [],
+        aims,
+        "fp32",
+        0.01,
+        warn,
+    )
+    return run_evaluation(job, output, False, NullTracker, warn)
+
+
+class Calibrated(NamedTuple):
+    """A data set, a model that was calibrated for it, its calibration, and the results."""
+
+    letters: Path
+    model: Path
+    calibration: Calibration
+    results: Results
+    output: Path
+
+
+@pytest.fixture(scope="module")
+def calibrated(
+    tiny_dataset: Path, tiny_encoder: Path, api_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Calibrated:
+    folder = tmp_path_factory.mktemp("calibrated")
+    letters = Path(shutil.copytree(tiny_dataset, folder / "letters"))
+    for split, members in QRELS.items():
+        lines = [f"q{i}\td{i}\t1\n" for i in members]
+        (letters / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    model = Path(shutil.copytree(tiny_encoder, folder / "tuned"))
+    aims = ["answered=0.5", "top-precision=0.999", "f1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(api_cache))
+        results = evaluate(["bm25", model], [letters], aims, folder / "results")
+    calibration = read_calibration(model / FILE)
+    assert calibration is not None
+    return Calibrated(letters, model, calibration, results, folder / "results")
+
+
+def texts_of(letters: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (letters / "queries.jsonl").read_text().splitlines()]
+
+
+def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
+    made, rows = calibrated.calibration, calibrated.results.calibration
+    assert read_calibration(calibrated.output / "calibration" / "tuned.letters.json") == made
+    assert not (calibrated.output / "calibration" / "bm25.letters.json").exists()
+    own = {row["aim"]: row for row in rows if row["model"] == "tuned"}
+    assert [one.aim for one in made.thresholds] == [aim for aim, row in own.items() if row["reached"]]
+    first = made.thresholds[0]
+    assert first.score == own["answered"]["threshold"]
+    assert (first.answered.part, first.answered.whole) == (own["answered"]["answered_queries"], 60)
+    assert first.top_precision.part == own["answered"]["relevant_answers"]
+    assert (made.chosen_on, made.chosen_queries, made.checked_on, made.checked_queries) == ("dev", 60, "test", 60)
+
+
+def test_search_says_how_probable_a_hit_is_and_which_query_has_no_answer(
+    calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters, model = str(calibrated.letters), str(calibrated.model)
+    index, texts = rt.build_index(rt.load_model(model, precision="fp32"), letters), texts_of(calibrated.letters)[40:100]
+    hits = index.search(texts, top_k=2)
+    threshold = calibrated.calibration.thresholds[0].score
+    # Half of the dev queries, on which the threshold was chosen; a last bit may move one.
+    assert 29 <= sum(one.answerable is True for one in hits) <= 31
+    assert all(one.answerable is (one[0].score >= threshold) for one in hits)
+    assert all(hit.probability is not None and 0 <= hit.probability <= 1 for one in hits for hit in one)
+    assert "calibration" not in capsys.readouterr().err
+    worst = min(range(60), key=lambda row: hits[row][0].score)
+    assert run("search", [texts[worst], "--dataset", letters, "--model", model]) == 0
+    assert capsys.readouterr().out.startswith("no answer: the best score ")
+    index_words = ["--dataset", letters, "--model", model, "--index", "flat", "--output", "index"]
+    assert run("index", [*index_words, "--query", texts[worst]]) == 0
+    assert "\nno answer: the best score " in capsys.readouterr().out
+
+
+def test_an_export_keeps_the_calibration_only_of_the_same_model(
+    calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, letters, texts = str(calibrated.model), str(calibrated.letters), texts_of(calibrated.letters)[:3]
+    assert run("export", ["--model", model, "--output", "exported"]) == 0
+    before = rt.build_index(model, letters).search(texts, top_k=2)
+    after = rt.build_index("exported", letters).search(texts, top_k=2)
+    assert [one.answerable for one in after] == [one.answerable for one in before]
+    assert [one[1].probability for one in after] == pytest.approx([one[1].probability for one in before])
+    first = calibrated.calibration.thresholds[0]
+    card = Path("exported/README.md").read_text()
+    assert "## Answers" in card
+    assert f"| answered 0.5 | {first.score:.4f} | {first.answered.part} of 60 = " in card
+    assert run("export", ["--model", model, "--output", "changed", "--query-prompt", "q: "]) == 0
+    assert "is of other weights, prompts or lengths than this model has, and is not exported" in capsys.readouterr().err
+    assert not Path("changed", FILE).exists()
+    assert "## Answers" not in Path("changed/README.md").read_text()
+    # Without a file of its own the model gets that of the evaluation.
+    own = shutil.move(calibrated.model / FILE, "own.json")
+    words = ["--model", model, "--output", "measured", "--evaluation", str(calibrated.output)]
+    assert run("export", words) == 0
+    shutil.move(own, calibrated.model / FILE)
+    assert Path("measured", FILE).read_bytes() == Path("exported", FILE).read_bytes()
+
+
+def test_other_prompts_passages_or_contents_make_it_stale(
+    calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(calibrated.model, "tuned"))
+    letters = Path(shutil.copytree(calibrated.letters, "letters"))
+    [hits] = rt.build_index(rt.load_model(str(model), query_prompt="q: "), str(letters)).search(["what is abc"])
+    assert (hits.answerable, hits[0].probability) == (None, None)
+    assert "is of other weights, prompts or lengths than this model has, so hits have no" in capsys.readouterr().err
+    with (letters / "corpus.jsonl").open("a") as stream:
+        stream.write('{"_id": "new", "title": "", "text": "another passage"}\n')
+    [hits] = rt.build_index(str(model), str(letters)).search(["what is abc"])
+    assert (hits.answerable, hits[0].probability) == (None, None)
+    made = f"{FILE}, made {calibrated.calibration.date} for letters"
+    assert f"{made}: the passages have changed since, so hits have no" in capsys.readouterr().err
+    (model / FILE).write_text("{}")
+    assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
+    assert "calibration.json: is of another format than 1" in capsys.readouterr().err
+
+
+def test_without_enough_queries_there_is_no_calibration_and_a_line_says_why(
+    tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(tiny_encoder, "tuned"))
+    evaluate([model], [tiny_dataset], ["f1"], Path("results"))
+    assert (
+        "tuned gets no calibration.json: letters, split 'dev': has 32 judged queries, and a calibration needs 50: with "
+        "fewer the 95 % interval of a precision of 0.9 is wider than 0.17; name a larger split"
+    ) in capsys.readouterr().err
+    assert not (model / FILE).exists()
+
+
+def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibrated: Calibrated) -> None:
+    letters = Path(shutil.copytree(calibrated.letters, "letters"))
+    (letters / "qrels" / "dev.tsv").write_text((letters / "qrels" / "test.tsv").read_text())
+    with pytest.raises(DataError, match="60 of 60 queries of split 'test' are queries of 'dev' too, more than 5%"):
+        evaluate([calibrated.model], [letters], ["f1"], Path("results"))
+
+
+def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:
+    others = shutil.copytree(calibrated.letters, "others")
+    model = Path(shutil.copytree(calibrated.model, "tuned"))
+    (model / FILE).unlink()
+    evaluate([model], [calibrated.letters, others], ["f1"], Path("results"))
+    assert {file.name for file in Path("results/calibration").iterdir()} == {"tuned.letters.json", "tuned.others.json"}
+    assert "a model has one calibration.json: those of 2 data sets are only in" in capsys.readouterr().err
+    assert not (model / FILE).exists()

@@ -1,4 +1,4 @@
-"""The duration of the twelve studies of the papers' tables at scale `smoke`, each a command from start to table.
+"""The duration of all studies with a recipe at scale `smoke`, each a command from start to table.
 
 Run: `python benchmarks/studies.py [--json PATH] [--only NAME ...] [--keep DIR]`. They run one after another on this
 machine, with an empty cache and tracking database of their own, so the first one also builds the embedded data set. A
@@ -58,7 +58,7 @@ def main() -> None:
             seconds, whole = smoke(name, folder)
             ends[f"{name} (s)"] = End(seconds, "reported, and complete", whole)
     total = sum(end.value for end in ends.values()) / 60
-    title = "all twelve at smoke (min)" if len(arguments.only) == len(STUDIES) else "these at smoke (min)"
+    title = f"all {len(STUDIES)} at smoke (min)" if len(arguments.only) == len(STUDIES) else "these at smoke (min)"
     ends[title] = End(total, f"at most {MINUTES}", total <= MINUTES and all(end.holds for end in ends.values()))
     report("studies", ends, arguments.json)
 

@@ -15,7 +15,7 @@ from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean, flag_of
 from raytriever.paths import DATA_ROOT, OUTPUT
-from raytriever.studies.recipes import OWN, STUDIES, study_recipe
+from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe
 from raytriever.terminal import show, warn
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"unknown study {name!r}", remedy=remedy)
     elif scale not in SCALES:
         raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
+    elif scale == SCALES[-1] and name in AT_FULL:
+        remedy = f"run the study {AT_FULL[name]}, or give --scale small"
+        raise ConfigError(f"at this scale {name} is {AT_FULL[name]}", f"--scale {scale}", remedy)
     if arguments.seeds is not None and not 1 <= arguments.seeds <= MOST_SEEDS:
         raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
     if arguments.trial_gpus is not None and not 0 < arguments.trial_gpus <= 1:

@@ -148,15 +148,16 @@ def _verdict_on_outcomes(outcomes: Sequence[str], expected: str, against: str) -
 
 
 def mean_difference(
-    results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = ()
+    results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
 ) -> Comparison:
-    """Compare `row` - `other` on average over data sets of equal weight.
+    """Compare `row` - `other` with a number, on average over data sets of equal weight.
 
     Args:
         results: results of the study.
         row, other: labels of the rows.
         metric: metric to average.
         datasets: names of the data sets; empty for all that have both rows.
+        by: the difference is tested against this number.
 
     Raises:
         KeyError: a data set lacks a row, or no data set has both.
@@ -168,23 +169,25 @@ def mean_difference(
     difference = float(by_seed.mean())
     errors = [_squared_error(results, row, other, one, metric) for one in used]
     error = math.sqrt(sum(errors)) / len(used)
-    p = math.erfc(abs(difference) / error / math.sqrt(2)) if error > 0 else float("nan")
-    if not p < LEVEL or (np.sign(by_seed) != np.sign(difference)).any():
+    p = math.erfc(abs(difference - by) / error / math.sqrt(2)) if error > 0 else float("nan")
+    if not p < LEVEL or (np.sign(by_seed - by) != np.sign(difference - by)).any():
         return Comparison(difference, p, NOISE)
-    return Comparison(difference, p, ABOVE if difference > 0 else BELOW)
+    return Comparison(difference, p, ABOVE if difference > by else BELOW)
 
 
-def above_on_average(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
-    """Claim that the mean of a row over the data sets is above that of another row, in each metric."""
+def above_on_average(
+    better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = (), by: float = 0.0
+) -> Judge:
+    """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
 
     def judge(results: StudyResults) -> Verdict:
-        by_metric = {metric: mean_difference(results, better, worse, metric, datasets) for metric in metrics}
+        by_metric = {metric: mean_difference(results, better, worse, metric, datasets, by) for metric in metrics}
         comparisons = "; ".join(
             f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}" for metric, one in by_metric.items()
         )
         return Verdict(
             _verdict_on_increase([one.outcome for one in by_metric.values()]),
-            f"{better} - {worse}, mean over data sets: {comparisons}",
+            f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}: {comparisons}",
         )
 
     return judge

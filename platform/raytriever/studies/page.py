@@ -277,7 +277,7 @@ class StudyPage:
         trainings: row of titles, and one row for each training.
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.
-        further: tables of the study's own analysis, by title: a row of titles, then the other rows.
+        further: tables of curves and of the study's own analysis, by title: a row of titles, then the other rows.
     """
 
     title: str

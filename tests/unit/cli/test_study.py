@@ -27,6 +27,11 @@ ErrorLine = Callable[..., str]
         ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is not a valid run name; use letters"),
         ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
         ("mw-in-domain --output s --scale small --data-root .", "squad"),
+        ("mw-from-base --output s --scale full", "--scale full: at this scale mw-from-base is mw-in-domain; run the"),
+        (
+            "mw-from-base --output s --scale small --data-root .",
+            "--data-root .: holds no base-encoder; run `python bench",
+        ),
         ("mw-in-domain --output s --indexes flat", "--indexes: unknown flag"),
         ("--output s ood", "unknown study 'ood'; put it first, as in `study ood --output DIR`"),
     ],

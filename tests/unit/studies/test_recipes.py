@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,14 +12,19 @@ import pytest
 
 from raytriever.config.curriculum import check_curriculum
 from raytriever.errors import ConfigError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
 from raytriever.studies.claims import DID_NOT, HELD, NOT_MEASURED
+from raytriever.studies.datasets import StudyDataset
 from raytriever.studies.definition import FULL, SMALL, Study
-from raytriever.studies.recipes import STUDIES, study_recipe
+from raytriever.studies.recipes import AT_FULL, STUDIES, study_recipe
+from raytriever.studies.recipes.auc import from_base
 from raytriever.studies.recipes.auc import tables as auc_tables
 from raytriever.studies.recipes.positives import tables as positives_tables
 from raytriever.studies.results import SeedMetrics, StudyResults
 
 QUERIES, SEEDS = 400, 2
+WITH_FULL = [name for name in STUDIES if name not in AT_FULL]
 
 
 def open_at_full(name: str) -> Study:
@@ -38,7 +45,7 @@ def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | Non
     return StudyResults(results)
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", WITH_FULL)
 def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
     study = open_at_full(name)
     assert study.name == name
@@ -55,14 +62,14 @@ def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
     assert not Path("nowhere").exists()
 
 
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", WITH_FULL)
 def test_claims_without_results_are_not_measured(name: str) -> None:
     for claim in open_at_full(name).claims:
         assert claim.verdict(StudyResults({})).word == NOT_MEASURED
 
 
 def test_two_data_sets_of_one_name_are_one_data_set_in_every_study() -> None:
-    for name in STUDIES:
+    for name in WITH_FULL:
         places: dict[str, tuple[str, str]] = {}
         for arm in open_at_full(name).arms:
             for one in arm.datasets:
@@ -134,6 +141,60 @@ def test_results_printed_in_two_tables_agree() -> None:
         assert tables.VARIANTS[name] == tables.HOMOGENEOUS[name][:2]
     mrr = [row[0] for (_, _), row in list(tables.BUDGET.items())[1:]]
     assert all(more > fewer for more, fewer in pairwise(mrr))
+
+
+def test_a_study_from_another_base_encoder_has_other_settings(
+    tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(from_base, "_sets", lambda scale, data_root, folder: [StudyDataset("SQuAD", "squad")])
+    with pytest.raises(ConfigError, match="--data-root: is missing; give the folder that holds base-encoder"):
+        from_base.study(SMALL, None, tmp_path / "data")
+    with pytest.raises(ConfigError, match=r"holds no base-encoder; run `python benchmarks/base_encoder.py"):
+        from_base.study(SMALL, tmp_path, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+    encoder = tmp_path / "base-encoder" / "encoder"
+    shutil.copytree(tiny_encoder, encoder)
+    points = [{"step": step, "tokens": 1_000 * step, "loss": 10.5 - step, "accuracy": 0.1 * step} for step in (1, 2)]
+    (encoder / "figures.json").write_text(json.dumps({"measurements": points}))
+    one = from_base.study(SMALL, tmp_path, tmp_path / "data")
+    assert "2,000 tokens (held-out loss 8.50, accuracy 0.200)" in one.heading[0]
+    models = {arm.model or arm.curriculum.base.model.model for arm in one.arms}  # type: ignore[union-attr]
+    [copy] = models
+    assert Path(copy).parent == tmp_path / "data"
+    assert load_retriever(ModelConfig(model=copy)).description.pooling == "mean"
+    weights = bytearray((encoder / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (encoder / "model.safetensors").write_bytes(weights)
+    assert from_base.study(SMALL, tmp_path, tmp_path / "data").arms[0].model != copy
+
+
+def test_claims_from_a_base_encoder_compare_with_the_gap_of_the_paper() -> None:
+    """Of NLI and SQuAD the paper prints gaps of .14 and .13."""
+    claims = from_base._claims()
+    assert "0.0675" in claims[1].text
+    assert "0.135" in claims[2].text
+
+    def verdicts(gap: float) -> list[str]:
+        values = {"CL": (0.7, 200.0), "MW": (0.7 + gap, 300.0)}
+        noise = dict(zip(values, np.random.default_rng(0).normal(0, 1e-3, (2, QUERIES)), strict=True))
+        cells = {
+            (row, name): [
+                SeedMetrics(
+                    seed,
+                    {"auc": auc, "mrr_at_10": 0.4, "ndcg_at_10": 0.5, "steps_to_best": steps + 10 * seed},
+                    dict.fromkeys(("auc", "mrr_at_10", "ndcg_at_10"), auc + noise[row]),
+                )
+                for seed in range(SEEDS)
+            ]
+            for row, (auc, steps) in values.items()
+            for name in ("SNLI", "SQuAD")
+        }
+        return [claim.verdict(StudyResults(cells)).word for claim in claims]
+
+    assert verdicts(0.2)[:4] == [HELD] * 4
+    assert verdicts(0.1)[:3] == [HELD, HELD, DID_NOT]
+    assert verdicts(0.02)[:3] == [HELD, DID_NOT, DID_NOT]
+    assert verdicts(-0.02)[:3] == [DID_NOT] * 3
 
 
 def test_a_missing_data_root_is_named_in_the_error(tmp_path: Path) -> None:

@@ -138,6 +138,32 @@ def finish_study(output: Path) -> Study:
     )
 
 
+def test_curves_of_all_seeds_are_results(tmp_path: Path) -> None:
+    finished = replace(
+        finish_study(tmp_path), drawings=(Drawing("curves", "dev-auc", "auc"), Drawing("curves", "loss"))
+    )
+    for (arm, seed), values in {("cl", 0): [0.5, 0.6], ("cl", 1): [0.7], ("mw", 0): [0.8], ("mw", 1): [0.9]}.items():
+        lines = [
+            {
+                "step": 25 * number,
+                "milliseconds": number,
+                "measured": {"loss": 1.0, "dev/auc": value, "dev_loss": 1 - value},
+            }
+            for number, value in enumerate(values, 1)
+        ]
+        folder = tmp_path / "arms" / arm / f"seed-{seed}"
+        (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_study(finished, tmp_path, "smoke", 2)
+    curves = json.loads((tmp_path / "results.json").read_text())["curves"]
+    assert curves["dev-auc"]["cl"] == [[[25, 0.5], [50, 0.6]], [[25, 0.7]]]
+    assert curves["loss"]["mw"][1] == [[25, pytest.approx(0.1)]]
+    page = (tmp_path / "study.md").read_text()
+    assert "## AUC on dev data while training, mean over seeds" in page
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    assert ["25", "60.00", "85.00"] in rows
+    assert ["50", "-", "-"] in rows
+
+
 def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
     finished = finish_study(tmp_path)
     write_study(finished, tmp_path, "smoke", 2)

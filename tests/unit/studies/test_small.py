@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,18 @@ from raytriever.studies.definition import SMALL, SMOKE, UNANSWERABLE, Study
 from raytriever.studies.recipes import STUDIES, study_recipe
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def data_root(data_packs: Path, tiny_encoder: Path, tmp_path: Path) -> Path:
+    """Return a folder with the packs and a base encoder."""
+    root = tmp_path / "root"
+    shutil.copytree(tiny_encoder, root / "base-encoder" / "encoder")
+    figures = {"measurements": [{"tokens": 1, "loss": 10.0, "accuracy": 0.1}]}
+    (root / "base-encoder" / "encoder" / "figures.json").write_text(json.dumps(figures))
+    for pack in data_packs.iterdir():
+        (root / pack.name).symlink_to(pack)
+    return root
 
 
 def check(study: Study) -> None:
@@ -51,9 +65,9 @@ def test_smoke_uses_docstrings_only(name: str, tmp_path: Path) -> None:
 @pytest.mark.data
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", STUDIES)
-def test_small_uses_packs(name: str, data_packs: Path, tmp_path: Path) -> None:
-    study = study_recipe(name)(SMALL, data_packs, tmp_path / "data")
+def test_small_uses_packs(name: str, data_root: Path, tmp_path: Path) -> None:
+    study = study_recipe(name)(SMALL, data_root, tmp_path / "data")
     check(study)
     assert study.seeds == 3
-    again = study_recipe(name)(SMALL, data_packs, tmp_path / "data")
+    again = study_recipe(name)(SMALL, data_root, tmp_path / "data")
     assert [(arm.name, arm.curriculum) for arm in again.arms] == [(arm.name, arm.curriculum) for arm in study.arms]

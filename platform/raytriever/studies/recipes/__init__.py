@@ -19,6 +19,7 @@ _MODULES = {
     "mw-zero-shot": "auc.zero_shot",
     "mw-ablation": "auc.ablation",
     "mw-convergence": "auc.convergence",
+    "mw-from-base": "auc.from_base",
     "multi-positive": "positives.multi_positive",
     "heterogeneous": "positives.heterogeneous",
     "curriculum": "positives.curriculum",
@@ -30,6 +31,7 @@ _MODULES = {
     "abstain": "abstain.study",
 }
 STUDIES = tuple(_MODULES)
+AT_FULL = {"mw-from-base": "mw-in-domain"}  # studies that are another one at full
 OWN = "own"  # the scale of a study that comes from a file (`studies.own`)
 Recipe = Callable[[str, Path | None, Path], "Study"]
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
@@ -34,7 +35,7 @@ from raytriever.studies.definition import (
     Evaluated,
     Study,
 )
-from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of
+from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
 from raytriever.studies.results import Cell, SeedMetrics, StudyResults
 from raytriever.studies.results_reader import read_pools, read_seed_metrics
@@ -107,7 +108,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
         pictures = draw(study, results, blocks, output, folder)
         pictures |= analysis.draw(folder) if analysis else {}
-    facts = _training_facts(study, output, seeds)
+    facts, curves = _training_facts(study, output, seeds), _read_curves(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = StudyPage(
         title=study.title,
@@ -117,7 +118,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
         trainings=_training_rows(facts),
         paper={one.title: [list(one.columns), *map(list, one.rows)] for one in study.paper},
         figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
-        further=analysis.tables if analysis else {},
+        further={**_curve_tables(study, curves), **(analysis.tables if analysis else {})},
     )
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))
@@ -136,6 +137,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
             for claim, verdict in verdicts
         ],
         "trainings": facts,
+        "curves": curves,
         **({"analysis": analysis.content} if analysis else {}),
     }
     write_atomically(output / RESULTS, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -196,6 +198,43 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _read_curves(study: Study, output: Path, seeds: int) -> dict[str, dict[str, list[list[tuple[int, float]]]]]:
+    """Return the steps and values of each figure of curves, by its name, arm and seed."""
+    return {
+        drawing.name: {
+            arm.name: [
+                end_to_end(_step_folders(arm_folder(output, arm, seed)), _logged_name(drawing))
+                for seed in seeds_of(arm, seeds)
+            ]
+            for arm in study.arms
+            if arm.curriculum
+        }
+        for drawing in study.drawings
+        if drawing.kind == CURVES
+    }
+
+
+def _curve_tables(
+    study: Study, curves: Mapping[str, Mapping[str, list[list[tuple[int, float]]]]]
+) -> dict[str, list[list[str]]]:
+    """Return, for each figure of a metric, the mean over the seeds by step and arm; `-` where a seed has no value."""
+    tables = {}
+    for drawing in study.drawings:
+        if drawing.name not in curves or not drawing.metric:
+            continue
+        by_arm = {arm: [dict(points) for points in seeds] for arm, seeds in curves[drawing.name].items()}
+        rows = [["step", *by_arm]]
+        for step in sorted({step for seeds in by_arm.values() for points in seeds for step in points}):
+            values = [[points.get(step, math.nan) for points in seeds] for seeds in by_arm.values()]
+            rows.append([f"{step:,}", *(value_text(drawing.metric, fmean(one)) for one in values)])
+        tables[f"{title_of(drawing.metric)} on dev data while training, mean over seeds"] = rows
+    return tables
+
+
+def _logged_name(drawing: Drawing) -> str:
+    return f"{DEV}{drawing.metric}" if drawing.metric else DEV_LOSS
 
 
 def draw(study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path) -> dict[str, str]:
@@ -268,9 +307,8 @@ def _draw_curves(
     drawing: Drawing, study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path
 ) -> dict[str, str]:
     """Draw the validation curve of the first seed of every arm."""
-    metric = f"{DEV}{drawing.metric}" if drawing.metric else DEV_LOSS
     folders = {arm.name: _step_folders(arm_folder(output, arm, 0)) for arm in study.arms if arm.curriculum}
-    curves = {name: points for name, stages in folders.items() if (points := end_to_end(stages, metric))}
+    curves = {name: points for name, stages in folders.items() if (points := end_to_end(stages, _logged_name(drawing)))}
     if not curves:
         return {}
     name, value = f"{drawing.name}.png", title_of(drawing.metric) if drawing.metric else "dev loss"

@@ -73,15 +73,21 @@ def build_curriculum(
     return Curriculum(override(config, settings or {}))
 
 
-def describe_training(scale: str, settings: Layer | None = None) -> str:
-    """Return a sentence that describes the trainings to the reader of the page."""
+def describe_training(scale: str, settings: Layer | None = None, encoder: str = "all-MiniLM-L6-v2") -> str:
+    """Return a sentence that describes the trainings to the reader of the page.
+
+    Args:
+        scale: scale of the study.
+        settings: settings of the study; they override those of the scale.
+        encoder: encoder that is trained below `full`.
+    """
     tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
     if scale == FULL:
         return f"As the paper trains: temperature {tau}, 5 hard negatives (of BM25), at most 20 epochs, early stopping."
     config = override(override(Config(), _SMOKE if scale == SMOKE else _SMALL), settings or {})
     training, model = config.training, config.model
     return (
-        f"all-MiniLM-L6-v2, temperature {tau}; unless a row says otherwise, batches of "
+        f"{encoder}, temperature {tau}; unless a row says otherwise, batches of "
         f"{training.batch_size}, {config.data.negatives_per_query} hard negatives per query, "
         f"{training.max_steps} steps, learning rate {training.learning_rate:g}; queries of {model.query_length} "
         f"and passages of {model.passage_length} tokens; the checkpoint with the lowest dev loss is measured."

@@ -1,0 +1,370 @@
+"""Base encoder: a BERT of MiniLM's size, trained from random weights by masked-language modelling on given texts.
+
+Run: `python benchmarks/base_encoder.py data/squad data/snli#dev notes.txt --output data/base-encoder --steps 4000`. A
+source is a data set of any known format, or a text file (`.txt`, `.txt.gz`) with one text a line. Of a data set only
+the texts of one split are read, `train` or the one after `#`: its queries, the documents judged for them and their hard
+negatives, without the queries and documents of every other split. 2 % of the texts are held out by their hash.
+
+`OUTPUT/encoder` is a plain encoder, as `--model` reads it: mean pooling and no learnt projection. Its `figures.json`
+has the sources and, by step, tokens, seconds, training loss, and loss and accuracy at the masked tokens of held-out
+texts. `OUTPUT/checkpoint.pt` continues the training: the same command after an interruption, or with more `--steps`,
+whose learning rate is then that of the longer schedule. `--minutes` ends a call earlier.
+
+As in BERT (Devlin et al., 2019), with the changes for short trainings of Izsak et al. (2021, arXiv:2104.07705): short
+sequences without padding, no next sentence, no dropout, a high learning rate. 20 % of the tokens are masked (Wettig et
+al., 2023, arXiv:2202.08005), and the product with the vocabulary is computed for these only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ends import machine
+from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.statistics import plain_text
+from raytriever.errors import ConfigError, DataError, UserError
+from raytriever.models.cpu_layers import use_cpu_attention
+from raytriever.models.precision import autocast, choose_precision, default_device
+from raytriever.models.source import embedded_minilm
+from raytriever.models.weights import quiet_transformers
+from raytriever.reading.regular import open_regular
+from raytriever.storage import committed_directory, disk_errors, one_writer
+from raytriever.training.loop import build_optimizer
+
+ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"
+TEXT_FILES = (".txt", ".txt.gz")
+MASKED, HELD_OUT, MEASURED = 0.2, 50, 64  # share of tokens; one text of so many is held out; sequences measured
+IGNORED = -100  # label of a token that is not masked
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of a training.
+
+    Args:
+        steps: length of the schedule; a larger number continues a training.
+        seed: seed of the first weights, the order and the masks.
+        batch: sequences of a step.
+        length: tokens of a sequence, and positions of the encoder.
+        learning_rate: peak; it rises over the first 5 % of the steps and falls linearly to 0.
+        every: steps between two measurements, each with a checkpoint.
+    """
+
+    steps: int
+    seed: int = 0
+    batch: int = 16
+    length: int = 128
+    learning_rate: float = 1e-3
+    every: int = 50
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        rise = max(1, self.steps // 20)
+        return self.learning_rate * min((step + 1) / rise, (self.steps - step) / max(1, self.steps - rise))
+
+
+@dataclass
+class Progress:
+    """Measurements of a training, over all calls; `seconds` and `processor_seconds` do not count loading."""
+
+    step: int = 0
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    points: list[dict[str, float]] = field(default_factory=list)
+
+
+# ---------------------------------------------------------------------------------------------------------------- texts
+
+
+def read_source(source: str) -> list[str]:
+    """Return the texts of a text file, or of one split of a data set (`PATH#SPLIT`).
+
+    Raises:
+        UserError: it does not exist, has no such split, or is broken.
+    """
+    if source.endswith(TEXT_FILES):
+        path = Path(source)
+        with disk_errors(path, reading=True), open_regular(path) as stream:
+            opened = gzip.GzipFile(fileobj=stream) if path.suffix == ".gz" else stream
+            lines = opened.read().decode("utf-8", "replace").split("\n")
+        return [line.strip() for line in lines if line.strip()]
+    path, _, split = source.partition("#")
+    return texts_of_split(path, split or "train")
+
+
+def texts_of_split(path: str, split: str) -> list[str]:
+    """Return the texts of a data set that one split trains on, and that no other split measures on."""
+    dataset = open_all_splits(path)
+    if split not in dataset.judgements:
+        known = ", ".join(sorted(dataset.judgements))
+        raise DataError(f"has no split {split!r}; there are: {known}", path, f"name one as {path}#SPLIT")
+    judged = [(name == split, rows.queries, rows.documents) for name, rows in dataset.judgements.items()]
+    queries = {own: _union(rows for is_own, rows, _ in judged if is_own == own) for own in (True, False)}
+    documents = {own: _union(rows for is_own, _, rows in judged if is_own == own) for own in (True, False)}
+    if dataset.negatives is not None:
+        for own, among in queries.items():
+            chosen = dataset.negatives.documents[np.isin(dataset.negatives.queries, among)]
+            documents[own] = np.union1d(documents[own], chosen)
+    texts, passages = dataset.queries.texts, dataset.passages()
+    measured = {plain_text(texts[row]) for row in queries[False].tolist()}
+    own_queries = [texts[row] for row in np.setdiff1d(queries[True], queries[False]).tolist()]
+    own_documents = [passages[row] for row in np.setdiff1d(documents[True], documents[False]).tolist()]
+    return [text for text in (*own_documents, *own_queries) if plain_text(text) not in measured]
+
+
+def _union(arrays: Any) -> np.ndarray:
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *arrays]))
+
+
+def is_held_out(text: str) -> bool:
+    """Return True for a text that is measured and never trained on. Equal texts are on the same side."""
+    return int.from_bytes(hashlib.sha256(plain_text(text).encode()).digest()[:8]) % HELD_OUT == 0
+
+
+def pack(texts: Sequence[str], tokenizer: Any, length: int) -> Tensor:
+    """Return the tokens of all texts in sequences without padding, `[sequences, length]`.
+
+    Each text has its special tokens. The last sequence repeats tokens of the one before it, so that no token is lost.
+
+    Raises:
+        DataError: the texts do not fill one sequence.
+    """
+    rows = (tokenizer(list(texts[at : at + 1000]))["input_ids"] for at in range(0, len(texts), 1000))
+    tokens = np.concatenate([np.zeros(0, np.int32), *(np.array(row, np.int32) for block in rows for row in block)])
+    if len(tokens) < length:
+        raise DataError(f"{len(texts)} texts have {len(tokens)} tokens; {length} are needed", remedy="give more texts")
+    whole = len(tokens) // length
+    sequences = tokens[: whole * length].reshape(whole, length)
+    if len(tokens) % length:
+        sequences = np.concatenate([sequences, tokens[None, -length:]])
+    return torch.from_numpy(sequences)
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+class MaskedTraining:
+    """Training of a model at masked tokens; every step is a function of the seed and its number.
+
+    Args:
+        model: `BertForMaskedLM`.
+        tokenizer: tokenizer of the sequences.
+        sequences, held_out: sequences to train on and to measure on, `[sequences, length]`.
+        plan: settings.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, sequences: Tensor, held_out: Tensor, plan: Plan) -> None:
+        from transformers import DataCollatorForLanguageModeling
+
+        self.device = default_device()
+        self.precision = choose_precision(None, self.device)
+        self.model = model.to(self.device)
+        if self.device.type == "cpu":
+            use_cpu_attention(self.model.bert, plan.length)
+        self.optimizer = build_optimizer(self.model, plan.learning_rate, 0.01)
+        self.plan, self.sequences, self.held_out = plan, sequences, held_out[:MEASURED]
+        self.progress = Progress()
+        self._tokenizer = tokenizer
+        self._special = torch.tensor(tokenizer.all_special_ids)
+        self._collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Everything but the length that decides the weights."""
+        digest = hashlib.sha256(self.sequences.numpy().tobytes() + self.held_out.numpy().tobytes()).hexdigest()
+        settings = {name: value for name, value in asdict(self.plan).items() if name not in ("steps", "every")}
+        return {"texts": digest, "parameters": sum(each.numel() for each in self.model.parameters()), **settings}
+
+    def train(self, output: Path, facts: Mapping[str, Any], log: Callable[[str], None], minutes: float) -> None:
+        """Train to the end of the schedule, or for some minutes; measure and save on the way and at the end.
+
+        Args:
+            output: folder of the checkpoint, the encoder and the figures.
+            facts: contents of `figures.json` besides the measurements.
+            log: called with a line for each measurement.
+            minutes: bound of this call.
+        """
+        began, losses = time.monotonic(), []
+        progress = self.progress
+        while progress.step < self.plan.steps:
+            start, start_processor = time.monotonic(), time.process_time()
+            losses.append(self.step(progress.step))
+            progress.step += 1
+            progress.seconds += time.monotonic() - start
+            progress.processor_seconds += time.process_time() - start_processor
+            is_over = time.monotonic() - began >= 60 * minutes
+            if progress.step % self.plan.every == 0 or progress.step == self.plan.steps or is_over:
+                progress.points.append(self.measure() | {"training_loss": float(np.mean(losses))})
+                losses.clear()
+                self.save(output, facts)
+                log(_line(progress.points[-1], self.plan.steps))
+            if is_over:
+                break
+
+    def step(self, step: int) -> float:
+        """Make one step, and return its loss."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.plan.rate(step)
+        self.model.train()
+        loss, _ = self._loss(self.sequences[self._rows(step)], 1 + self.plan.seed * 2**32 + step)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Return loss and accuracy at masked tokens of held-out texts; the masks are always the same."""
+        self.model.eval()
+        blocks = [self._loss(block, number) for number, block in enumerate(self.held_out.split(self.plan.batch))]
+        right = torch.cat([each for _, each in blocks])
+        loss = sum(float(loss) * len(each) for loss, each in blocks) / len(right)
+        done = self.progress
+        return {
+            "step": done.step,
+            "tokens": done.step * self.plan.batch * self.plan.length,
+            "seconds": round(done.seconds, 1),
+            "processor_seconds": round(done.processor_seconds, 1),
+            "loss": loss,
+            "accuracy": float(right.float().mean()),
+        }
+
+    def _rows(self, step: int) -> Tensor:
+        """Return the sequences of a step. Each epoch has its own order, and leaves out the rest of a batch."""
+        batch = min(self.plan.batch, len(self.sequences))
+        epoch, at = divmod(step, len(self.sequences) // batch)
+        order = torch.Generator().manual_seed(self.plan.seed * 2**32 + epoch)
+        return torch.randperm(len(self.sequences), generator=order)[at * batch : (at + 1) * batch]
+
+    def _loss(self, sequences: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the mean loss at the masked tokens, and whether each of them has the highest score."""
+        torch.manual_seed(seed)
+        is_special = torch.isin(sequences, self._special)
+        tokens, labels = self._collator.torch_mask_tokens(sequences.long(), special_tokens_mask=is_special)
+        tokens, labels = tokens.to(self.device), labels.to(self.device)
+        is_masked = labels != IGNORED
+        with autocast(self.precision, self.device):
+            hidden = self.model.bert(tokens).last_hidden_state[is_masked]
+            scores = self.model.cls(hidden).float()
+        expected = labels[is_masked]
+        return nn.functional.cross_entropy(scores, expected), scores.detach().argmax(1) == expected
+
+    def save(self, output: Path, facts: Mapping[str, Any]) -> None:
+        """Write checkpoint, encoder and figures, each whole or not at all."""
+        state = {
+            "identity": self.identity,
+            "progress": asdict(self.progress),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        temporary = output / f"{CHECKPOINT}.tmp"
+        with disk_errors(output):
+            output.mkdir(parents=True, exist_ok=True)
+            torch.save(state, temporary)
+            temporary.replace(output / CHECKPOINT)
+        plan = asdict(self.plan) | {"masked": MASKED, "precision": self.precision}
+        content = {**facts, "plan": plan, "measurements": self.progress.points}
+        with committed_directory(output / ENCODER, replace=True) as folder, quiet_transformers():
+            self.model.bert.save_pretrained(folder)
+            self._tokenizer.save_pretrained(folder)
+            (folder / FIGURES).write_text(json.dumps(content, indent=1) + "\n")
+
+    def resume(self, output: Path) -> None:
+        """Continue from the checkpoint of an earlier call, if there is one.
+
+        Raises:
+            ConfigError: it belongs to other texts, another seed or other sizes, or has more steps than the plan.
+        """
+        path = output / CHECKPOINT
+        if not path.is_file():
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        changed = sorted(key for key, value in self.identity.items() if state["identity"].get(key) != value)
+        if changed:
+            what = f"holds a training with other settings ({', '.join(changed)})"
+            raise ConfigError(what, f"--output {output}", "give another directory")
+        if state["progress"]["step"] > self.plan.steps:
+            what = f"{self.plan.steps} are fewer than the {state['progress']['step']} that are done"
+            raise ConfigError(what, "--steps", "give more, or another --output")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.progress = Progress(**state["progress"])
+
+
+def _line(point: Mapping[str, float], steps: int) -> str:
+    return (
+        f"step {point['step']:,.0f} of {steps:,}: {point['tokens']:,.0f} tokens in {point['seconds']:,.0f} s, training "
+        f"loss {point['training_loss']:.3f}, held-out loss {point['loss']:.3f}, accuracy {point['accuracy']:.3f}"
+    )
+
+
+def new_model(plan: Plan, **sizes: int) -> tuple[Any, Any]:
+    """Return a BERT with random weights and the tokenizer of the embedded MiniLM, whose sizes it has by default."""
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    minilm = embedded_minilm()
+    sizes = {"max_position_embeddings": plan.length, **sizes}
+    config = BertConfig.from_pretrained(minilm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
+    tokenizer = AutoTokenizer.from_pretrained(minilm, trust_remote_code=False)
+    tokenizer.model_max_length = plan.length
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    torch.manual_seed(plan.seed)
+    return BertForMaskedLM(config), tokenizer
+
+
+def prepare(sources: Sequence[str], plan: Plan, **sizes: int) -> tuple[MaskedTraining, dict[str, Any]]:
+    """Return the training on some sources, and facts about its texts."""
+    model, tokenizer = new_model(plan, **sizes)
+    texts, facts = list[str](), []
+    for source in sources:
+        own = read_source(source)
+        facts.append({"source": Path(source).name, "texts": len(own)})
+        texts += own
+    parts = [[text for text in texts if is_held_out(text) == side] for side in (False, True)]
+    sequences, held_out = (pack(part, tokenizer, plan.length) for part in parts)
+    about = {
+        "machine": machine(),
+        "sources": facts,
+        "texts": {"trained": len(parts[0]), "held_out": len(parts[1])},
+        "tokens": {"trained": sequences.numel(), "measured": held_out[:MEASURED].numel()},
+    }
+    return MaskedTraining(model, tokenizer, sequences, held_out, plan), about
+
+
+def main() -> None:
+    """Read the texts, train, print a line for each measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="data set, PATH or PATH#SPLIT, or a text file")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
+    parser.add_argument("--steps", type=int, default=4000, help="length of the training (default: 4000)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end this call earlier")
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
+    arguments = parser.parse_args()
+    try:
+        with one_writer(arguments.output):
+            training, facts = prepare(arguments.sources, Plan(arguments.steps, arguments.seed))
+            training.resume(arguments.output)
+            print(json.dumps(facts), flush=True)
+            training.train(arguments.output, facts, lambda line: print(line, flush=True), arguments.minutes)
+    except UserError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    print(arguments.output / ENCODER)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The base encoder: no token is lost, nothing held out or measured is trained on, and a killed training continues."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from raytriever.errors import ConfigError, DataError
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.models.source import embedded_minilm
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    return importlib.import_module("base_encoder")
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Return a text file of 300 sentences of a few words."""
+    words = ["rain", "snow", "wind", "sun", "fog"]
+    lines = [f"on day {i} there was {words[i % 5]} and then {words[i % 3]} in the valley" for i in range(300)]
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(lines) + "\n\n")
+    return path
+
+
+@pytest.fixture
+def plan(base: ModuleType) -> Any:
+    return base.Plan(steps=12, batch=8, length=32, learning_rate=0.01, every=4)
+
+
+def train(base: ModuleType, texts: Path, plan: Any, output: Path, lines: int | None = None, **call: Any) -> Any:
+    """Train; with `lines`, die when that line is logged."""
+
+    def log(line: str) -> None:
+        logged.append(line)
+        if len(logged) == lines:
+            raise KeyboardInterrupt
+
+    logged: list[str] = []
+    training, facts = base.prepare([str(texts)], plan, **SIZES)
+    training.resume(output)
+    if lines is None:
+        training.train(output, facts, log, **{"minutes": 10, **call})
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            training.train(output, facts, log, minutes=10)
+    return training
+
+
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    return load_file(output / "encoder" / "model.safetensors")
+
+
+def test_a_killed_training_continues_to_the_same_weights(
+    base: ModuleType, texts: Path, plan: Any, tmp_path: Path
+) -> None:
+    train(base, texts, plan, tmp_path / "whole")
+    killed = train(base, texts, plan, tmp_path / "killed", lines=1)
+    killed.step(4)  # done after the checkpoint, and lost
+    train(base, texts, plan, tmp_path / "killed")
+    whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
+    points = json.loads((tmp_path / "killed" / "encoder" / "figures.json").read_text())["measurements"]
+    assert [point["step"] for point in points] == [4, 8, 12]
+    assert points[-1]["tokens"] == 12 * 8 * 32
+    assert points[-1]["loss"] < points[0]["loss"] < 10.4
+
+
+def test_the_encoder_is_a_plain_one(base: ModuleType, texts: Path, plan: Any, tmp_path: Path) -> None:
+    train(base, texts, plan, tmp_path, minutes=0)
+    retriever = load_retriever(ModelConfig(model=str(tmp_path / "encoder")))
+    assert retriever.description.summary() == "mean pooling, cosine, 32 tokens"
+    assert len(json.loads((tmp_path / "encoder" / "figures.json").read_text())["measurements"]) == 1
+
+
+def test_more_steps_continue_and_other_settings_do_not(
+    base: ModuleType, texts: Path, plan: Any, tmp_path: Path
+) -> None:
+    train(base, texts, replace(plan, steps=4), tmp_path)
+    first = weights(tmp_path)
+    longer = train(base, texts, replace(plan, steps=8), tmp_path)
+    assert longer.progress.step == 8
+    assert not torch.equal(
+        first["embeddings.word_embeddings.weight"], longer.model.bert.embeddings.word_embeddings.weight
+    )
+    with pytest.raises(ConfigError, match="4 are fewer than the 8 that are done"):
+        train(base, texts, replace(plan, steps=4), tmp_path)
+    with pytest.raises(ConfigError, match=r"other settings \(seed\)"):
+        train(base, texts, replace(plan, seed=1), tmp_path)
+    texts.write_text(texts.read_text().replace("valley", "town"))
+    with pytest.raises(ConfigError, match=r"other settings \(texts\)"):
+        train(base, texts, plan, tmp_path)
+
+
+def test_packing_keeps_every_token(base: ModuleType) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(embedded_minilm(), trust_remote_code=False)
+    texts = ["one two three", "four", "five six seven eight nine ten"]
+    expected = [token for text in texts for token in tokenizer(text)["input_ids"]]
+    packed = base.pack(texts, tokenizer, 7)
+    assert packed.shape == (3, 7)
+    assert packed[:2].flatten().tolist() == expected[:14]
+    assert packed[2].tolist() == expected[-7:]
+    with pytest.raises(DataError, match="1 texts have 3 tokens; 7 are needed"):
+        base.pack(["four"], tokenizer, 7)
+
+
+def test_held_out_texts_are_not_trained_on(base: ModuleType, texts: Path, plan: Any) -> None:
+    training, facts = base.prepare([str(texts)], plan, **SIZES)
+    lines = texts.read_text().split("\n")[:300]
+    held_out = [line for line in lines if base.is_held_out(line)]
+    assert facts["texts"] == {"trained": 300 - len(held_out), "held_out": len(held_out)}
+    assert 0 < len(held_out) < 20
+    assert all(base.is_held_out(line.upper() + " ") for line in held_out)
+    read = training._tokenizer.decode(training.sequences.flatten().tolist())
+    assert [line for line in lines if f"[CLS] {line} [SEP]" in read] == [one for one in lines if one not in held_out]
+
+
+def test_of_a_data_set_only_texts_of_its_split_are_read(base: ModuleType, tmp_path: Path) -> None:
+    """Query 3 is in both splits, queries 4 and 5 have the same words, and document c is judged in both splits."""
+    folder = tmp_path / "set"
+    (folder / "qrels").mkdir(parents=True)
+    rows = {"corpus": "abcde", "queries": "12345"}
+    texts = {name: f"text {name}" for name in "abcde1235"} | {"4": "TEXT  5"}
+    for file, names in rows.items():
+        lines = [json.dumps({"_id": name, "title": "", "text": texts[name]}) for name in names]
+        (folder / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+    judged = {"train": ["1 a", "1 c", "2 b", "3 b", "4 b"], "test": ["3 d", "5 c"]}
+    for split, pairs in judged.items():
+        table = ["query-id\tcorpus-id\tscore", *("\t".join([*pair.split(), "1"]) for pair in pairs)]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(table) + "\n")
+    assert base.read_source(str(folder)) == ["text a", "text b", "text 1", "text 2"]
+    assert base.read_source(f"{folder}#test") == ["text d"]
+    with pytest.raises(DataError, match=r"has no split 'dev'; there are: test, train"):
+        base.read_source(f"{folder}#dev")
+
+
+def test_the_learning_rate_rises_and_falls(base: ModuleType) -> None:
+    plan = base.Plan(steps=100, learning_rate=1.0)
+    rates = [plan.rate(step) for step in range(100)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[-1] == pytest.approx(1 / 95)
+    assert all(one > two for one, two in pairwise(rates[5:]))
+
+
+def test_a_missing_source_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "base_encoder.py"), "gone.txt", "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("base_encoder.py: gone.txt: ")
+    assert done.stderr.count("\n") == 1

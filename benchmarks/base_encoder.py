@@ -11,14 +11,15 @@ texts. `OUTPUT/checkpoint.pt` continues the training: the same command after an 
 whose learning rate is then that of the longer schedule. `--minutes` ends a call earlier.
 
 As in BERT (Devlin et al., 2019), with the changes for short trainings of Izsak et al. (2021, arXiv:2104.07705): short
-sequences without padding, no next sentence, no dropout, a high learning rate. 20 % of the tokens are masked (Wettig et
-al., 2023, arXiv:2202.08005), and the product with the vocabulary is computed for these only.
+sequences without padding, no next sentence, no dropout. 20 % of the tokens are masked (Wettig et al., 2023,
+arXiv:2202.08005), and the product with the vocabulary is computed for these only. Its bias begins as the logarithm of
+the tokens' frequencies. Otherwise the first steps learn these by making all states equal, and with a learning rate of
+0.001 they stayed so.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import hashlib
 import json
 import math
@@ -34,20 +35,17 @@ import torch
 from torch import Tensor, nn
 
 from ends import machine
-from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.statistics import plain_text
-from raytriever.errors import ConfigError, DataError, UserError
+from raytriever.errors import ConfigError, UserError
 from raytriever.models.cpu_layers import use_cpu_attention
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
 from raytriever.models.weights import quiet_transformers
-from raytriever.reading.regular import open_regular
 from raytriever.storage import committed_directory, disk_errors, one_writer
 from raytriever.training.loop import build_optimizer
+from text_sources import is_held_out, pack, read_source
 
 ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"
-TEXT_FILES = (".txt", ".txt.gz")
-MASKED, HELD_OUT, MEASURED = 0.2, 50, 64  # share of tokens; one text of so many is held out; sequences measured
+MASKED, MEASURED = 0.2, 8_192  # share of the tokens; held-out tokens that are measured
 IGNORED = -100  # label of a token that is not masked
 
 
@@ -58,22 +56,27 @@ class Plan:
     Args:
         steps: length of the schedule; a larger number continues a training.
         seed: seed of the first weights, the order and the masks.
-        batch: sequences of a step.
         length: tokens of a sequence, and positions of the encoder.
-        learning_rate: peak; it rises over the first 5 % of the steps and falls linearly to 0.
+        tokens: tokens of a step.
+        learning_rate: peak; it rises over the first 10 % of the steps and falls linearly to 0.
         every: steps between two measurements, each with a checkpoint.
     """
 
     steps: int
     seed: int = 0
-    batch: int = 16
     length: int = 128
-    learning_rate: float = 1e-3
+    tokens: int = 2_048
+    learning_rate: float = 5e-4
     every: int = 50
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return max(1, self.tokens // self.length)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
-        rise = max(1, self.steps // 20)
+        rise = max(1, self.steps // 10)
         return self.learning_rate * min((step + 1) / rise, (self.steps - step) / max(1, self.steps - rise))
 
 
@@ -85,76 +88,6 @@ class Progress:
     seconds: float = 0.0
     processor_seconds: float = 0.0
     points: list[dict[str, float]] = field(default_factory=list)
-
-
-# ---------------------------------------------------------------------------------------------------------------- texts
-
-
-def read_source(source: str) -> list[str]:
-    """Return the texts of a text file, or of one split of a data set (`PATH#SPLIT`).
-
-    Raises:
-        UserError: it does not exist, has no such split, or is broken.
-    """
-    if source.endswith(TEXT_FILES):
-        path = Path(source)
-        with disk_errors(path, reading=True), open_regular(path) as stream:
-            opened = gzip.GzipFile(fileobj=stream) if path.suffix == ".gz" else stream
-            lines = opened.read().decode("utf-8", "replace").split("\n")
-        return [line.strip() for line in lines if line.strip()]
-    path, _, split = source.partition("#")
-    return texts_of_split(path, split or "train")
-
-
-def texts_of_split(path: str, split: str) -> list[str]:
-    """Return the texts of a data set that one split trains on, and that no other split measures on."""
-    dataset = open_all_splits(path)
-    if split not in dataset.judgements:
-        known = ", ".join(sorted(dataset.judgements))
-        raise DataError(f"has no split {split!r}; there are: {known}", path, f"name one as {path}#SPLIT")
-    judged = [(name == split, rows.queries, rows.documents) for name, rows in dataset.judgements.items()]
-    queries = {own: _union(rows for is_own, rows, _ in judged if is_own == own) for own in (True, False)}
-    documents = {own: _union(rows for is_own, _, rows in judged if is_own == own) for own in (True, False)}
-    if dataset.negatives is not None:
-        for own, among in queries.items():
-            chosen = dataset.negatives.documents[np.isin(dataset.negatives.queries, among)]
-            documents[own] = np.union1d(documents[own], chosen)
-    texts, passages = dataset.queries.texts, dataset.passages()
-    measured = {plain_text(texts[row]) for row in queries[False].tolist()}
-    own_queries = [texts[row] for row in np.setdiff1d(queries[True], queries[False]).tolist()]
-    own_documents = [passages[row] for row in np.setdiff1d(documents[True], documents[False]).tolist()]
-    return [text for text in (*own_documents, *own_queries) if plain_text(text) not in measured]
-
-
-def _union(arrays: Any) -> np.ndarray:
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *arrays]))
-
-
-def is_held_out(text: str) -> bool:
-    """Return True for a text that is measured and never trained on. Equal texts are on the same side."""
-    return int.from_bytes(hashlib.sha256(plain_text(text).encode()).digest()[:8]) % HELD_OUT == 0
-
-
-def pack(texts: Sequence[str], tokenizer: Any, length: int) -> Tensor:
-    """Return the tokens of all texts in sequences without padding, `[sequences, length]`.
-
-    Each text has its special tokens. The last sequence repeats tokens of the one before it, so that no token is lost.
-
-    Raises:
-        DataError: the texts do not fill one sequence.
-    """
-    rows = (tokenizer(list(texts[at : at + 1000]))["input_ids"] for at in range(0, len(texts), 1000))
-    tokens = np.concatenate([np.zeros(0, np.int32), *(np.array(row, np.int32) for block in rows for row in block)])
-    if len(tokens) < length:
-        raise DataError(f"{len(texts)} texts have {len(tokens)} tokens; {length} are needed", remedy="give more texts")
-    whole = len(tokens) // length
-    sequences = tokens[: whole * length].reshape(whole, length)
-    if len(tokens) % length:
-        sequences = np.concatenate([sequences, tokens[None, -length:]])
-    return torch.from_numpy(sequences)
-
-
-# ------------------------------------------------------------------------------------------------------------- training
 
 
 class MaskedTraining:
@@ -176,7 +109,7 @@ class MaskedTraining:
         if self.device.type == "cpu":
             use_cpu_attention(self.model.bert, plan.length)
         self.optimizer = build_optimizer(self.model, plan.learning_rate, 0.01)
-        self.plan, self.sequences, self.held_out = plan, sequences, held_out[:MEASURED]
+        self.plan, self.sequences, self.held_out = plan, sequences, held_out[: MEASURED // plan.length]
         self.progress = Progress()
         self._tokenizer = tokenizer
         self._special = torch.tensor(tokenizer.all_special_ids)
@@ -327,6 +260,14 @@ def new_model(plan: Plan, **sizes: int) -> tuple[Any, Any]:
     return BertForMaskedLM(config), tokenizer
 
 
+def begin_with_frequencies(model: Any, sequences: Tensor) -> None:
+    """Set the bias of the output to the logarithm of the tokens' frequencies."""
+    bias = model.get_output_embeddings().bias
+    counts = torch.bincount(sequences.flatten(), minlength=len(bias)) + 1
+    with torch.no_grad():
+        bias.copy_((counts / counts.sum()).log())
+
+
 def prepare(sources: Sequence[str], plan: Plan, **sizes: int) -> tuple[MaskedTraining, dict[str, Any]]:
     """Return the training on some sources, and facts about its texts."""
     model, tokenizer = new_model(plan, **sizes)
@@ -337,11 +278,12 @@ def prepare(sources: Sequence[str], plan: Plan, **sizes: int) -> tuple[MaskedTra
         texts += own
     parts = [[text for text in texts if is_held_out(text) == side] for side in (False, True)]
     sequences, held_out = (pack(part, tokenizer, plan.length) for part in parts)
+    begin_with_frequencies(model, sequences)
     about = {
         "machine": machine(),
         "sources": facts,
         "texts": {"trained": len(parts[0]), "held_out": len(parts[1])},
-        "tokens": {"trained": sequences.numel(), "measured": held_out[:MEASURED].numel()},
+        "tokens": {"trained": sequences.numel(), "measured": held_out[: MEASURED // plan.length].numel()},
     }
     return MaskedTraining(model, tokenizer, sequences, held_out, plan), about
 
@@ -353,11 +295,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write to")
     parser.add_argument("--steps", type=int, default=4000, help="length of the training (default: 4000)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end this call earlier")
+    parser.add_argument("--length", type=int, default=128, help="longest text of the encoder, in tokens (default: 128)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
     arguments = parser.parse_args()
     try:
         with one_writer(arguments.output):
-            training, facts = prepare(arguments.sources, Plan(arguments.steps, arguments.seed))
+            training, facts = prepare(arguments.sources, Plan(arguments.steps, arguments.seed, arguments.length))
             training.resume(arguments.output)
             print(json.dumps(facts), flush=True)
             training.train(arguments.output, facts, lambda line: print(line, flush=True), arguments.minutes)

@@ -1,4 +1,4 @@
-"""Pools of processes that end with their parent, and start without running a user's script again."""
+"""Processes that end with their parent, and start without running a user's script again: pools, and single calls."""
 
 from __future__ import annotations
 
@@ -34,6 +34,51 @@ def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: 
     """Submit a call to a pool of `worker_pool`."""
     with _without_main():
         return pool.submit(function, *arguments)
+
+
+def call_within(seconds: float, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call in a process of its own, which is killed after some seconds.
+
+    Args:
+        seconds: time limit of the call and the start of the process.
+        preload: module that such processes share.
+        function: of a module; its errors are raised here.
+        arguments: of the function.
+
+    Raises:
+        TimeoutError: the call took longer.
+        ChildProcessError: the process died.
+    """
+    context = clean_processes()
+    context.set_forkserver_preload([preload])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, arguments))  # type: ignore[attr-defined]
+    with _without_main():
+        process.start()
+    sender.close()
+    try:
+        if not receiver.poll(seconds):
+            raise TimeoutError
+        result, error = receiver.recv()
+    except EOFError:
+        process.join()
+        raise ChildProcessError(f"exit code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+        receiver.close()
+    if error is not None:
+        raise error
+    return result
+
+
+def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    _begin(lambda: None, ())
+    try:
+        answer = function(*arguments), None
+    except Exception as error:
+        answer = None, error
+    sender.send(answer)
 
 
 @contextmanager

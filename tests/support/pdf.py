@@ -27,13 +27,10 @@ def write_pdf(
         password: encrypts the file.
     """
     writer: Any = PdfWriter()
-    names = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-    font = DictionaryObject({NameObject(key): NameObject(value) for key, value in names.items()})
     for text in pages:
         page = writer.add_blank_page(612, 792)
         if text:
-            fonts = DictionaryObject({NameObject("/F1"): font})
-            page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+            page[NameObject("/Resources")] = _resources()
             lines = " T* ".join(f"({line}) Tj" for line in text.split("\n"))
             contents = DecodedStreamObject()
             contents.set_data(f"BT /F1 12 Tf 14 TL 72 720 Td {lines} ET".encode())
@@ -45,3 +42,22 @@ def write_pdf(
     if password is not None:
         writer.encrypt(password, algorithm="RC4-128")
     writer.write(file)
+
+
+def write_endless_pdf(file: Path) -> None:
+    """Write a file of 100 kB whose 500 pages share a stream of blanks. Reading a page takes a second."""
+    writer: Any = PdfWriter()
+    contents = DecodedStreamObject()
+    contents.set_data(b"BT /F1 12 Tf ( ) Tj ET " * 20_000)
+    stream = writer._add_object(contents.flate_encode())
+    for _ in range(500):
+        page = writer.add_blank_page(612, 792)
+        page[NameObject("/Resources")] = _resources()
+        page[NameObject("/Contents")] = stream
+    writer.write(file)
+
+
+def _resources() -> Any:
+    names = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(key): NameObject(value) for key, value in names.items()})
+    return DictionaryObject({NameObject("/Font"): DictionaryObject({NameObject("/F1"): font})})

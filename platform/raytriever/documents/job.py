@@ -32,12 +32,16 @@ from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.reading.documents.read import KINDS, kind_of_document, most_bytes, read_document, require_parsers
+from raytriever.processes import call_within
+from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers
+from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.storage import check_writable, committed_directory, refuse_existing
 
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats an eighth of the one before it
+# A PDF file can contain work for days. A page of text has some 20 kB and takes 0.1 s.
+_PDF_SECONDS, _PDF_SECONDS_OF_MB = 30.0, 20.0
 
 
 @dataclass
@@ -170,8 +174,7 @@ class _Import:
         if file.size > most_bytes(kind):
             most = format_size(most_bytes(kind))
             raise DataError(f"has {format_size(file.size)}, more than {most}", None, "divide it")
-        with closing(open_stream(file.where)) as stream:
-            document = read_document(stream, file.where, kind)
+        document = _read_pdf(file) if kind == PDF else _read(file.where, kind)
         passages = list(self._chunker.passages(file.path, document))
         if not passages:
             raise DataError("has no text", None, "remove it")
@@ -220,6 +223,24 @@ class _Import:
             if path in self._summary.skipped:
                 for question in rows:
                     questions.refuse(question, f"{path} was skipped: {self._summary.skipped[path]}")
+
+
+def _read(where: str, kind: str) -> ParsedDocument:
+    with closing(open_stream(where)) as stream:
+        return read_document(stream, where, kind)
+
+
+def _read_pdf(file: SourceFile) -> ParsedDocument:
+    """Return a PDF file that is read in a process of its own; raises `DataError` also if that takes too long."""
+    seconds = _PDF_SECONDS + _PDF_SECONDS_OF_MB * file.size / 1e6
+    try:
+        document: ParsedDocument = call_within(seconds, "pypdf", _read, file.where, PDF)
+    except TimeoutError:
+        remedy = "print it to a new PDF file, or leave it out"
+        raise DataError(f"takes longer than {seconds:.0f} s to read", file.where, remedy) from None
+    except ChildProcessError as error:
+        raise DataError(f"ends the process that reads it ({error})", file.where, "leave it out") from None
+    return document
 
 
 def _readable(files: Sequence[SourceFile], source: Source) -> list[SourceFile]:

@@ -9,6 +9,7 @@ from hostile.case import Case
 
 STAGES = [
     "prepare",
+    "import",
     "train",
     "tune",
     "evaluate",

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from raytriever.cli.main import run
 from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.sources import Source
+from raytriever.documents import job
+from raytriever.errors import DataError
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+
+from pdf import write_endless_pdf, write_pdf
 
 ErrorLine = Callable[..., str]
 
@@ -133,6 +142,24 @@ def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> N
     assert "q.csv line 2: no question can be used: no file 'nowhere.md' was read" in line("--questions", "q.csv")
     (docs / "circle").symlink_to(docs)
     assert "symbolic links lead in a circle; remove the link" in line()
+
+
+def test_pdf_files_are_read_within_a_limit(
+    docs: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pdf(docs / "a.pdf", ["A page about pumps."])
+    write_pdf(docs / "b.pdf", ["A secret page."], password="hidden")
+    assert run("import", words(docs, tiny_encoder, "out")) == 0
+    out = capsys.readouterr().out
+    assert "  b.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)" in out
+    assert "\nPDF           1         1" in out
+    write_endless_pdf(docs / "c.pdf")
+    monkeypatch.setattr(job, "_PDF_SECONDS", 0.3)
+    monkeypatch.setattr(job, "_PDF_SECONDS_OF_MB", 0.0)
+    [file] = [file for file in Source.open(docs).files if file.path == "c.pdf"]
+    with pytest.raises(DataError, match=r"c.pdf: takes longer than 0 s to read; print it to a new PDF file, or leave"):
+        job._read_pdf(file)
+    assert not active_children()
 
 
 def test_files_that_cannot_be_read_are_skipped(

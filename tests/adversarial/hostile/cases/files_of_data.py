@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 from pathlib import Path
 
 from hostile.case import Case, Maker, of_area
@@ -42,6 +43,18 @@ def parquet(path: str, kind: str) -> Maker:
             columns = [texts, pa.array([b"\x80\x04.", b"\x80\x04."])]
             table = pa.table(columns, schema=pa.schema([pa.field("anchor", pa.string()), field]))
         pq.write_table(table, file)
+
+    return change(path, action)
+
+
+def endless(path: str) -> Maker:
+    """A PDF file that takes ten minutes to read."""
+
+    def action(file: Path) -> None:
+        sys.path.append(str(Path(__file__).parents[3] / "support"))
+        from pdf import write_endless_pdf
+
+        write_endless_pdf(file)
 
     return change(path, action)
 
@@ -313,5 +326,25 @@ CASES = of_area(
         "annotate --dataset letters --dry-run --llm x --endpoint http://127.0.0.1:9/v1 --output out",
         "not JSON (Expecting property name enclosed in double quotes at column 2)",
         (write(CORPUS, b"{\n"),),
+    ),
+    Case(
+        "a folder without documents",
+        "import papers --model model --output out",
+        "papers: no document in it; its files end in .exe (1)",
+        (write("papers/a.exe", b"MZ"),),
+        fast=True,
+    ),
+    Case(
+        "a PDF file that takes ten minutes to read",
+        "import papers --model model --output out",
+        "papers/a.pdf: none of its 1 files has text that can be read; a.pdf takes longer than 32 s to read",
+        (endless("papers/a.pdf"),),
+        seconds=150.0,
+    ),
+    Case(
+        "PDF files that are cut off",
+        "import papers --model model --output out",
+        "none of its 2 files has text that can be read; a.pdf is broken",
+        (write("papers/a.pdf", b"%PDF-1.7\nxref"), write("papers/b.pdf", b"PK")),
     ),
 )

@@ -74,6 +74,7 @@ def call_within(seconds: float, preload: str, function: Callable[..., Any], *arg
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     _begin(lambda: None, ())
+    answer: tuple[Any, Exception | None]
     try:
         answer = function(*arguments), None
     except Exception as error:

@@ -33,6 +33,7 @@ from raytriever.masking import masked
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
+from raytriever.tracking.trackers import examine_installed
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 SECONDS, REQUEST_SECONDS = 12.0, 8.0  # time for all checks, and for one request
@@ -263,6 +264,14 @@ def _mlflow() -> Iterator[Finding]:
         yield Finding(ERROR, "MLflow", f"{masked_uri} does not answer ({reason})", remedy)
 
 
+def _trackers() -> Iterator[Finding]:
+    try:
+        for title, problem in examine_installed(REQUEST_SECONDS).items():
+            yield Finding(WARNING if problem else OK, title, problem or "can be used")
+    except OSError as error:
+        yield Finding(WARNING, "trackers", f"cannot be checked ({error})")
+
+
 def _disks() -> Iterator[Finding]:
     for about, path in (("runs", runs_folder()), ("cache", cache_folder()), ("temporary", Path(tempfile.gettempdir()))):
         line = _writable(about, path, str(path))
@@ -364,6 +373,7 @@ CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "devices": _devices,
     "Ray": _ray,
     "MLflow": _mlflow,
+    "trackers": _trackers,
     "disks": _disks,
     "compiler": _compiler,
     "locks": _locks,

@@ -6,10 +6,13 @@ a service other than MLflow's.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, UserError
 from raytriever.options import did_you_mean
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
@@ -52,6 +55,40 @@ def open_trackers(names: Sequence[str]) -> list[TrackerClient]:
     """Return trackers; raises as `check_trackers`, and `ConfigError` if the server of MLflow does not answer."""
     check_trackers(names)
     return [_CLIENTS[name]() for name in names]
+
+
+def examine_installed(seconds: float) -> dict[str, str]:
+    """Return the title of each tracker but MLflow whose package is installed, with what keeps it from being used.
+
+    The checks run in a process of their own, because W&B keeps its settings and a server as long as a process lives.
+
+    Args:
+        seconds: time limit.
+
+    Raises:
+        OSError: the process cannot be started, or takes longer.
+    """
+    names = []
+    for name in _OLDEST:
+        with suppress(PackageNotFoundError):
+            names += [name] if version(name) else []
+    command = [sys.executable, "-c", f"from {__name__} import _report; _report({names})"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from error
+    return {TITLES[name]: line for name, line in zip(names, done.stdout.splitlines(), strict=True)}
+
+
+def _report(names: Sequence[str]) -> None:
+    """Print a line for each tracker: why it cannot be used, or nothing."""
+    for name in names:
+        try:
+            check_trackers([name])
+        except UserError as error:
+            print(f"{error.what}; {error.remedy}")
+        else:
+            print()
 
 
 def _check_package(name: str) -> None:

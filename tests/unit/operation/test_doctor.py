@@ -15,6 +15,7 @@ from raytriever.cli.main import run
 from raytriever.locking import acquire
 from raytriever.operation import doctor
 from raytriever.operation.doctor import ERROR, OK, WARNING, Finding, examine
+from raytriever.tracking.trackers import examine_installed
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,27 @@ def test_servers_that_do_not_answer(
     assert f"error    MLflow     http://***@127.0.0.1:{closed_port}: MLflow does not answer (" in out
     assert "geheim" not in out
     assert "2 errors" in out
+
+
+def test_trackers_that_are_installed_have_a_line(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (machine / "file").touch()
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(machine / "file" / "events"))
+    lines = examine_installed(60.0)
+    assert list(lines) == ["W&B", "TensorBoard", "Trackio"]
+    assert lines["W&B"].startswith("W&B has no key for https://")
+    assert lines["TensorBoard"].startswith("a part of the path is a file; ")
+    assert lines["Trackio"] == ""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
+    assert set(examine_installed(60.0).values()) == {""}
+    monkeypatch.setattr(doctor, "examine_installed", lambda seconds: lines)
+    assert [(line.level, line.about) for line in doctor._trackers()] == [
+        (WARNING, "W&B"),
+        (WARNING, "TensorBoard"),
+        (OK, "Trackio"),
+    ]
 
 
 @pytest.mark.parametrize("address", ["nonsense", "host:port", "host:99999"])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
@@ -20,6 +20,18 @@ from raytriever.tracking.tracker import TrackerClient
 TITLES = {"mlflow": "MLflow", "wandb": "W&B", "tensorboard": "TensorBoard", "trackio": "Trackio"}
 NONE = "none"
 DEFAULT_TRACKERS = ("mlflow",)
+# Prints a line for each tracker: why it cannot be used, or nothing.
+_EXAMINE = """
+import sys
+from raytriever.errors import UserError
+from raytriever.tracking.trackers import check_trackers
+for name in sys.argv[1:]:
+    try:
+        check_trackers([name])
+        print()
+    except UserError as error:
+        print(f"{error.what}; {error.remedy}")
+"""
 _OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
 
 
@@ -72,23 +84,12 @@ def examine_installed(seconds: float) -> dict[str, str]:
     for name in _OLDEST:
         with suppress(PackageNotFoundError):
             names += [name] if version(name) else []
-    command = [sys.executable, "-c", f"from {__name__} import _report; _report({names})"]
+    command = [sys.executable, "-c", _EXAMINE, *names]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=True)
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from error
     return {TITLES[name]: line for name, line in zip(names, done.stdout.splitlines(), strict=True)}
-
-
-def _report(names: Sequence[str]) -> None:
-    """Print a line for each tracker: why it cannot be used, or nothing."""
-    for name in names:
-        try:
-            check_trackers([name])
-        except UserError as error:
-            print(f"{error.what}; {error.remedy}")
-        else:
-            print()
 
 
 def _check_package(name: str) -> None:

@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from library_losses import write_model
+from library_losses import equal, write_model
+from sentence_transformers import SentenceTransformer
 
+SUPPORT = Path(__file__).parents[2] / "support"
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "train-with-sentence-transformers.md"
 
 
@@ -48,3 +51,21 @@ def test_the_script_of_the_page_trains(tmp_path: Path) -> None:
     assert '"temperature": 0.01' in card
     assert "Optimizing What Matters" in card
     assert "Pooled AUC" in card
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "cached"])
+def test_two_processes_of_torchrun_step_as_one(kind: str, tmp_path: Path) -> None:
+    """Half of the rows in each process give the weights of one process with all rows."""
+    write_model(tmp_path / "tiny")
+    before = dict(SentenceTransformer(str(tmp_path / "tiny"), device="cpu", local_files_only=True).named_parameters())
+    steps = []
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        output = tmp_path / f"step-{len(steps)}.pt"
+        command = [sys.executable, *launcher, str(SUPPORT / "trainer_step.py"), str(tmp_path / "tiny"), str(output)]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run([*command, kind], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        after = torch.load(output, weights_only=True)
+        steps.append([after[name] - value.detach() for name, value in before.items() if "pooler" not in name])
+    assert equal(steps[1], steps[0], 3e-6)

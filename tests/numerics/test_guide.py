@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from literal import Example, backwards, by_query, example, literal, sets
+from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 from thread_workers import on_workers
+from torch import nn
+from torch.nn import functional
 
 from raytriever.errors import LossInputError
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
@@ -99,6 +104,31 @@ def test_equals_the_literal_loss_without_the_masked_pairs(
         assert 0 < sum(shares) < len(shares)
         for ours, oracle in zip(actual(settings(name), batch), expected(settings(name), batch), strict=True):
             torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+def test_infonce_masks_as_the_loss_of_sentence_transformers(margin: float) -> None:
+    generator, size = torch.Generator().manual_seed(4), 8
+    texts = torch.randn(2, 3, size, 5, generator=generator, dtype=torch.float64)
+    texts[:, 1] += texts[:, 0]  # positives are near their queries
+    ours, guide = functional.normalize(texts, dim=-1)
+    theirs = SimpleNamespace(
+        similarity_fct=nn.CosineSimilarity(dim=-1),
+        cross_entropy_loss=nn.CrossEntropyLoss(),
+        margin_strategy="relative",
+        margin=margin,
+        temperature=0.7,
+        mini_batch_size=3,
+        **dict.fromkeys(["contrast_anchors", "contrast_positives", "gather_across_devices"], False),
+        show_progress_bar=False,
+    )
+    theirs.sim_matrix = partial(CachedGISTEmbedLoss.sim_matrix, theirs)
+    expected = CachedGISTEmbedLoss.calculate_loss(theirs, [[one] for one in ours], [[one] for one in guide])
+    ids = BatchIds(torch.arange(size), torch.arange(size)[:, None], torch.arange(2 * size))
+    embeddings = GuideEmbeddings(guide[0], guide[1:].flatten(0, 1))
+    output = build_loss(settings("infonce", margin))(ours[0], ours[1:].flatten(0, 1), ids, guide=embeddings)
+    assert 0.05 < float(output.statistics[MASKED]) < 0.6
+    assert output.value.item() == pytest.approx(expected.item(), rel=1e-10)
 
 
 @pytest.mark.parametrize("name", SOFT_LABEL_LOSSES)

@@ -289,6 +289,30 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
     return judge
 
 
+def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, dataset: str) -> Judge:
+    """Claim that the first row of a pair is further above the second one than in another pair, on one data set."""
+
+    def judge(results: StudyResults) -> Verdict:
+        by_seed = np.subtract(*(_by_seed(results, *rows, dataset, metric) for rows in (pair, other)))
+        by_query = [results.per_query(row, dataset, metric) for row in (*pair, *other)]
+        if any(one is None for one in by_query):
+            values = by_seed
+        else:
+            first, second, third, fourth = (one.mean(axis=0) for one in by_query if one is not None)
+            values = (first - second) - (third - fourth)
+            values = values[np.isfinite(values)]
+        p = paired_t_test(values, np.zeros(len(values))).p_value if len(values) > 1 else float("nan")
+        is_significant = p < LEVEL and len(set(np.sign(by_seed).tolist())) == 1
+        outcome = (ABOVE if by_seed.mean() > 0 else BELOW) if is_significant else NOISE
+        gained = ", ".join(
+            f"{to} - {start} {results.compare(to, start, dataset, metric).difference:+.4f}"
+            for to, start in (pair, other)
+        )
+        return Verdict(_verdict_on_increase([outcome]), f"{dataset} {metric}: {gained} {format_outcome(p, outcome)}")
+
+    return judge
+
+
 def every(*judges: Judge) -> Judge:
     """Claim that all of several claims hold."""
 

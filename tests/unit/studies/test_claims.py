@@ -12,6 +12,7 @@ from raytriever.studies.claims import (
     above,
     above_on_average,
     every,
+    larger_gain,
     mean_difference,
     mostly_above,
     no_worse_on_average,
@@ -121,3 +122,13 @@ def test_several_claims_at_once_hold_together() -> None:
     assert every(up, up)(results(cells)).word == HELD
     assert every(up, level)(results(cells)).word == WITHIN_NOISE
     assert every(up, down, level)(results(cells)).word == DID_NOT
+
+
+def test_a_gain_is_compared_with_another_gain() -> None:
+    means = {("a+", "x"): [0.60, 0.61], ("a", "x"): [0.50, 0.50], ("b+", "x"): [0.52, 0.53], ("b", "x"): [0.50, 0.50]}
+    more, less = ("a+", "a"), ("b+", "b")
+    assert larger_gain(more, less, NDCG[0], "x")(results(means)).word == HELD
+    assert larger_gain(less, more, NDCG[0], "x")(results(means)).word == DID_NOT
+    assert larger_gain(more, less, NDCG[0], "x")(results(means, deviation=2.0)).word == WITHIN_NOISE
+    of_two_minds = results({**means, ("b+", "x"): [0.52, 0.63]})
+    assert larger_gain(more, less, NDCG[0], "x")(of_two_minds).word == WITHIN_NOISE

@@ -42,6 +42,22 @@ def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, 
                     assert metrics[metric] == pytest.approx(expected[step][metric], rel=2e-3, abs=1e-5), metric
 
 
+@pytest.mark.parametrize("name", ["mw", "infonce-symmetric"])
+def test_a_guide_masks_as_on_the_cpu(
+    make_assignment, other_encoder: Path, name: str, cuda: torch.device, tmp_path: Path
+) -> None:
+    logged, loss = [], LossConfig(name, temperature=0.1, guide=str(other_encoder), guide_margin=0.01)
+    for device in (torch.device("cpu"), cuda):
+        work, recorder = make_assignment(
+            total_steps=1, dev_batches=1, device=device, folder=tmp_path / device.type, loss=loss, guide=other_encoder
+        )
+        train(work)
+        logged.append(recorder.steps[1])
+    assert 0 < logged[0]["guide_masked"] < logged[0]["guide_most_masked"]
+    for metric in ("loss", "gradient_norm", "batch_auc", "guide_masked", "guide_most_masked", "dev_loss"):
+        assert logged[1][metric] == pytest.approx(logged[0][metric], rel=2e-3), metric
+
+
 def test_weights_after_training_equal_those_of_the_cpu(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
     weights = {}
     for device in (torch.device("cpu"), cuda):

@@ -29,6 +29,7 @@ _MODULES = {
     "lambda": "lambda_weight",
     "refresh": "refresh",
     "abstain": "abstain.study",
+    "guide": "guide",
 }
 STUDIES = tuple(_MODULES)
 AT_FULL = {"mw-from-base": "mw-in-domain"}  # studies that are another one at full

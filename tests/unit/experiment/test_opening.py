@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from raytriever.config import Config, Curriculum, Stage
 from raytriever.data.config import DataConfig
+from raytriever.errors import ModelError
 from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
@@ -71,6 +75,20 @@ def test_the_tracker_gets_the_resolved_settings(
     assert all(
         value is not None for section in used.values() if isinstance(section, dict) for value in section.values()
     )
+
+
+def test_a_guide_is_checked_before_any_data_is_opened(tiny_encoder: Path, tmp_path: Path) -> None:
+    guide = Path(shutil.copytree(tiny_encoder, tmp_path / "guide"))
+    weights = load_file(guide / "model.safetensors")
+    weights["encoder.layer.1.output.dense.bias"].fill_(torch.nan)
+    save_file(weights, guide / "model.safetensors", {"format": "pt"})
+    config = Config(
+        data=DataConfig(str(tmp_path / "no data")),
+        model=ModelConfig(str(tiny_encoder)),
+        loss=LossConfig("mw", guide=str(guide)),
+    )
+    with pytest.raises(ModelError, match=r"^--guide \S+/guide: the embedding of a query holds NaN or infinity"):
+        open_run(Curriculum(config), lambda line: None)
 
 
 def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,13 +40,14 @@ quickstart: $(VENV)/.runs
 test test-all: export OMP_WAIT_POLICY = PASSIVE
 
 # Three files at a time, a thread each: many tests wait for processes to start, or are too small for two threads. Files
-# in their own order, so that the long ones of Ray and of process groups are not last.
+# in their own order, so that the long ones of Ray and of process groups are not last. Bytecode is written whatever the
+# environment says: the tests start hundreds of processes.
 test: export OMP_NUM_THREADS = 1
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/.tests
-	$(BIN)/python -m pytest -m "not gpu"
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not gpu"
 
 # On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy, pyarrow and pytest; nothing is installed.
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu|cuda: torch\.device' tests --include='test_*.py')

@@ -59,7 +59,7 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(1)
     texts, cpu = paragraphs(arguments.texts), torch.device("cpu")
-    precisions = dict.fromkeys(["fp32", choose_precision(None, cpu)])
+    precisions = dict.fromkeys(["fp32", choose_precision(None, cpu), "int8"])
     ours = {each: load_for_encoding(ModelConfig(), each, cpu) for each in precisions}
     theirs = SentenceTransformer(str(resolve_model("minilm")), device="cpu")
 
@@ -335,7 +335,7 @@ def ends_of(arguments: argparse.Namespace) -> dict[str, End]:
     got = in_a_process("speed", arguments)
     name = f"{arguments.texts:,} paragraphs of SQuAD, one thread"
     results[f"{name}: sentence-transformers, texts a processor second"] = End(got["theirs rate"], "reported", True)
-    for precision, (ratio, cosine) in {"fp32": (1.5, 0.99999), "bf16": (3.0, 0.999)}.items():
+    for precision, (ratio, cosine) in {"fp32": (1.5, 0.99999), "bf16": (3.0, 0.999), "int8": (2.2, 0.99)}.items():
         if f"{precision} rate" not in got:
             continue
         results[f"{name}, {precision}: texts a processor second"] = End(got[f"{precision} rate"], "reported", True)

@@ -10,6 +10,7 @@ from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
 from raytriever.paths import DATASET, check_paths
 from raytriever.terminal import show
+from raytriever.training.config import TrainingConfig
 
 
 def main(words: list[str]) -> None:
@@ -27,7 +28,9 @@ def main(words: list[str]) -> None:
 
     from raytriever.search.exact import format_hits, search_dataset
 
-    show(format_hits(search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold)))
+    precision = build_config(arguments, TrainingConfig).precision
+    hits = search_dataset(config, arguments.dataset, arguments.query, arguments.top, arguments.threshold, precision)
+    show(format_hits(hits))
 
 
 def _parser() -> Parser:
@@ -52,4 +55,5 @@ def _parser() -> Parser:
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ModelConfig, "model", only=READING)
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

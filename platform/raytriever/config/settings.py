@@ -53,6 +53,10 @@ def check_config(config: Config) -> None:
         check_options(getattr(config, section.name))
     check_lora(config.model)
     check_loss(config.loss)
+    if config.training.precision == "int8":
+        raise ConfigError(
+            "int8 has no gradients", "--precision", "train in fp32 or bf16, and encode in int8 afterwards"
+        )
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers

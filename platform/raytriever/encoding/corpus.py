@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from raytriever.activity import activity
 from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import RetrievalDataset
@@ -112,7 +110,7 @@ def plan_embeddings(
         length=length,
         pooling=description.pooling,
         similarity=description.similarity,
-        precision={torch.float32: "fp32", torch.bfloat16: "bf16"}[next(retriever.parameters()).dtype],
+        precision=retriever.precision,
         dtype=dtype,
         rows=len(side_texts.texts),
         width=retriever.width,

@@ -74,7 +74,7 @@ class EmbeddingPlan:
         prefix: text in front of every text.
         length: largest number of tokens of a text, including special tokens.
         pooling, similarity: see `models.config`.
-        precision: arithmetic of the encoder, `fp32` or `bf16`.
+        precision: arithmetic of the encoder, `fp32`, `bf16` or `int8`.
         dtype: storage type; see `store`.
         rows, width: shape of the matrix.
         shard_rows: rows of every shard except the last.

@@ -77,7 +77,9 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     check_writable(output)
     device = default_device()
     precision = choose_precision(job.precision, device)
-    judge = CrossEncoder(job.mining.judge, device, precision) if job.mining.judge else None
+    judge = None
+    if job.mining.judge:  # no cross-encoder has int8
+        judge = CrossEncoder(job.mining.judge, device, "fp32" if precision == "int8" else precision)
     dataset = open_all_splits(
         job.dataset,
         [job.split],

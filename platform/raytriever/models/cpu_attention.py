@@ -89,15 +89,22 @@ class _Attention(torch.autograd.Function):
 
 
 def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: Tensor) -> None:
-    """Call a kernel for all pairs of a text and a head, by as many threads as torch uses.
+    """Call a kernel for all pairs of a text and a head.
 
     Fake tensors have no values, so nothing is computed; the plan of memory counts their bytes.
     """
     if any(isinstance(each, FakeTensor) for each in tensors):
         return
-    arguments = [np.float32(scaling), *(each.detach().numpy() for each in tensors)]
-    threads = max(1, min(torch.get_num_threads(), pairs))
-    bounds = [pairs * number // threads for number in range(threads + 1)]
+    in_threads(kernel, pairs, np.float32(scaling), *(each.detach().numpy() for each in tensors))
+
+
+def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
+    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, in as many threads as torch uses.
+
+    The kernel releases the GIL.
+    """
+    threads = max(1, min(torch.get_num_threads(), count))
+    bounds = [count * number // threads for number in range(threads + 1)]
     others = [_pool(threads).submit(kernel, *bounds[i : i + 2], *arguments) for i in range(1, threads)]
     kernel(*bounds[:2], *arguments)
     for other in others:

@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.files import read_model_file, stored_tensors
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
@@ -46,6 +46,7 @@ class CrossEncoder:
         length: largest number of tokens of a pair, including special tokens; by default the limit of the model.
 
     Raises:
+        ConfigError: the precision is `int8`.
         ModelError: the directory is not usable: it is missing, has no safetensors, no trained head, several labels,
             more modules than a transformer, or an activation that is neither a sigmoid nor the identity.
     """
@@ -54,6 +55,8 @@ class CrossEncoder:
     def __init__(self, directory: Path | str, device: torch.device, precision: str, length: int | None = None) -> None:
         from transformers import AutoModelForSequenceClassification
 
+        if precision == "int8":
+            raise ConfigError("a cross-encoder has no int8 layers", "--precision", "use fp32 or bf16")
         self.directory = directory = expanded(directory)
         config = load_config(directory, _REMEDY)
         settings = _sentence_transformers_settings(directory)

@@ -96,11 +96,15 @@ def move_to(module: ModuleT, device: torch.device) -> ModuleT:
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:
-    """Return the precision, `fp32` or `bf16`; None selects the faster one on this device.
+    """Return the precision, `fp32`, `bf16` or `int8`; None selects the faster of the first two on this device.
 
     Raises:
-        ConfigError: `bf16` on a GPU without it.
+        ConfigError: `bf16` on a GPU without it, or `int8` on any GPU.
     """
+    if device.type == "cuda" and precision == "int8":
+        raise ConfigError(
+            "int8 encodes on a CPU only", "--precision", "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="
+        )
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if precision == "bf16" and not has_bf16:

@@ -49,6 +49,7 @@ class Retriever(nn.Module):
 
     Attributes:
         packs: batches are packed instead of padded; see `choose_packing`.
+        is_int8: linear layers multiply 8-bit integers; see `encoding.loading`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Retriever(nn.Module):
         self.description = description
         self.prompts = prompts or prompt_table(description, ModelConfig())
         self.packs = False
+        self.is_int8 = False
 
     def choose_packing(self, precision: str) -> None:
         """Pack batches on CUDA in bf16 if the transformers can encode packed texts, else pad them.
@@ -101,8 +103,13 @@ class Retriever(nn.Module):
     def summary(self) -> str:
         """Return the reading of the model in one line: pooling, head, similarity, lengths, prompts and type."""
         first, *others = self.description.summary().split(", ")
+        return ", ".join([first, *head_text(list(self.query.head)), *others, self.precision])
+
+    @property
+    def precision(self) -> str:
+        """Arithmetic of encoding: `int8`, or the type of the weights, `fp32` or `bf16`."""
         dtype = {torch.float32: "fp32", torch.bfloat16: "bf16"}[next(self.parameters()).dtype]
-        return ", ".join([first, *head_text(list(self.query.head)), *others, dtype])
+        return "int8" if self.is_int8 else dtype
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
         """Return the prompts of a data set with these names; see `raytriever.prompts`.

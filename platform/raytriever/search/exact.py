@@ -239,10 +239,15 @@ class ExactIndex:
 
 
 def search_dataset(
-    config: ModelConfig, dataset_name: str, query: str, top: int, threshold: float | None = None
+    config: ModelConfig,
+    dataset_name: str,
+    query: str,
+    top: int,
+    threshold: float | None = None,
+    precision: str | None = None,
 ) -> Hits:
     """Return the `top` passages with the highest scores, best first, without those below the threshold."""
     dataset = open_dataset(dataset_name, [], run=in_processes)
     device = default_device()
-    retriever = load_for_encoding(config, choose_precision(None, device), device)
+    retriever = load_for_encoding(config, choose_precision(precision, device), device)
     return ExactIndex.build(config, retriever, dataset).search([query], top, threshold)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytriever.options import option
 
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
 STRATEGIES = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3")
 # Settings that do not change what a run computes; a resumed run may change them.
@@ -65,7 +65,9 @@ class TrainingConfig:
     max_grad_norm: float = option(1.0, "gradients with a larger norm are scaled down to this norm", above=0)
     dropout: float = option(0.0, "dropout of the encoder during training", minimum=0, maximum=0.9)
     precision: str | None = option(
-        None, "number format of the encoder; default: bf16 if the hardware supports it", choices=PRECISIONS
+        None,
+        "number format of the encoder; int8 only encodes, on a CPU; default: bf16 if the hardware supports it",
+        choices=PRECISIONS,
     )
     num_workers: int | str = option(
         1,

@@ -38,6 +38,7 @@ class MeasuredDataset:
             `candidates_ratio` of `studies.ood`. `unanswerable` is no metric: any share of the judged documents may be
             missing from the corpus.
         bm25_language: language of BM25's analyser; None to detect it.
+        cross_encoder: cross-encoder that scores the best document of each query; empty for none.
     """
 
     name: str
@@ -48,6 +49,7 @@ class MeasuredDataset:
     drop_own: bool = True
     extras: tuple[str, ...] = ()
     bm25_language: str | None = None
+    cross_encoder: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,14 @@ class Evaluated:
         seed: seed of the training.
         folder: evaluation directory.
         model, dataset: names in this directory.
+        cross_scores: file with the scores of a cross-encoder, if there are any.
     """
 
     seed: int
     folder: Path
     model: str
     dataset: str
+    cross_scores: Path
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.errors import DataError
+from raytriever.errors import DataError, StorageError
 from raytriever.metrics.selective import area_under_risk_coverage
+from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.studies.claims import HELD
-from raytriever.studies.definition import Evaluated
+from raytriever.studies.definition import Evaluated, MeasuredDataset
 from raytriever.studies.recipes.abstain import analysis as analysis_module
 from raytriever.studies.recipes.abstain.analysis import analyse
 from raytriever.studies.recipes.abstain.claims import POOLED, claims_of
 from raytriever.studies.recipes.abstain.confidences import confidences
 from raytriever.studies.recipes.abstain.measures import read_answers
 from raytriever.studies.recipes.abstain.questions import MIXTURE, Size, Source, write_questions
+from raytriever.studies.run.cross_encoder import score_best_documents
 
 QUERIES, DOCUMENTS = 120, 200
 SIZE = Size(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
@@ -156,7 +160,37 @@ def write_evaluation(folder: Path, model: str, dataset: str, seed: int, quality:
         for rank in range(10)
     ]
     (folder / "runs" / f"{model}.{dataset}.trec").write_text("".join(lines))
-    return Evaluated(seed, folder, model, dataset)
+    return Evaluated(seed, folder, model, dataset, folder / "cross.json")
+
+
+def test_a_cross_encoder_scores_the_best_document(tiny_encoder: Path, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    write(tmp_path / "q")
+    folder, judge = tmp_path / "evaluation", tmp_path / "judge"
+    evaluated = write_evaluation(folder, "CL", "A", 0, 1.0)
+    file = folder / "per_query" / "A.json"
+    content = json.loads(file.read_text())
+    corpus = read_lines(tmp_path / "q" / "One" / "corpus.jsonl")
+    best = list(corpus)[:39]
+    content["models"]["CL"]["top"] = [[[name, "", "", 0.5, None]] for name in best] + [[]]
+    file.write_text(json.dumps(content))
+    shutil.copytree(tiny_encoder, judge)
+    (judge / "model.safetensors").unlink()
+    config = BertConfig.from_pretrained(tiny_encoder)
+    config.num_labels = 1
+    BertForSequenceClassification(config).save_pretrained(judge)
+    dataset = MeasuredDataset("A", str(tmp_path / "q" / "One"), "test", (), cross_encoder=str(judge))
+    score_best_documents(dataset, evaluated)
+    expected = CrossEncoder(judge, torch.device("cpu"), "fp32").logits(
+        content["texts"][:39], [corpus[name] for name in best]
+    )
+    scores = read_answers(evaluated, 0.1).confidence["cross-encoder"]
+    assert scores[:39] == pytest.approx(expected, abs=1e-5)
+    assert scores[39] == -np.inf
+    evaluated.cross_scores.write_text('{"model": "judge", "scores": [0.5]}')
+    with pytest.raises(StorageError, match="1 scores for 40 queries; remove it"):
+        read_answers(evaluated, 0.1)
 
 
 def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

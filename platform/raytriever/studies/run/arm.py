@@ -38,13 +38,15 @@ from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_model
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
-from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, MeasuredDataset
+from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, Evaluated, MeasuredDataset
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
+from raytriever.studies.run.cross_encoder import score_best_documents
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
 ARMS, AS_IT_IS, MODEL, MEASURED = "arms", "as-it-is", "model", "measured"
+CROSS_SCORES = "cross-encoder"  # scores of a cross-encoder, by data set
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
 # The name of the encoder in its gap study, the index whose candidates are counted, and the number of queries.
@@ -56,6 +58,12 @@ Metrics = dict[str, dict[str, float]]  # by data set and metric
 def arm_folder(output: Path, arm: Arm, seed: int) -> Path:
     """Return the run directory of an arm; an arm that is not trained has one for all seeds."""
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
+
+
+def evaluation_of(folder: Path, arm: Arm, dataset: MeasuredDataset, seed: int = 0) -> Evaluated:
+    """Return the evaluation of an arm on a data set, in the run directory of the arm."""
+    name = safe_name(dataset.name)
+    return Evaluated(seed, folder / MEASURED / name, arm.name, name, folder / CROSS_SCORES / f"{name}.json")
 
 
 def is_finished(folder: Path) -> bool:
@@ -205,6 +213,8 @@ def measure(
     metrics = {metric: float("nan") if value is None else float(value) for metric, value in values.items()}
     if STEPS_TO_BEST in dataset.extras and facts.get(STEPS_TO_BEST) is not None:
         metrics[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
+    if dataset.cross_encoder:
+        score_best_documents(dataset, evaluation_of(folder, arm, dataset))
     if OOD in dataset.extras and model != BM25:
         metrics |= _measure_gap(dataset, arm, model, precision, folder / OOD / safe_name(dataset.name))
     return metrics

@@ -39,7 +39,7 @@ from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text,
 from raytriever.studies.recipes import OWN
 from raytriever.studies.results import Cell, SeedMetrics, StudyResults
 from raytriever.studies.results_reader import read_pools, read_seed_metrics
-from raytriever.studies.run.arm import MEASURED, arm_folder
+from raytriever.studies.run.arm import MEASURED, arm_folder, evaluation_of
 from raytriever.training.config import DEV_LOSS
 
 RESULTS, TABLE, LATEX, PAGE, FIGURES = "results.json", "table.md", "table.tex", "study.md", "figures"
@@ -63,8 +63,7 @@ def evaluations_of(study: Study, output: Path, seeds: int) -> dict[Cell, list[Ev
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
             for one in arm.datasets:
-                name = safe_name(one.name)
-                evaluated = Evaluated(seed, arm_folder(output, arm, seed) / MEASURED / name, arm.name, name)
+                evaluated = evaluation_of(arm_folder(output, arm, seed), arm, one, seed)
                 evaluations.setdefault((arm.label, one.name), []).append(evaluated)
     return evaluations
 

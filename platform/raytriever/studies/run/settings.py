@@ -66,6 +66,7 @@ def settings_of(study: Study, scale: str, output: Path) -> dict[str, Any]:
                 one.name: to_relative(
                     [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras]
                     + ([one.bm25_language] if one.bm25_language else [])
+                    + ([{"cross_encoder": one.cross_encoder}] if one.cross_encoder else [])
                 )
                 for one in arm.datasets
             },

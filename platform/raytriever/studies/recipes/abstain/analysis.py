@@ -17,7 +17,7 @@ from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resa
 from raytriever.studies.definition import Analysis, Evaluated
 from raytriever.studies.page import title_of, value_text
 from raytriever.studies.recipes.abstain.claims import POOLED
-from raytriever.studies.recipes.abstain.confidences import CONFIDENCES, SCORE
+from raytriever.studies.recipes.abstain.confidences import SCORE
 from raytriever.studies.recipes.abstain.figures import save_risk_coverage, save_transfer
 from raytriever.studies.recipes.abstain.measures import SystemMeasures, read_answers
 from raytriever.studies.results import Cell, SeedMetrics, StudyResults
@@ -173,7 +173,7 @@ class _Measured:
     def areas(one: SystemMeasures, dataset: str) -> dict[str, float]:
         """Return the AURC of each confidence on a data set."""
         whole = np.ones((1, len(one.all_test[dataset].right)))
-        return {name: float(one.area(dataset, name)(whole)[0]) for name in CONFIDENCES}
+        return {name: float(one.area(dataset, name)(whole)[0]) for name in one.all_test[dataset].confidence}
 
     def by_seed(self, of: Callable[[SystemMeasures], Any]) -> dict[str, list[Any]]:
         """Return a value of each seed, by row."""
@@ -261,9 +261,10 @@ def _threshold_table(shares: Mapping[str, Mapping[str, Mapping[str, float]]]) ->
 
 
 def _confidence_table(areas: Mapping[str, Mapping[str, Mapping[str, float]]], best: Mapping[str, list[str]]) -> Rows:
-    table = [["row", *CONFIDENCES, f"best on dev, without {SCORE}"]]
+    names = list(next(iter(areas.values()))[POOLED])
+    table = [["row", *names, f"best on dev, without {SCORE}"]]
     for row, by_dataset in areas.items():
-        values = [value_text("aurc", by_dataset[POOLED][name]) for name in CONFIDENCES]
+        values = [value_text("aurc", by_dataset[POOLED][name]) for name in names]
         table.append([row, *values, ", ".join(dict.fromkeys(best[row]))])
     return table
 

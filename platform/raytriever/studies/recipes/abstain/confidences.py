@@ -9,6 +9,8 @@
 - `wig`: weighted information gain, the mean of the five highest scores minus the score of the corpus (Zhou & Croft,
   2007), without the factor for the length of a query, as for dense retrievers (Faggioli et al., 2023).
 
+`cross-encoder`, the score that a cross-encoder gives the best document, is a further confidence where one is named.
+
 The ranking is all that is stored, so the mean of its scores replaces the score of the corpus in `nqc` and `wig`.
 """
 
@@ -20,7 +22,7 @@ from numpy import ndarray
 from scipy.special import logsumexp
 
 SCORE, MARGIN, DEVIATION = "score", "margin", "deviation"
-CONFIDENCES = (SCORE, MARGIN, "softmax", "entropy", DEVIATION, "nqc", "wig")
+CROSS_ENCODER = "cross-encoder"
 DEPTH = 100  # ranked scores of a query
 _WIG_DEPTH = 5
 

@@ -26,7 +26,8 @@ from raytriever.metrics.selective import (
 )
 from raytriever.studies.definition import Evaluated
 from raytriever.studies.recipes.abstain.claims import POOLED
-from raytriever.studies.recipes.abstain.confidences import CONFIDENCES, DEPTH, DEVIATION, MARGIN, SCORE, confidences
+from raytriever.studies.recipes.abstain.confidences import CROSS_ENCODER, DEPTH, DEVIATION, MARGIN, SCORE, confidences
+from raytriever.studies.run.cross_encoder import read_cross_scores
 
 COVERAGES = (0.25, 0.5)
 # Confidences of MTEB's nAUC, by its names.
@@ -75,8 +76,10 @@ def read_answers(evaluated: Evaluated, temperature: float) -> Answers:
     except KeyError as error:
         raise StorageError(f"has no results of {evaluated.model}", str(folder), remedy) from error
     run = folder / "runs" / f"{evaluated.model}.{evaluated.dataset}.trec"
+    confidence = confidences(read_run_scores(str(run), content["queries"], DEPTH), temperature)
+    cross_scores = read_cross_scores(evaluated.cross_scores, len(right))
     return Answers(
-        confidences(read_run_scores(str(run), content["queries"], DEPTH), temperature),
+        confidence if cross_scores is None else {**confidence, CROSS_ENCODER: cross_scores},
         np.array(right, np.float64) > 0,
         np.array([bool(documents) for documents in content["relevant"]]),
         np.array(ndcg, np.float64),
@@ -87,7 +90,7 @@ def read_answers(evaluated: Evaluated, temperature: float) -> Answers:
 def pooled(parts: Sequence[Answers]) -> Answers:
     """Return the answers to the questions of several data sets as one."""
     return Answers(
-        {name: np.concatenate([part.confidence[name] for part in parts]) for name in CONFIDENCES},
+        {name: np.concatenate([part.confidence[name] for part in parts]) for name in parts[0].confidence},
         np.concatenate([part.right for part in parts]),
         np.concatenate([part.answerable for part in parts]),
         np.concatenate([part.ndcg for part in parts]),
@@ -127,7 +130,7 @@ class SystemMeasures:
         answers = self.all_dev[POOLED]
         areas = {
             name: float(area_under_risk_coverage(answers.confidence[name], answers.right)[0])
-            for name in CONFIDENCES
+            for name in answers.confidence
             if name != SCORE
         }
         return min(areas, key=lambda name: areas[name])

@@ -52,6 +52,7 @@ POSITIVES = 4
 _LOSSES = {**LOSSES, "LSEPair": "lsepair"}
 # Unit of the scores in a softmax: BM25's own, and that of the training of all-MiniLM-L6-v2.
 _SOFTMAX = {"BM25": 1.0, UNTRAINED: 0.05}
+_CROSS_ENCODER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 _METRICS = ("success_at_1", "ndcg_at_10", "success_at_100")
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 _PACKS = {
@@ -75,7 +76,15 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     questions, counts = _questions(scale, data_root, folder)
     sources = [one for one in (_PARTS if scale == SMOKE else _PACKS).values() if one.is_measured]
     measured = tuple(
-        MeasuredDataset(name_of(one.name, split), str(questions / one.name), split, _METRICS, 1, False, (UNANSWERABLE,))
+        MeasuredDataset(
+            name_of(one.name, split),
+            str(questions / one.name),
+            split,
+            _METRICS,
+            drop_own=False,
+            extras=(UNANSWERABLE,),
+            cross_encoder=_CROSS_ENCODER if scale == FULL else "",
+        )
         for one in sources
         for split in (TEST, DEV)
     )
@@ -106,6 +115,9 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             describe_training(scale, _settings(0.0)),
             f"Trained on {', '.join(one.name for one in (_PARTS if scale == SMOKE else _PACKS).values())} together, up "
             f"to {POSITIVES} positives a query; regularised: lambda {WEIGHT:g}.",
+            f"Cross-encoder: {_CROSS_ENCODER}."
+            if scale == FULL
+            else "A cross-encoder's score was not measured: none is embedded in the package.",
             *_count_lines(counts),
         ),
         analyse=partial(

@@ -134,3 +134,24 @@ claims:
     assert results["claims"][0]["text"] == "MW is above untrained in AUC"
     assert r"\toprule" in (tmp_path / "mine" / "table.tex").read_text()
     assert "InfoNCE" in out
+
+
+@pytest.mark.timeout(900)
+def test_the_study_of_questions_without_an_answer_writes_the_same_again(
+    command_line: Callable[[], CommandLine], started: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    line, folder = command_line(), tmp_path / "abstain"
+    written = []
+    for _ in range(2):
+        process = line.start("study", "abstain", "--scale", "smoke", "--output", "abstain")
+        started.append(process)
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+        files = [folder / "results.json", folder / "study.md", *sorted((folder / "figures").iterdir())]
+        written.append({file.name: file.read_bytes() for file in files})
+    assert written[0] == written[1]
+    results = json.loads(written[0]["results.json"])
+    assert {"risk-coverage.png", "transfer.png"} < written[0].keys()
+    assert {*results["rows"]["MW"]} == {"pydocs-stdlib", "pydocs-packages", "all"}
+    assert [one["verdict"] for one in results["claims"]].count("not measured") == 0
+    assert "| MW | pydocs-stdlib |" in written[0]["study.md"].decode()

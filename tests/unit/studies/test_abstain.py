@@ -210,6 +210,7 @@ def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyP
     area = float(area_under_risk_coverage(answers.scores, answers.right)[0])
     assert results.values("MW", "A", "aurc")[1] == pytest.approx(area)
     assert len(results.cells["MW", POOLED][0].per_query["aurc"]) == 80
+    assert "precision_at_coverage_25" not in results.cells["MW", POOLED][0].per_query
     value, low, high = analysis.content["intervals"]["MW"]["A"]["aurc"]
     assert low < value < high
     assert value == results.mean("MW", "A", "aurc")

@@ -100,7 +100,7 @@ class _Measured:
                 for seed, one in seeds.items():
                     statistics, count = one.statistics[name], len(one.all_test[name].right)
                     metrics = {metric: one.value(name, metric) for metric in statistics if metric in _SHOWN}
-                    values = {metric: pseudo_values(statistics[metric], count) for metric in metrics}
+                    values = {metric: pseudo_values(statistics[metric], count) for metric in metrics.keys() & _SMOOTH}
                     cells.setdefault((row, name), []).append(SeedMetrics(seed, metrics, values))
         return StudyResults(cells)
 
@@ -196,6 +196,9 @@ _SHOWN = (
     "transfer_loss",
     "advantage",
 )
+# The others jump where a threshold passes a question, so pseudo-values do not estimate their variance
+# (Efron, 1979): they are tested over seeds.
+_SMOOTH = {"aurc", "excess_aurc", "f1", "ece_platt", "ece_isotonic", "transfer_loss", "advantage"}
 
 
 def _mean(values: Sequence[Any]) -> Any:

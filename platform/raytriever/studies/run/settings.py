@@ -83,13 +83,20 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
         return
     stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
     for name in sorted(stored.keys() | arms.keys()):
-        if stored.get(name) != arms.get(name):
+        if _without_none(stored.get(name)) != _without_none(arms.get(name)):
             how = "is new" if name not in stored else "is missing now" if name not in arms else "differs"
             raise ConfigError(
                 f"holds this study with other settings (arm {name} {how})",
                 f"--output {output}",
                 "give another directory",
             )
+
+
+def _without_none(settings: Any) -> Any:
+    """Return settings without those that are None: an earlier version may not have had them."""
+    if isinstance(settings, dict):
+        return {key: _without_none(value) for key, value in settings.items() if value is not None}
+    return settings
 
 
 def check_data_exists(study: Study) -> None:

@@ -40,14 +40,15 @@ def score_best_documents(dataset: MeasuredDataset, evaluated: Evaluated) -> None
     if evaluated.cross_scores.is_file():
         return
     content = read_per_query(evaluated.folder / "per_query" / f"{evaluated.dataset}.json")
-    best = [documents[0][0] if documents else None for documents in content["models"][evaluated.model]["top"]]
+    tops = content["models"][evaluated.model]["top"]
     documents = open_dataset(dataset.dataset, [dataset.split], max_bad_rows=1.0).documents
     row_of = {name: row for row, name in enumerate(documents.ids)}
-    ranked = [row for row, name in enumerate(best) if name is not None]
-    passages = [joined(documents.titles[at], documents.texts[at]) for at in (row_of[best[row]] for row in ranked)]
+    ranked = [row for row, top in enumerate(tops) if top]
+    best = [row_of[tops[row][0][0]] for row in ranked]
+    passages = [joined(documents.titles[at], documents.texts[at]) for at in best]
     model = CrossEncoder(resolve_model(dataset.cross_encoder), default_device(), "fp32")
     logits = model.logits([content["texts"][row] for row in ranked], passages)
-    scores: list[float | None] = [None] * len(best)
+    scores: list[float | None] = [None] * len(tops)
     for row, logit in zip(ranked, logits.tolist(), strict=True):
         scores[row] = logit
     text = json.dumps({"model": dataset.cross_encoder, "scores": scores}, allow_nan=False)

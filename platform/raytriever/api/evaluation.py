@@ -136,7 +136,9 @@ def evaluate(
         split: the judged split.
         metrics: what is measured, such as `"ndcg@10,recall@100,auc"` or a list of such names.
         baselines: names of one or two models that the others are compared with; by default the first.
-        calibrate: wanted precisions and recalls, such as `"precision=0.9"`, for which thresholds are chosen.
+        calibrate: wanted values for which thresholds are chosen: `"top-precision=0.9"` of the answers shown,
+            `"answered=0.8"` of the queries, `"f1"`, and `"precision=0.9"` or `"recall=0.8"` of pairs. The model
+            directories get a `calibration.json`, which `Index.search` uses.
         calibration_split: where they are chosen.
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.

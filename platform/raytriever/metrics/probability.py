@@ -29,7 +29,7 @@ class ScoreMap(ABC):
     Examples:
         >>> curve = rt.metrics.fit_platt(np.array([0.2, 0.4, 0.6, 0.8]), np.array([False, False, True, True]))
         >>> curve.probability(np.array([0.3, 0.7])).round(2)
-        array([0.24, 0.76])
+        array([0.29, 0.71])
         >>> rt.metrics.ScoreMap.from_json(curve.to_json()) == curve
         True
     """
@@ -208,8 +208,8 @@ def probability_error(
         MetricInputError: there is no pair or no bin, a probability is not finite, or the lengths differ.
 
     Examples:
-        >>> rt.metrics.probability_error(np.array([0.1, 0.1, 0.8, 0.8]), np.array([False, False, True, True]), bins=2)
-        0.15
+        >>> rt.metrics.probability_error(np.array([0.25, 0.25, 0.75, 0.75]), np.array([False, False, True, True]))
+        0.25
     """
     probabilities, relevant = _pairs(probabilities, relevant)
     if bins < 1:

@@ -14,6 +14,11 @@ from pathlib import Path
 # Instructions that decide how fast a processor multiplies matrices, by their name in /proc/cpuinfo.
 FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512-bf16", "amx_bf16": "AMX-bf16"}
 
+# Environment that holds every library that multiplies to the instructions of a processor without AVX-512.
+AVX2 = """ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Zen
+FAISS_OPT_LEVEL=avx2 NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR" NUMBA_CPU_NAME=znver3
+NUMBA_CPU_FEATURES="+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2" NUMBA_CACHE_DIR=FOLDER-OF-ITS-OWN"""
+
 
 @dataclass(frozen=True)
 class End:
@@ -72,7 +77,7 @@ def check_device(device: str) -> None:
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """Return a parser with the flag `--json PATH`."""
-    arguments = argparse.ArgumentParser(description=about)
+    """Return a parser with the flag `--json PATH`; its help names the environment of AVX2 alone."""
+    arguments = argparse.ArgumentParser(description=about, epilog=f"The environment of AVX2 alone: {AVX2}")
     arguments.add_argument("--json", type=Path, metavar="PATH", help="write the ends there too")
     return arguments

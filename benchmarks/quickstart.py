@@ -1,9 +1,8 @@
 """The quickstart: its duration, stage by stage, and the gain of the training.
 
 Run: `python benchmarks/quickstart.py [--json PATH]`. Every cache is cold; the installation is not counted. The job
-chooses its corpus and steps by the speed of the processor. `ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2
-MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=znver3` make a larger processor behave as one with AVX2 alone. A stage ends
-where the next one prints its first line.
+chooses its corpus and steps by the speed of the processor; `--help` ends with the environment that makes a larger
+processor behave as one with AVX2 alone. A stage ends where the next one prints its first line.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Run: `python benchmarks/retrieval_encode.py [--json PATH] [--texts N] [--sections speed]`. Every scenario runs in a
 process of its own (`--scenario`), because the peak of memory is that of a process. Compared implementations alternate
-in one process of one thread, and the median of paired ratios of processor time counts. The environment of AVX2 alone:
-`ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=znver3
-NUMBA_CPU_FEATURES="+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"`, with a NUMBA_CACHE_DIR of its own.
+in one process of one thread, and the median of paired ratios of processor time counts. `--help` ends with the
+environment of AVX2 alone.
 `--device cuda` compares an encoder of random weights with its forward pass; it needs torch and transformers only.
 """
 

@@ -3,9 +3,8 @@
 Run: `python benchmarks/train.py [--json PATH] [--turns N] [--precision fp32]`. It trains MiniLM on SQuAD on a CPU with
 64 queries per step, `CachedMultipleNegativesRankingLoss` against our cached `infonce`. Each turn is a process of one
 thread that trains a few steps and reports the processor time of all but the first. The two alternate, so other load
-on the machine affects both. bf16 is measured where the processor multiplies it. The environment of AVX2 alone:
-`ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 NUMBA_CPU_NAME=znver3
-NUMBA_CPU_FEATURES="+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+popcnt,+sse4.2"`, with a NUMBA_CACHE_DIR of its own.
+on the machine affects both. bf16 is measured where the processor multiplies it. `--help` ends with the environment
+of AVX2 alone.
 
 `gpu.py` measures training steps on a GPU.
 """

@@ -103,6 +103,16 @@ def test_damage_is_reported_by_file(tmp_path: Path, damage, message: str) -> Non
         read_manifest(tmp_path / "run")
 
 
+def test_every_file_is_compared_with_its_own_digest(tmp_path: Path) -> None:
+    with committed_directory(tmp_path / "run", {}) as aside:
+        for name in "abcdefgh":
+            (aside / name).write_text(name)
+    read_manifest(tmp_path / "run")
+    (tmp_path / "run" / "g").write_text("G")
+    with pytest.raises(StorageError, match="run/g: changed"):
+        read_manifest(tmp_path / "run")
+
+
 def test_without_verifying_only_names_and_sizes_count(tmp_path: Path) -> None:
     commit(tmp_path / "run")
     (tmp_path / "run" / "inner" / "a.txt").write_text("two")

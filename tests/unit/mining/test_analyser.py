@@ -98,6 +98,7 @@ def test_every_language_has_its_stemmer(language: str) -> None:
         (ENGLISH, "en"), (CHINESE, "zh"), (JAPANESE, "ja"), (THAI, "th"), (KOREAN, "ko"), (ITALIAN, "it"),
         ("Це є українська мова, її знають мільйони людей", "other"), ("Мы были рады, что это не она", "ru"),
         ("این یک کتاب خوب است که من در گذشته خوانده‌ام و چند پرسش دارم", "fa"),
+        ("The contract of the lessee and the lessor: der Vertrag und die Mieter, von den Banken in der Stadt", "en"),
         ("", "en"), ("1 2 3", "en"), ("x" * 400, "en"),
     ],
 )  # fmt: skip

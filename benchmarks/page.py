@@ -69,7 +69,7 @@ SECTIONS = (
     ("metrics", "Metrics", "metrics.py", "Metrics against pytrec_eval and scikit-learn."),
     ("annotate", "Annotation", "annotate.py", "200 queries against a server with a fixed service time."),
     ("tune", "Sweeps", "tune.py", "A sweep against the same trials one after another."),
-    ("studies", "Studies", "studies.py", "All twelve studies at the scale `smoke`."),
+    ("studies", "Studies", "studies.py", "The twelve studies of the papers at the scale `smoke`."),
     ("tracking", "Tracking", "tracking.py", "What logging to MLflow costs the steps."),
     ("jobs", "Submitted jobs", "jobs.py", "A submitted job against the direct command."),
     ("faults", "Deaths of workers", "faults.py", "20 kills of workers of one run."),

@@ -56,7 +56,7 @@ class LossConfig:
 
     loss: str = option("mw", "the loss; docs/reference/losses.md explains each", choices=LOSS_NAMES)
     temperature: float = option(
-        0.01, "tau: scores are divided by it (triplet does not use it)", above=0, needs="loss!=triplet"
+        0.01, "tau: scores are divided by it; not used by triplet", above=0, needs="loss!=triplet"
     )
     learn_temperature: bool = option(False, "train tau with the encoder, as a log-parameter", needs="loss!=triplet")
     margin: float = option(

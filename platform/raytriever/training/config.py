@@ -66,7 +66,7 @@ class TrainingConfig:
     dropout: float = option(0.0, "dropout of the encoder during training", minimum=0, maximum=0.9)
     precision: str | None = option(
         None,
-        "number format of the encoder; int8 only encodes, on a CPU; default: bf16 if the hardware supports it",
+        "number format; int8 only encodes; default: bf16 where it is supported",
         choices=PRECISIONS,
     )
     num_workers: int | str = option(

@@ -130,7 +130,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
         raise DataError("has no effect: there is no CSV or TSV file to read", "--columns", "leave it out")
     names = (format,) if format else tuple(_BY_FIELDS)
     candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
-    if begun is not None and format is None and not _has_queries(candidates):
+    if begun is not None and format is None and not (_has_queries(candidates) if begun is trec else candidates):
         return begun.plan(source)
     if not candidates:
         raise _unknown(source, peeks, format)

@@ -94,7 +94,7 @@ def test_a_language_of_mr_tydi(read, put) -> None:
     [
         ("docs-*", r"no corpus in it; it holds README.md, qrels, topics; add docs-0.jsonl.gz or corpus.jsonl \(docid"),
         ("qrels/*", r"no judgements in it; it holds README.md, docs-0.jsonl.gz, .*; add qrels/qrels.NAME-dev.tsv or"),
-        ("topics/*", r"no corpus.jsonl or corpus.jsonl.gz in it"),
+        ("topics/*", r"no file of queries in it; it holds README.md, docs-0.jsonl.gz"),
     ],
 )
 def test_what_is_missing_is_said(miracl: Path, removed: str, message: str) -> None:

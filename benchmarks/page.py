@@ -56,6 +56,18 @@ SECTIONS = (
     ("data", "Preparation of data", "data.py", "Preparing SQuAD against tokenising the same texts in memory."),
     ("data-feed", "Batches", "data_feed.py", "Waiting for batches, and padding."),
     ("retrieval-encode", "Encoding", "retrieval_encode.py", "Encoding against `SentenceTransformer.encode`."),
+    (
+        "encode-speed",
+        "Speed of encoding",
+        "retrieval_encode.py --sections speed --texts 360",
+        "Encoding in fp32, bf16 and int8 against `SentenceTransformer.encode`, one thread, processor seconds.",
+    ),
+    (
+        "encode-speed-avx2",
+        "Speed of encoding with AVX2 alone",
+        "retrieval_encode.py --sections speed --texts 360",
+        "The same in the environment that `--help` names.",
+    ),
     ("retrieval-search", "Exact search", "retrieval_search.py", "Exact search against FAISS's flat index."),
     ("size", "Size", "size.py", "The whole route on generated passages like MS MARCO's, at growing numbers of them."),
     (

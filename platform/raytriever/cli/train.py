@@ -102,16 +102,16 @@ def main(words: list[str]) -> None:
         uri = tracking_uri()
         mlflow = quote_command(_program("mlflow"), "ui", "--backend-store-uri", uri)
         show(f"  {uri} (open it in a browser)" if uri.startswith("http") else f"  {mlflow}")
-    part = config.data.dataset == PYDOCS_PART
-    searched = PYDOCS if part else config.data.dataset
-    search = [_program("raytriever"), "search", "--model", finished.path, "--dataset", searched]
-    note = f" (the first search encodes all docstrings; --dataset {PYDOCS_PART} answers at once)" if part else ""
-    show(f"  {quote_command(*search, _EXAMPLE)}{note}")
+    dataset = config.data.dataset
+    search = [_program("raytriever"), "search", "--model", finished.path, "--dataset", dataset]
+    question = _EXAMPLE if dataset in (PYDOCS, PYDOCS_PART) else "a question"
+    note = f" (--dataset {PYDOCS} encodes all docstrings first)" if dataset == PYDOCS_PART else ""
+    show(f"  {quote_command(*search, question)}{note}")
     show(f"  {finished.path / 'report.html'} (open it in a browser)")
 
 
 _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
-_EXAMPLE = "solve a system of linear equations"
+_EXAMPLE = "compress a file with gzip"
 
 
 def _program(name: str) -> str:

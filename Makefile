@@ -80,6 +80,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/train_profile.py
 	$(BIN)/python benchmarks/nested.py
 	$(BIN)/python benchmarks/refresh.py
 	$(BIN)/python benchmarks/evaluating.py

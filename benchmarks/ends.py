@@ -12,7 +12,13 @@ from datetime import date
 from pathlib import Path
 
 # Instructions that decide how fast a processor multiplies matrices, by their name in /proc/cpuinfo.
-FEATURES = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512-bf16", "amx_bf16": "AMX-bf16"}
+FEATURES = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512-VNNI",
+    "avx512_bf16": "AVX-512-bf16",
+    "amx_bf16": "AMX-bf16",
+}
 
 # Environment that holds every library that multiplies to the instructions of a processor without AVX-512.
 AVX2 = """ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Zen

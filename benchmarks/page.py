@@ -33,6 +33,18 @@ SECTIONS = (
     ("losses", "Losses", "losses.py", "Accuracy, time and extra memory of the losses; B is the batch size."),
     ("train", "Training", "train.py", "Training steps of MiniLM against sentence-transformers' trainer, same batches."),
     (
+        "train-profile",
+        "Profile of a training step",
+        "train_profile.py",
+        "Where the time of a step goes on one thread, and what share of the processor's peak its arithmetic reaches.",
+    ),
+    (
+        "train-profile-avx2",
+        "Profile of a training step with AVX2 alone",
+        "train_profile.py",
+        "The same in the environment that `--help` names.",
+    ),
+    (
         "gpu-estimate",
         "Estimated steps on a GPU",
         "gpu_estimate.py",
@@ -82,7 +94,7 @@ SECTIONS = (
     ("annotate", "Annotation", "annotate.py", "200 queries against a server with a fixed service time."),
     ("tune", "Sweeps", "tune.py", "A sweep against the same trials one after another."),
     ("studies", "Studies", "studies.py", "The twelve studies of the papers at the scale `smoke`."),
-    ("tracking", "Tracking", "tracking.py", "What logging to MLflow costs the steps."),
+    ("tracking", "Tracking", "tracking.py", "What logging to MLflow alone, and to four trackers, costs the steps."),
     ("jobs", "Submitted jobs", "jobs.py", "A submitted job against the direct command."),
     ("faults", "Deaths of workers", "faults.py", "20 kills of workers of one run."),
     (

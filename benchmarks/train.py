@@ -6,7 +6,7 @@ thread that trains a few steps and reports the processor time of all but the fir
 on the machine affects both. bf16 is measured where the processor multiplies it. `--help` ends with the environment
 of AVX2 alone.
 
-`gpu.py` measures training steps on a GPU.
+`train_profile.py` shows where these steps spend their time; `gpu.py` measures training steps on a GPU.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ends import End, parser, report
+
+if TYPE_CHECKING:
+    from raytriever.training.parallel.objective import Batch
+    from raytriever.training.parallel.strategy import Strategy
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 BATCH, LENGTH = 64, 128
@@ -45,8 +51,9 @@ def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
     ][:count]
 
 
-def ours(precision: str, dataset: Path) -> list[float]:
-    """Return the seconds of each step of our loop: batch, cached gradients, update."""
+@contextmanager
+def training(precision: str, dataset: Path, steps: int) -> Iterator[tuple[Strategy, Iterator[Batch]]]:
+    """Yield the strategy that trains MiniLM with cached gradients, and its batches, which another thread prepares."""
     import torch
 
     from raytriever.data.config import DataConfig
@@ -73,8 +80,14 @@ def ours(precision: str, dataset: Path) -> list[float]:
     device = torch.device("cpu")
     strategy = build_strategy("ddp", objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device, 1.0)
     retriever.train()
+    with Prefetcher(lambda step: source.batch(step, retriever, ALONE), range(steps)) as batches:
+        yield strategy, iter(batches)
+
+
+def ours(precision: str, dataset: Path) -> list[float]:
+    """Return the seconds of each step of our loop: batch, cached gradients, update."""
     times = []
-    with Prefetcher(lambda step: source.batch(step, retriever, ALONE), range(STEPS + 1)) as batches:
+    with training(precision, dataset, STEPS + 1) as (strategy, batches):
         began = time.process_time()
         for step, batch in enumerate(batches):
             strategy.step(batch, 2e-5, step)

@@ -20,7 +20,7 @@ from raytriever.studies.recipes.abstain import analysis as analysis_module
 from raytriever.studies.recipes.abstain.analysis import analyse
 from raytriever.studies.recipes.abstain.claims import POOLED, claims_of
 from raytriever.studies.recipes.abstain.confidences import confidences
-from raytriever.studies.recipes.abstain.measures import read_answers
+from raytriever.studies.recipes.abstain.measures import pooled, read_answers
 from raytriever.studies.recipes.abstain.questions import MIXTURE, Size, Source, write_questions
 from raytriever.studies.run.cross_encoder import score_best_documents
 
@@ -204,7 +204,7 @@ def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for pair in names
         for dataset in pair
     }
-    analysis = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", ["CL", "MW"], evaluations)
+    analysis = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", "MW", ["CL", "MW"], evaluations)
     results = analysis.results
     answers = read_answers(evaluations["MW", "A"][1], 0.1)
     area = float(area_under_risk_coverage(answers.scores, answers.right)[0])
@@ -221,6 +221,20 @@ def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert results.mean("MW", "A", "transfer_loss") == pytest.approx(lost)
     claims = claims_of(["A", "BB"], ["CL", "MW"], [])
     assert [claim.verdict(results).word for claim in claims[:3]] == [HELD] * 3
-    again = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", ["CL", "MW"], evaluations)
+    best = analysis.content["aurc by the best confidence, minus MW by its score"]
+    for row in ("CL", "MW"):
+        areas = []
+        for seed in range(2):
+            test, dev = (
+                pooled([read_answers(evaluations[row, pair[at]][seed], 0.1) for pair in names]) for at in (0, 1)
+            )
+            on_dev = {name: area_under_risk_coverage(one, dev.right)[0] for name, one in dev.confidence.items()}
+            chosen = test.confidence[min(on_dev, key=on_dev.__getitem__)]
+            areas.append(float(area_under_risk_coverage(chosen, test.right)[0]))
+        value, low, high = best[row]["aurc"]
+        assert low < value < high
+        assert value == pytest.approx(np.mean(areas))
+        assert best[row]["difference"][0] == pytest.approx(value - results.mean("MW", POOLED, "aurc"))
+    again = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", "MW", ["CL", "MW"], evaluations)
     assert json.dumps(analysis.content, allow_nan=False) == json.dumps(again.content)
     assert analysis.tables == again.tables

@@ -31,6 +31,7 @@ def analyse(
     datasets: Sequence[tuple[str, str]],
     temperatures: Mapping[str, float],
     baseline: str,
+    proposed: str,
     drawn: Sequence[str],
     evaluations: Mapping[Cell, Sequence[Evaluated]],
 ) -> Analysis:
@@ -40,6 +41,7 @@ def analyse(
         datasets: names of the test and dev questions of each data set.
         temperatures: unit of the scores in a softmax, by row.
         baseline: row that the others are compared with.
+        proposed: row whose score the best confidence of every row is compared with.
         drawn: rows in the figures.
         evaluations: evaluations by row and data set.
 
@@ -59,7 +61,8 @@ def analyse(
     intervals, differences = measured.intervals(), measured.differences(baseline)
     at_threshold = measured.means(lambda one: {name: one.at_threshold(name) for name in one.all_test})
     areas = measured.means(lambda one: {name: measured.areas(one, name) for name in one.all_test})
-    best = measured.by_seed(lambda one: one.best_alternative)
+    others = measured.by_seed(lambda one: one.best_alternative)
+    best = measured.best_confidences(proposed)
     content = {
         "confidence": 0.95,
         "samples": SAMPLES,
@@ -69,7 +72,8 @@ def analyse(
         "f1 by source and target": measured.transfer,
         "at the threshold": at_threshold,
         "aurc by confidence": areas,
-        "best other confidence": best,
+        "best other confidence": others,
+        f"aurc by the best confidence, minus {proposed} by its score": best,
     }
     return Analysis(
         measured.results(),
@@ -78,7 +82,10 @@ def analyse(
             f"Difference from {baseline}, with 95 % intervals over resampled questions": _difference_table(differences),
             "F1 on test questions, by the dev questions that chose the threshold": _transfer_table(measured.transfer),
             "At the threshold of all data sets": _threshold_table(at_threshold),
-            "AURC by confidence, all data sets in one pool": _confidence_table(areas, best),
+            "AURC by confidence, all data sets in one pool": _confidence_table(areas, others),
+            f"AURC by the confidence that is best on dev, and its difference from {proposed} by its score": _best_table(
+                best
+            ),
         },
         _finite(content),
         lambda folder: _draw(folder, measured, drawn),
@@ -109,8 +116,7 @@ class _Measured:
         """Metrics of resampled questions by row, data set and metric: means over the seeds of a row."""
         samples: dict[str, dict[str, dict[str, ndarray]]] = {row: {} for row in self.systems}
         for name in (*self.datasets, POOLED):
-            first = next(iter(next(iter(self.systems.values())).values()))
-            weights = resampling_weights(first.all_test[name].counts, SAMPLES, SEED)
+            weights = self._weights(name)
             for row, seeds in self.systems.items():
                 by_seed = [one.statistics[name] for one in seeds.values()]
                 samples[row][name] = {
@@ -118,6 +124,11 @@ class _Measured:
                     for metric in by_seed[0]
                 }
         return samples
+
+    def _weights(self, dataset: str) -> Float64[ndarray, "samples questions"]:
+        """Return how often each sample has each question of a data set; the same for all rows."""
+        first = next(iter(next(iter(self.systems.values())).values()))
+        return resampling_weights(first.all_test[dataset].counts, SAMPLES, SEED)
 
     def intervals(self) -> dict[str, dict[str, dict[str, list[float]]]]:
         """Return value and bounds by row, data set and metric."""
@@ -148,6 +159,23 @@ class _Measured:
             for row, by_dataset in self.samples.items()
             if row != baseline
         }
+
+    def best_confidences(self, proposed: str) -> dict[str, dict[str, Any]]:
+        """Return the AURC of each row by its best confidence, and the difference from a row's score; one pool."""
+        weights = self._weights(POOLED)
+        whole = np.ones((1, weights.shape[1]))
+        reference, resampled = self._value(proposed, POOLED, "aurc"), self.samples[proposed][POOLED]["aurc"]
+        best: dict[str, dict[str, Any]] = {}
+        for row, seeds in self.systems.items():
+            areas = [one.area(POOLED, one.best_confidence) for one in seeds.values()]
+            value = float(np.mean([area(whole)[0] for area in areas]))
+            samples = np.mean([area(weights) for area in areas], axis=0)
+            best[row] = {
+                "confidence": [one.best_confidence for one in seeds.values()],
+                "aurc": [value, *bootstrap_interval(samples)],
+                "difference": [value - reference, *bootstrap_interval(samples - resampled)],
+            }
+        return best
 
     def _value(self, row: str, dataset: str, metric: str) -> float:
         """Return a metric of all questions, the mean over the seeds."""
@@ -270,6 +298,18 @@ def _confidence_table(areas: Mapping[str, Mapping[str, Mapping[str, float]]], be
         values = [value_text("aurc", by_dataset[POOLED][name]) for name in names]
         table.append([row, *values, ", ".join(dict.fromkeys(best[row]))])
     return table
+
+
+def _best_table(best: Mapping[str, Mapping[str, Any]]) -> Rows:
+    table = [["row", "confidence", "AURC", "95 % interval", "difference", "95 % interval"]]
+    for row, one in best.items():
+        figures = [text for key in ("aurc", "difference") for text in _value_and_bounds(one[key])]
+        table.append([row, ", ".join(dict.fromkeys(one["confidence"])), *figures])
+    return table
+
+
+def _value_and_bounds(values: Sequence[float]) -> tuple[str, str]:
+    return value_text("aurc", values[0]), _bounds("aurc", values)
 
 
 def _draw(folder: Path, measured: _Measured, drawn: Sequence[str]) -> dict[str, str]:

@@ -125,15 +125,22 @@ class SystemMeasures:
         return {name: answers.threshold() for name, answers in self.all_dev.items()}
 
     @cached_property
+    def best_confidence(self) -> str:
+        """Confidence with the lowest AURC on the dev questions of the pool."""
+        return min(self._dev_areas, key=self._dev_areas.__getitem__)
+
+    @cached_property
     def best_alternative(self) -> str:
-        """Confidence other than the score with the lowest AURC on the dev questions of the pool."""
+        """The same among those other than the score."""
+        return min((name for name in self._dev_areas if name != SCORE), key=self._dev_areas.__getitem__)
+
+    @cached_property
+    def _dev_areas(self) -> dict[str, float]:
         answers = self.all_dev[POOLED]
-        areas = {
-            name: float(area_under_risk_coverage(answers.confidence[name], answers.right)[0])
-            for name in answers.confidence
-            if name != SCORE
+        return {
+            name: float(area_under_risk_coverage(confidence, answers.right)[0])
+            for name, confidence in answers.confidence.items()
         }
-        return min(areas, key=lambda name: areas[name])
 
     def f1(self, dataset: str, source: str) -> Statistic:
         """Return the F1 on a data set at the threshold of the dev questions of another one."""

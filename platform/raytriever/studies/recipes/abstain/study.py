@@ -125,6 +125,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
             [(one.name, name_of(one.name, DEV)) for one in sources],
             {arm.row: _SOFTMAX.get(arm.row, TEMPERATURE) for arm in arms},
             "CL",
+            "MW",
             [arm.row for arm in (*bm25, *untrained)] + list(_LOSSES),
         ),
         claims=claims_of(names, tuple(_LOSSES), [arm.row for arm in (*bm25, *untrained)]),

@@ -24,7 +24,7 @@ from raytriever.data.columns import TokenColumn
 from raytriever.data.combine import starts_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import weights_digest
-from raytriever.encoding.encode import encode_contents
+from raytriever.encoding.encode import encode_contents, token_budget
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ModelError
@@ -80,6 +80,11 @@ class Guide:
         weights = [weights_digest(config, self.retriever, side) for side in SIDES]
         decides = json.dumps([weights, asdict(self.retriever.description)], sort_keys=True, default=str)
         return hashlib.sha256(decides.encode()).hexdigest()[:16]
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Number of tokens at which the guide encodes fastest on its device."""
+        return token_budget(self.retriever)
 
     def encode(self, part: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of a part of a batch, in float32 and without gradient."""

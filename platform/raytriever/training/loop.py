@@ -118,8 +118,9 @@ class _Trainer:
         self.chunk_choice = ChunkChoice(settings, setup.retriever, setup.precision, setup.device, self.workers)
         chunk = self.chunk_choice.first(settings.batch_size // self.workers.size * texts)
         self.messages = host_workers(self.workers)
-        encode = setup.guide.encode if setup.guide else None
-        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, Agreement(self.messages), encode)
+        encode, tokens = (setup.guide.encode, setup.guide.tokens_at_once) if setup.guide else (None, None)
+        agreement = Agreement(self.messages)
+        self.objective = Objective(setup.retriever, loss, setup.precision, chunk, agreement, encode, tokens)
         towers = (setup.retriever.query.backbone, setup.retriever.passage.backbone)
         self.throughput = Throughput(*towers, setup.precision, setup.device, self.workers)
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)

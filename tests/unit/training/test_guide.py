@@ -69,16 +69,23 @@ def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, ot
     settings = guided(other_encoder, name)
     work, _ = make_assignment(loss=settings, guide=other_encoder)
     batch, results = work.train.batch(0, work.retriever, ALONE), []
-    for chunk in (None, Chunk(sequences=5)):
-        objective = Objective(work.retriever, build_loss(settings, True), "fp32", chunk, guide=work.guide.encode)
-        assert len(objective.cut(batch).guide[0][0].buckets) == (1 if chunk is None else 4)
+    for chunk, tokens, parts in (
+        (None, None, 1),
+        (None, 40, 8),
+        (Chunk(sequences=5), None, 4),
+        (Chunk(sequences=5), 1_000, 4),
+    ):
+        loss = build_loss(settings, True)
+        objective = Objective(work.retriever, loss, "fp32", chunk, guide=work.guide.encode, guide_tokens=tokens)
+        assert len(objective.cut(batch).guide[0][0].buckets) == parts
         objective.zero_grad()
         output = objective(batch, ALONE)
         output.value.backward()
         results.append([output.value.detach(), *(p.grad.clone() for p in objective.parameters() if p.grad is not None)])
         assert not any("guide" in key for key, _ in objective.named_parameters())
-    for whole, cached in zip(*results, strict=True):
-        torch.testing.assert_close(cached, whole, rtol=1e-4, atol=1e-6)
+    for whole, *others in zip(*results, strict=True):
+        for other in others:
+            torch.testing.assert_close(other, whole, rtol=1e-4, atol=1e-6)
 
 
 class Killed(BaseException):

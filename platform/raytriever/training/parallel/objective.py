@@ -85,6 +85,8 @@ class Objective(nn.Module):
         agreement: of the workers on whether one ran out of memory; None for one worker.
         guide: returns the guide's embeddings of a part; None without a guide. It is not a module of this one, so no
             strategy trains, shards or stores its weights.
+        guide_tokens: number of tokens that the guide encodes at a time; None for that of `chunk`. It keeps no
+            activations, so it is fastest with the parts of an encoding, which are smaller.
 
     Attributes:
         parts_communicate: parts gather weights and reduce gradients themselves (FSDP2 by block). Then all workers
@@ -101,9 +103,10 @@ class Objective(nn.Module):
         chunk: Chunk | None = None,
         agreement: Agreement | None = None,
         guide: Encode | None = None,
+        guide_tokens: int | None = None,
     ) -> None:
         super().__init__()
-        self._guide = guide
+        self._guide, self._guide_tokens = guide, guide_tokens
         self.retriever, self.loss, self.precision, self.chunk = retriever, loss, precision, chunk
         self._agreement = agreement or Agreement(ALONE)
         self.parts_communicate = self.leaves_part = False
@@ -113,7 +116,9 @@ class Objective(nn.Module):
         chunk, passes = self.chunk, self.retriever.passes(batch.queries, batch.passages)
         guide: Passes = () if self._guide is None else batch.guide
         if chunk is not None:
-            passes, guide = ([(cut(texts, chunk), side) for texts, side in each] for each in (passes, guide))
+            passes = [(cut(texts, chunk), side) for texts, side in passes]
+        if guide and (of_guide := self._guide_chunk()):
+            guide = [(cut(texts, of_guide), side) for texts, side in guide]
         return CutBatch(passes, len(batch.queries.indices), len(batch.passages.indices), batch.ids, chunk, guide)
 
     def forward(self, batch: Batch | CutBatch, workers: Workers) -> LossOutput:
@@ -149,6 +154,12 @@ class Objective(nn.Module):
             )
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(torch.cat([encode(part, side) for part, side in parts]))
+
+    def _guide_chunk(self) -> Chunk | None:
+        """Return the size of the guide's parts, which are no larger than those of the training; None to cut nothing."""
+        chunk = self.chunk or Chunk()
+        tokens = [limit for limit in (chunk.tokens, self._guide_tokens) if limit is not None]
+        return Chunk(chunk.sequences, min(tokens, default=None)) if tokens or self.chunk else None
 
     @torch.no_grad()
     def _guide_embeddings(self, batch: CutBatch) -> GuideEmbeddings | None:

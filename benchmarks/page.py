@@ -140,7 +140,7 @@ UNMEASURED = {
 }
 PACKS = "ground_truth-packs"
 STUDY = re.compile(r"study-(.+)-small")
-ELSEWHERE = {"coverage": "[intervals](explanation/intervals.md)"}
+ELSEWHERE = {"coverage", "abstain-attempts"}  # on the pages of intervals and of the study abstain
 
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:
@@ -155,7 +155,7 @@ def newest(folder: Path) -> dict[str, tuple[str, Any]]:
 def page(folder: Path = RESULTS) -> str:
     """Return the page of the results in a folder; raises ValueError for a result without a section."""
     results = newest(folder)
-    sections = {name for name, *_ in SECTIONS} | {PACKS} | set(ELSEWHERE)
+    sections = {name for name, *_ in SECTIONS} | {PACKS} | ELSEWHERE
     if missing := sorted(name for name in results if name not in sections and not STUDY.fullmatch(name)):
         raise ValueError(f"benchmarks/page.py: add a section for {', '.join(missing)}")
     return "\n".join([*_head(), *_measured(results), *_packs(results), *_studies(results)]).rstrip() + "\n"
@@ -233,12 +233,12 @@ def _studies(results: Mapping[str, tuple[str, Any]]) -> Iterator[str]:
 
 
 def _study_table(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
-    columns = [(dataset, metric) for dataset, metrics in next(iter(rows.values())).items() for metric in metrics]
-    yield f"| | {' | '.join(f'{dataset} {metric}' for dataset, metric in columns)} |"
-    yield f"| --- | {' | '.join('---:' for _ in columns)} |"
-    for row, datasets in rows.items():
-        cells = [_mean(datasets.get(dataset, {}).get(metric)) for dataset, metric in columns]
-        yield f"| {row} | {' | '.join(cells)} |"
+    yield f"| | {' | '.join(rows)} |"
+    yield f"| --- | {' | '.join('---:' for _ in rows)} |"
+    for dataset, metrics in next(iter(rows.values())).items():
+        for metric in metrics:
+            cells = (_mean(datasets.get(dataset, {}).get(metric)) for datasets in rows.values())
+            yield f"| {dataset} {metric} | {' | '.join(cells)} |"
     yield ""
 
 

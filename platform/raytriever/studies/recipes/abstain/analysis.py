@@ -314,15 +314,14 @@ def _value_and_bounds(values: Sequence[float]) -> tuple[str, str]:
 
 def _draw(folder: Path, measured: _Measured, drawn: Sequence[str]) -> dict[str, str]:
     rows = [row for row in drawn if row in measured.systems]
-    first = {row: next(iter(measured.systems[row].values())) for row in rows}
     captions = {}
-    panels = {
-        name: {row: (one.all_test[name].scores, one.all_test[name].right) for row, one in first.items()}
-        for name in (*measured.datasets, POOLED)
-    }
+    panels = {}
+    for name in (*measured.datasets, POOLED):
+        answers = {row: [one.all_test[name] for one in measured.systems[row].values()] for row in rows}
+        panels[name] = {row: [(one.scores, one.right) for one in seeds] for row, seeds in answers.items()}
     save_risk_coverage(folder / "risk-coverage.png", panels)
     captions["risk-coverage.png"] = (
-        "Share of wrong documents among those shown, by the share of questions shown, seed 0"
+        "Share of wrong documents among those shown, by the share of questions shown, mean over seeds"
     )
     matrices = {row: measured.transfer[row] for row in rows}
     save_transfer(folder / "transfer.png", matrices)

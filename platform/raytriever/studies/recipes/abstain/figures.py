@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +17,23 @@ _COLUMNS = 3
 Answers = tuple[Float64[ndarray, " questions"], Bool[ndarray, " questions"]]  # scores, and whether they are right
 
 
-def save_risk_coverage(path: Path, panels: Mapping[str, Mapping[str, Answers]]) -> None:
+def save_risk_coverage(path: Path, panels: Mapping[str, Mapping[str, Sequence[Answers]]]) -> None:
     """Draw a risk-coverage curve of each row, a panel for each data set.
 
     Args:
         path: path of the PNG; the SVG is written next to it.
-        panels: answers by row, by title of the panel.
+        panels: answers of each seed by row, by title of the panel. The curve is the mean over the seeds.
     """
     columns = min(_COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     with picture(path, PANEL * columns, 0.4 + 0.9 * PANEL * rows) as figure:
         for number, (title, systems) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
-            for (name, (scores, right)), (colour, dash) in zip(systems.items(), lines(), strict=False):
-                curve = risk_coverage(scores, right)
-                axes.plot(curve.coverage, curve.risk, color=colour, linestyle=dash, label=label(name))
+            for (name, seeds), (colour, dash) in zip(systems.items(), lines(), strict=False):
+                curves = [risk_coverage(scores, right) for scores, right in seeds]
+                coverage = np.arange(1, len(seeds[0][1]) + 1) / len(seeds[0][1])
+                risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
+                axes.plot(coverage, risk, color=colour, linestyle=dash, label=label(name))
             axes.set(title=title, xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
         figure.axes[0].set_ylabel("wrong, of those shown")
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

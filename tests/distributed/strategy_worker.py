@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,10 +21,11 @@ from raytriever.models.cpu_layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.guide import Guide
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Chunk, cut
-from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.objective import Objective, Passes
 from raytriever.training.parallel.out_of_memory import Agreement
 from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
@@ -45,13 +46,14 @@ class Case:
     towers: str = "shared"
     chunk: Chunk = BY_SEQUENCES
     precision: str = "fp32"
+    guided: bool = False
 
     @property
     def name(self) -> str:
         unit = "sequences" if self.chunk.sequences else "tokens"
-        return (
-            f"{self.loss} {self.towers} {unit} {self.precision} {self.dropout} {'cached' if self.cached else 'whole'}"
-        )
+        guide = " guided" if self.guided else ""
+        kind = "cached" if self.cached else "whole"
+        return f"{self.loss} {self.towers} {unit} {self.precision} {self.dropout}{guide} {kind}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Share:
     queries: Buckets
     passages: Buckets
     ids: BatchIds
+    guide: Passes
 
 
 def share(retriever: Retriever, rank: int, size: int) -> Share:
@@ -77,7 +80,8 @@ def share(retriever: Retriever, rank: int, size: int) -> Share:
     mine, own = slice(rank * b, (rank + 1) * b), slice(rank * n, (rank + 1) * n)
     positives = torch.arange(QUERIES)[:, None] * 2
     ids = BatchIds(torch.arange(QUERIES)[mine], positives[mine], documents[own], seed=1, step=2)
-    return Share(retriever.tokenize(queries[mine], "query"), retriever.tokenize(passages[own], "passage"), ids)
+    sides = retriever.tokenize(queries[mine], "query"), retriever.tokenize(passages[own], "passage")
+    return Share(*sides, ids, retriever.passes(*sides))
 
 
 def objective_of(encoder: str, case: Case) -> Objective:
@@ -87,11 +91,17 @@ def objective_of(encoder: str, case: Case) -> Objective:
     retriever.train()
     loss = build_loss(
         LossConfig(
-            case.loss, temperature=0.1, learn_temperature=case.loss != "triplet", distribution_weight=0.2, margin=0.5
+            case.loss,
+            temperature=0.1,
+            learn_temperature=case.loss != "triplet",
+            distribution_weight=0.2,
+            margin=0.5,
+            guide=encoder if case.guided else None,
         )
     )
     chunk = case.chunk if case.cached else None
-    return Objective(retriever, loss, case.precision, chunk, Agreement(current_workers()))
+    guide = Guide.load(encoder, "fp32", CPU).encode if case.guided else None
+    return Objective(retriever, loss, case.precision, chunk, Agreement(current_workers()), guide)
 
 
 def on_the_wire(run: Callable[[], object]) -> dict[str, int]:
@@ -115,7 +125,7 @@ def run_case(case: Case, strategy_name: str, encoder: str) -> dict[str, object]:
     objective = objective_of(encoder, case)
     batch = share(objective.retriever, workers.rank, workers.size)
     if not case.cached:
-        batch = Share(cut(batch.queries, case.chunk), cut(batch.passages, case.chunk), batch.ids)
+        batch = replace(batch, queries=cut(batch.queries, case.chunk), passages=cut(batch.passages, case.chunk))
     trained = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=1.0, fused=strategy_name == "ddp")
     before = {name: value.detach().clone() for name, value in objective.named_parameters()}
@@ -173,6 +183,7 @@ def cases_of(strategy_name: str) -> list[Case]:
     cases = [Case(loss, cached) for loss in losses for cached in (False, True)]
     for cached in (False, True):
         cases.append(Case("mw", cached, dropout=0.0))
+        cases.append(Case("mw", cached, dropout=0.0, guided=True))
         cases.append(Case("mw", cached, towers="separate"))
         cases.append(Case("infonce", cached, chunk=BY_TOKENS))
         cases.append(Case("infonce", cached, precision="bf16"))

@@ -91,12 +91,15 @@ def test_cached_is_whole_for_every_loss(loss: str, size: int, results: Callable[
     hold(results("ddp"), size, f"{loss} shared sequences fp32 0.1")
 
 
-@pytest.mark.parametrize("kind", ["whole", "cached"])
+@pytest.mark.parametrize("kind", ["whole", "cached", "guided whole", "guided cached"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_and_size_takes_the_same_step(
     strategy: str, kind: str, results: Callable[[str], Results]
 ) -> None:
     case = f"mw shared sequences fp32 0.0 {kind}"
+    plain = f"mw shared sequences fp32 0.0 {kind.removeprefix('guided ')}"
+    of = results(strategy)[1, 0]
+    assert (of[case]["value"] == of[plain]["value"]) == (case == plain)
     expected = gradient(results("ddp"), 1, case)
     for size in SIZES:
         assert difference(gradient(results(strategy), size, case), expected) < 1e-5

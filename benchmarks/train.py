@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ends import End, parser, report
 
 if TYPE_CHECKING:
+    from raytriever.models.retriever import Retriever
     from raytriever.training.parallel.objective import Batch
     from raytriever.training.parallel.strategy import Strategy
 
@@ -52,8 +53,8 @@ def pairs(dataset: Path, count: int) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def training(precision: str, dataset: Path, steps: int) -> Iterator[tuple[Strategy, Iterator[Batch]]]:
-    """Yield the strategy that trains MiniLM with cached gradients, and its batches, which another thread prepares."""
+def training(precision: str, dataset: Path, steps: int) -> Iterator[tuple[Strategy, Iterator[Batch], Retriever]]:
+    """Yield the strategy that trains MiniLM with cached gradients, batches that another thread prepares, and MiniLM."""
     import torch
 
     from raytriever.data.config import DataConfig
@@ -81,13 +82,13 @@ def training(precision: str, dataset: Path, steps: int) -> Iterator[tuple[Strate
     strategy = build_strategy("ddp", objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device, 1.0)
     retriever.train()
     with Prefetcher(lambda step: source.batch(step, retriever, ALONE), range(steps)) as batches:
-        yield strategy, iter(batches)
+        yield strategy, iter(batches), retriever
 
 
 def ours(precision: str, dataset: Path) -> list[float]:
     """Return the seconds of each step of our loop: batch, cached gradients, update."""
     times = []
-    with training(precision, dataset, STEPS + 1) as (strategy, batches):
+    with training(precision, dataset, STEPS + 1) as (strategy, batches, _):
         began = time.process_time()
         for step, batch in enumerate(batches):
             strategy.step(batch, 2e-5, step)

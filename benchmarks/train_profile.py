@@ -52,26 +52,25 @@ def recorded(precision: str, dataset: Path, steps: int) -> list[Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from raytriever.models.retriever import Retriever
+    passes: list[Any] = []
 
-    encode = Retriever.encode
+    def enter(*_: Any) -> None:
+        passes.append(record_function(PASSES[torch.is_grad_enabled()]).__enter__())
 
-    def recorded_encode(self: Retriever, *arguments: Any) -> Any:
-        with record_function(PASSES[torch.is_grad_enabled()]):
-            return encode(self, *arguments)
+    def leave(*_: Any) -> None:
+        passes.pop().__exit__(None, None, None)
 
-    Retriever.encode = recorded_encode  # type: ignore[method-assign]
-    try:
-        with training(precision, dataset, steps + 1) as (strategy, batches):
-            strategy.step(next(batches), 2e-5, 0)
-            with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiled:
-                for step in range(steps):
-                    with record_function(WAITING):
-                        batch = next(batches)
-                    with record_function(STEP):
-                        strategy.step(batch, 2e-5, step + 1)
-    finally:
-        Retriever.encode = encode  # type: ignore[method-assign]
+    with training(precision, dataset, steps + 1) as (strategy, batches, retriever):
+        for backbone in {retriever.query.backbone, retriever.passage.backbone}:
+            backbone.register_forward_pre_hook(enter)
+            backbone.register_forward_hook(leave)
+        strategy.step(next(batches), 2e-5, 0)
+        with profile(activities=[ProfilerActivity.CPU], with_flops=True) as profiled:
+            for step in range(steps):
+                with record_function(WAITING):
+                    batch = next(batches)
+                with record_function(STEP):
+                    strategy.step(batch, 2e-5, step + 1)
     events = profiled.events()
     thread = next(event.thread for event in events if event.name == STEP)
     return [event for event in events if event.thread == thread]

@@ -145,7 +145,8 @@ def evaluate(
         dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
         truncate_dim: numbers of first components at which they are measured, such as `[64, 128]`.
         rescore_multiplier: candidates of quantised embeddings for each result; by default 2.
-        precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
+        precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
+            and `bf16`.
         output: directory to write. It is recorded by `tracker`. Without it files are kept until the report is
             forgotten, and `Report.save` writes them.
         fresh: whether another evaluation in `output` is replaced.

@@ -123,7 +123,8 @@ def mine_hard_negatives(
         drop_answers: whether candidates that hold an answer of the query are removed.
         judge: directory or hub name of a cross-encoder whose scores the margins use.
         split: whose queries get negatives.
-        precision: of encoding, `fp32` or `bf16`; by default that of `load_model`, or what the hardware is fastest at.
+        precision: of encoding, `fp32`, `bf16` or `int8`; by default that of `load_model`, or the faster of `fp32`
+            and `bf16`.
         seed: fixes random draws.
         output: directory to write; by default one of the cache, where the same call finds it again.
 

@@ -74,6 +74,8 @@ def make_calibration(
     choosing: ScoredPools,
     checking: ScoredPools,
     aims: Sequence[WantedAim],
+    *,
+    int8: bool,
 ) -> Calibration:
     """Fit thresholds and maps from score to probability on one split, and measure them on another.
 
@@ -83,6 +85,7 @@ def make_calibration(
         splits: names of the split that thresholds are chosen on, and of the one that they are checked on.
         choosing, checking: their pooled scores.
         aims: wanted values of the thresholds.
+        int8: whether the texts were encoded in 8-bit integers.
 
     Raises:
         DataError: a split has too few queries.
@@ -119,6 +122,7 @@ def make_calibration(
         later=maps[1],
         first_error=errors[0],
         later_error=errors[1],
+        int8=int8,
     )
 
 
@@ -130,7 +134,7 @@ def too_few_queries(dataset: str, split: str, queries: int) -> DataError:
 
 
 def write_calibrations(
-    folder: Path, measured: DatasetMeasurement, job: EvaluationJob, log: Callable[[str], None]
+    folder: Path, measured: DatasetMeasurement, job: EvaluationJob, log: Callable[[str], None], *, int8: bool
 ) -> list[Calibrated]:
     """Write the calibration of each dense model for a data set into the directory of an evaluation.
 
@@ -139,6 +143,7 @@ def write_calibrations(
         measured: results on a data set.
         job: the evaluation.
         log: called with a line where there is no calibration.
+        int8: whether the texts were encoded in 8-bit integers.
 
     Returns:
         The calibrations with their models.
@@ -153,7 +158,7 @@ def write_calibrations(
         splits = job.calibration_split, source.split
         pools = measured.calibration_pools(model.name), measured.pools(model.name)
         try:
-            made = make_calibration(measured.parts[0].dataset, model.config, splits, *pools, job.aims)
+            made = make_calibration(measured.parts[0].dataset, model.config, splits, *pools, job.aims, int8=int8)
         except DataError as error:
             log(f"{model.name} gets no {FILE}: {error}")
             continue

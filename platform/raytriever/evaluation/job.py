@@ -115,7 +115,7 @@ def run_evaluation(
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
                 results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
-                calibrations += write_calibrations(folder, measured, job, log)
+                calibrations += write_calibrations(folder, measured, job, log, int8=precision == "int8")
                 results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})

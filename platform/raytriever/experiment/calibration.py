@@ -50,7 +50,7 @@ def calibrate_trained(
         log(f"calibrating the scores on {splits[0]}")
         measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
         pools = pool_scores([measured]), pool_scores([tested])
-        made = make_calibration(dataset, trained, splits, *pools, AIMS)
+        made = make_calibration(dataset, trained, splits, *pools, AIMS, int8=False)
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
         return

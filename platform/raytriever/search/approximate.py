@@ -128,7 +128,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     store = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None
     store = store or embed_corpus(job.model, retriever, dataset)
     meta = _meta(job, dataset, store, training_split)
-    calibration = current_calibration(job.model, dataset.name, dataset.documents, report)
+    calibration = current_calibration(job.model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
     result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store, calibration=calibration)
     if existing and existing["key"] != meta["key"]:
         _check_is_earlier(existing, meta, output)

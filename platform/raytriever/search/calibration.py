@@ -1,8 +1,8 @@
 """`calibration.json` of a model directory: what a score means for one corpus.
 
 It holds thresholds below which the best answer of a query is no answer, and maps from a score to the probability that
-the passage is relevant. It belongs to the weights, the settings and the corpus with which it was made. With others it
-is stale: then hits have no probability, and no query is said to have an answer or none.
+the passage is relevant. It belongs to the weights, the settings, the corpus and the arithmetic (int8 or not) with which
+it was made. With others it is stale: then hits have no probability, and no query is said to have an answer or none.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Calibration:
         first: map from the score of a query's best passage to the probability that it is relevant.
         later: the same for the passages at ranks 2 to 10.
         first_error, later_error: expected calibration error of both maps on the checked split.
+        int8: whether the texts were encoded in 8-bit integers.
     """
 
     format: int
@@ -94,6 +95,7 @@ class Calibration:
     later: IsotonicMap | PlattMap
     first_error: float
     later_error: float
+    int8: bool = False
 
     @property
     def threshold(self) -> AnswerThreshold | None:
@@ -135,7 +137,7 @@ def read_calibration(file: Path) -> Calibration | None:
 
 
 def current_calibration(
-    config: ModelConfig, dataset: str, documents: Documents, report: Callable[[str], None]
+    config: ModelConfig, dataset: str, documents: Documents, report: Callable[[str], None], *, int8: bool
 ) -> Calibration | None:
     """Return the calibration of a model for a corpus.
 
@@ -144,6 +146,7 @@ def current_calibration(
         dataset: name of the data set.
         documents: the corpus.
         report: called with a line if the calibration is damaged or stale.
+        int8: whether the texts are encoded in 8-bit integers.
 
     Returns:
         The calibration; None if there is none, or if it is damaged or stale.
@@ -161,6 +164,8 @@ def current_calibration(
     elif calibration.corpus != documents.digest:
         is_same = calibration.dataset == dataset
         reason = "the passages have changed since" if is_same else f"is of another corpus than {dataset}"
+    elif calibration.int8 != int8:
+        reason = "is of scores in int8" if calibration.int8 else "is not of scores in int8"
     else:
         return calibration
     made = f"made {calibration.date} for {one_line(calibration.dataset)}"

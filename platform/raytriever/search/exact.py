@@ -220,7 +220,8 @@ class ExactIndex:
         """
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
-        return cls(dataset, retriever, passages, current_calibration(config, dataset.name, dataset.documents, warn))
+        calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
+        return cls(dataset, retriever, passages, calibration)
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -25,7 +25,9 @@ from raytriever.tracking.tracker import NullTracker
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 
 
-def evaluate(models: Sequence[object], datasets: Sequence[object], aims: Sequence[str], output: Path) -> Results:
+def evaluate(
+    models: Sequence[object], datasets: Sequence[object], aims: Sequence[str], output: Path, precision: str = "fp32"
+) -> Results:
     """Evaluate with thresholds, without figures."""
     job = build_evaluation_job(
         read_models(list(map(str, models)), ModelConfig()),
@@ -33,7 +35,7 @@ def evaluate(models: Sequence[object], datasets: Sequence[object], aims: Sequenc
         EvaluationConfig(),
         [],
         aims,
-        "fp32",
+        precision,
         0.01,
         warn,
     )
@@ -148,6 +150,22 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
     assert "calibration.json: is of another format than 1" in capsys.readouterr().err
+
+
+def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
+    calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, letters = shutil.copytree(calibrated.model, "tuned"), str(calibrated.letters)
+
+    def search(precision: str) -> rt.Hits:
+        return rt.build_index(rt.load_model(str(model), precision=precision), letters).search(["what is abc"])[0]
+
+    assert (search("int8").answerable, search("int8")[0].probability) == (None, None)
+    assert "for letters: is not of scores in int8, so hits have no probability" in capsys.readouterr().err
+    evaluate([model], [letters], ["f1"], Path("results"), precision="int8")
+    assert search("int8")[0].probability is not None
+    assert search("bf16").answerable is None
+    assert "for letters: is of scores in int8, so hits have no probability" in capsys.readouterr().err
 
 
 def test_without_enough_queries_there_is_no_calibration_and_a_line_says_why(

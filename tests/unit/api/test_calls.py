@@ -107,7 +107,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.load_model("minilmm/"), "minilmm/"),
     (lambda d, m: rt.load_model(m, truncate_dim=99), "truncate_dim: 99 is out of range"),
     (lambda d, m: rt.load_model(m, pooling="maen"), "pooling: 'maen' is invalid; did you mean 'mean'?"),
-    (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32' or 'bf16'"),
+    (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32', 'bf16' or 'int8'"),
     (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
     (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 is int, not str"),
     (lambda d, m: rt.train(d, m, loss="nw"), "loss: unknown value 'nw'; did you mean 'mw'?"),

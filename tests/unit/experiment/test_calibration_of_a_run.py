@@ -38,7 +38,7 @@ def test_a_trained_model_is_calibrated_where_its_splits_are_large_enough(
             dataset, config, trained, evaluate_retriever(dataset, "test", trained, retriever), lines.append
         )
         stale: list[str] = []
-        current_calibration(trained, dataset.name, dataset.documents, stale.append)
+        current_calibration(trained, dataset.name, dataset.documents, stale.append, int8=False)
         return lines, stale
 
     lines, stale = calibrate(letters)

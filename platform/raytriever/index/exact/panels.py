@@ -48,11 +48,12 @@ class Panels:
         self.residuals = np.zeros(len(queries))
         self._panels = np.empty((0, 0, LANES), np.float32)
 
-    def select(self, rows: ndarray) -> Float32[ndarray, "rows columns"]:
+    def select(self, rows: slice | ndarray) -> Float32[ndarray, "rows columns"]:
         """Return the factors of some queries, padded with zeros for the kernel."""
-        size, width = len(rows), self._queries.shape[1]
+        queries = self._queries[rows]
+        size, width = queries.shape
         factors = np.zeros((-(-size // ROWS) * ROWS, -(-width // UNROLL) * UNROLL), np.float32)
-        factors[:size, :width] = self._queries[rows]
+        factors[:size, :width] = queries
         return factors
 
     def sift(self, left: ndarray, rows: slice, queries: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:

@@ -68,16 +68,17 @@ class Scan:
             ranks=self._order.ranks[positions],
         )
         for start in range(0, len(self._queries), max(1, len(self._rows))):
-            self._search(np.arange(start, min(start + len(self._rows), len(self._queries))), block, allow_guess=True)
+            self._search(slice(start, min(start + len(self._rows), len(self._queries))), block, allow_guess=True)
 
     def keys(self) -> UInt64[ndarray, "queries k"]:
         """Return the rankings as ascending keys."""
         self._best.sort(axis=1)
         return self._best
 
-    def _search(self, rows: Int64[ndarray, " some"], block: DocumentBlock, allow_guess: bool) -> None:
+    def _search(self, rows: slice | Int64[ndarray, " some"], block: DocumentBlock, allow_guess: bool) -> None:
         """Add a block to the rankings of some queries."""
         a, b, c = (terms[rows] for terms in self._bounds)
+        count = len(a)
         query_block = QueryBlock(
             vectors=read_only(self._queries[rows]),
             a=a,
@@ -87,12 +88,12 @@ class Scan:
             excluded=self._excluded[rows],
         )
         sieves = Sieves(
-            thresholds=self._thresholds[rows],
-            guesses=np.full(len(rows), -np.inf),
-            failed=np.zeros(len(rows), np.bool_),
-            counts=np.zeros(len(rows), np.int64),
-            rows=self._rows[: len(rows)],
-            scores=self._scores[: len(rows)],
+            thresholds=self._thresholds[rows].copy(),
+            guesses=np.full(count, -np.inf),
+            failed=np.zeros(count, np.bool_),
+            counts=np.zeros(count, np.int64),
+            rows=self._rows[:count],
+            scores=self._scores[:count],
             best=self._best[rows],
         )
         left = self._product.select(rows)
@@ -102,10 +103,14 @@ class Scan:
             tile = slice(base, min(base + DOCUMENT_TILE, len(block.vectors)))
             self._product.sift(left, tile, query_block, block, sieves)
         flush(query_block, block, sieves)
+        # The ranking of a failed query has not changed, so only its threshold is left as it was.
+        numbers = np.arange(len(self._queries))[rows]
         is_done = ~sieves.failed
-        self._best[rows[is_done]], self._thresholds[rows[is_done]] = sieves.best[is_done], sieves.thresholds[is_done]
+        self._thresholds[numbers[is_done]] = sieves.thresholds[is_done]
+        if not isinstance(rows, slice):  # of which `sieves.best` is a copy
+            self._best[rows] = sieves.best
         if not is_done.all():
-            self._search(rows[~is_done], block, allow_guess=False)
+            self._search(numbers[~is_done], block, allow_guess=False)
 
     def _guess(self, left: Any, query_block: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
         """Guess thresholds from an even sample if this saves more time than it costs.
@@ -116,7 +121,8 @@ class Scan:
         sample = min(max(1_024, size // 32), DOCUMENT_TILE)
         expected = k * sample / size
         rank = ceil(expected + 4 * sqrt(expected) + 3)
-        if 4 * sample > size or 2 * rank * size / sample > k * (1 + log(size / k)):
+        # Without a guess some k (1 + log(size / k)) documents enter a sieve. 1.6 was measured: 100 of 21,000 documents.
+        if 4 * sample > size or 1.6 * rank * size / sample > k * (1 + log(size / k)):
             return
         rows = np.arange(sample) * (size // sample)
         self._product.guess(left, rows, rank, query_block, block, sieves)

@@ -35,7 +35,7 @@ CHUNK = 64
 # Lines of a tile that a thread sifts at a time.
 LINES = 16
 # Documents whose pairs are scored exactly while they are in the cache.
-FLUSHED_BYTES = 2**20
+FLUSHED_BYTES = 2**22
 
 
 class QueryBlock(NamedTuple):

@@ -27,7 +27,7 @@ class Tiles:
     def __init__(self, queries: Float32[ndarray, "queries width"]) -> None:
         self._bits, self.norms, self.residuals = bf16_factors(queries, "query", np.arange(len(queries)))
 
-    def select(self, rows: ndarray) -> torch.Tensor:
+    def select(self, rows: slice | ndarray) -> torch.Tensor:
         """Return the factors of some queries."""
         return torch.from_numpy(self._bits[rows]).view(torch.bfloat16)
 

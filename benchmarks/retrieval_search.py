@@ -109,7 +109,7 @@ def against_faiss(repeats: int) -> dict[str, End]:
 
 
 def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str, End]:
-    """Measure the cost of a corpus in shards and of float32 arithmetic, in processor seconds."""
+    """Measure the cost of a corpus in shards and of the other arithmetic, in processor seconds."""
     parts = [(first, documents[first : first + SHARD]) for first in range(0, DOCUMENTS, SHARD)]
     whole = top_k(queries, documents, K, ties)
     cut = top_k_of_blocks(queries, parts, K, ties)
@@ -118,12 +118,15 @@ def other_ways(queries: ndarray, documents: ndarray, ties: ndarray) -> dict[str,
     _, base = timed(lambda: top_k(queries, documents, K, ties))
     _, took = timed(lambda: top_k_of_blocks(queries, parts, K, ties))
     ends[f"shards of {SHARD:,}: processor seconds / whole (x)"] = End(took / base, "reported", True)
-    chosen = scan.quick_precision
-    scan.quick_precision = lambda device: "fp32"
+    chosen = scan.has_matrix_units
+    other = "integers" if chosen() else "bf16"
+    scan.has_matrix_units = lambda: other == "bf16"
     top_k(queries[:5], documents[:FIRST], 5, ties[:FIRST])
     _, took = timed(lambda: top_k(queries, documents, K, ties))
-    scan.quick_precision = chosen
-    ends["quick scores in float32: processor seconds / raytriever (x)"] = End(took / base, "reported", True)
+    scan.has_matrix_units = chosen
+    ends[f"quick scores of the other arithmetic ({other}): processor seconds / raytriever (x)"] = End(
+        took / base, "reported", True
+    )
     return ends
 
 

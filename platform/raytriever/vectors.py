@@ -1,14 +1,18 @@
 """Vector code for numba, written as LLVM's own: products of matrices, exponentials, GELU, transposition.
 
 numba finds no such loops by itself. The code is compiled for the processor with vectors of any length. A panel is 16
-columns of a matrix, `[rows, 16]`, contiguous. Pointers are an array and the number of an element.
+columns of a matrix, `[rows, 16]`, contiguous. Pointers are an array and the number of an element. `in_threads` calls
+compiled functions in parallel, because those with `prange` take seconds to compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -20,6 +24,24 @@ _TERMS = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
 _ERROR_SCALE, _ERROR_TERMS = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 _LOWEST = -87.0  # exp of it is the smallest normal float32
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
+
+
+def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
+    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, in as many threads as torch uses.
+
+    The kernel releases the GIL.
+    """
+    threads = max(1, min(torch.get_num_threads(), count))
+    bounds = [count * number // threads for number in range(threads + 1)]
+    others = [_pool(threads).submit(kernel, *bounds[i : i + 2], *arguments) for i in range(1, threads)]
+    kernel(*bounds[:2], *arguments)
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
 
 
 def product(rows: int) -> Any:

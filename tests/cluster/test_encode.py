@@ -18,12 +18,12 @@ from raytriever.cluster.encoding import ActorPool, run_in_actors
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import encode_store, plan_embeddings
+from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.store import shard_folder
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import load_retriever
 
 SUPPORT = Path(__file__).parents[1] / "support"
 DOCUMENTS, SKULL = 96, 41
@@ -52,7 +52,7 @@ class Case:
         (data / "queries.jsonl").write_text('{"_id": "q", "text": "a"}\n')
         self.dataset = open_dataset(data, [])
         self.config = ModelConfig(str(model))
-        self.retriever = load_retriever(self.config)
+        self.retriever = load_for_encoding(self.config, "fp32")
         plan = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
         self.plan = replace(plan, shard_rows=16, batch_tokens=100)
 

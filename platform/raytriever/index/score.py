@@ -5,8 +5,9 @@ product of two float32 numbers is exact in float64. The order of the sums depend
 added to elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one
 rounding of the true dot product, and it has the same bits in every block, shard, thread, device and processor.
 
-Quick scores come from a matrix product, in bf16 if the hardware supports it, else in float32. Let q = q' + r and
-d = d' + s, where q' and d' are the factors (rounded to bf16, or r = s = 0), and let n be the width:
+Quick scores come from a matrix product: on a GPU or by AMX in bf16, or in float32; on other processors of integers of
+16 bits, whose sums are exact. Let q = q' + r and d = d' + s, where q' and d' are the factors (rounded to bf16 or to
+multiples of a number, or r = s = 0), and let n be the width:
 
     |q·d - q'·d'|           <= |r| |d| + |q'| |s|            (Cauchy-Schwarz)
     |q'·d' - its float32 sum| <= γ |q'| |d'|, γ = m u / (1 - m u), u = 2^-24, m = n + 16, in any order of summation
@@ -26,11 +27,11 @@ import numba
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int16, Int64
-from numba import prange
 from numpy import ndarray
 
 from raytriever.errors import ModelError
 from raytriever.models.precision import choose_precision
+from raytriever.vectors import in_threads
 
 LARGEST_NORM = 2.0**60
 UNIT = 2.0**-24  # of float32
@@ -62,9 +63,8 @@ def pair_scores(
     if len(query_rows) <= FEW_PAIRS:
         left, right = (np.asarray(values, np.float32) for values in (queries[query_rows], documents[document_rows]))
         return exact_scores(torch.from_numpy(left), torch.from_numpy(right)[:, None])[:, 0].numpy()
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     scores = np.empty(len(query_rows), np.float32)
-    _score_pairs(read_only(queries), read_only(documents), query_rows, document_rows, scores)
+    in_threads(_score_pairs, len(scores), read_only(queries), read_only(documents), query_rows, document_rows, scores)
     return scores
 
 
@@ -75,11 +75,12 @@ def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows
     return view
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _score_pairs(queries, documents, query_rows, document_rows, scores):  # type: ignore[no-untyped-def]
-    for pair in prange(len(query_rows)):
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _score_pairs(first, last, queries, documents, query_rows, document_rows, scores):  # type: ignore[no-untyped-def]
+    sums = np.empty(queries.shape[1])
+    for pair in range(first, last):
         query = queries[query_rows[pair]].astype(np.float64)
-        scores[pair] = dot(query, documents[document_rows[pair]], np.empty(len(query)))
+        scores[pair] = dot(query, documents[document_rows[pair]], sums)
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -138,6 +139,12 @@ def quick_precision(device: torch.device) -> str:
     return choose_precision(None, device)
 
 
+def has_matrix_units() -> bool:
+    """Return whether this processor has AMX, which multiplies bf16 faster than vectors multiply integers of 16 bits."""
+    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(flags.get("amx_tile")) and choose_precision(None, torch.device("cpu")) == "bf16"
+
+
 def bf16_factors(
     vectors: Float32[ndarray, "vectors width"], name: str, positions: Int64[ndarray, " vectors"]
 ) -> tuple[Int16[ndarray, "vectors width"], Float64[ndarray, " vectors"], Float64[ndarray, " vectors"]]:
@@ -146,15 +153,8 @@ def bf16_factors(
     See `checked_norms`.
     """
     norms, residuals, bits = np.empty(len(vectors)), np.empty(len(vectors)), np.empty(vectors.shape, np.int16)
-    _round(vectors, bits.view(np.uint16), norms, residuals)
+    in_threads(_round, len(vectors), vectors, bits.view(np.uint16), norms, residuals)
     return bits, checked_norms(norms, name, positions), residuals
-
-
-def norms_of(vectors: Float32[ndarray, "vectors width"]) -> Float64[ndarray, " vectors"]:
-    """Return the norms of vectors."""
-    norms = np.empty(len(vectors))
-    _measure(read_only(vectors), norms)
-    return norms
 
 
 def checked_norms(
@@ -218,9 +218,9 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     return a * _SLACK, b * _SLACK, c * _SLACK
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _round(vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
-    for row in prange(len(vectors)):
+@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
+def _round(first, last, vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
+    for row in range(first, last):
         vector, out = vectors[row], bits[row]
         square, lost = 0.0, 0.0
         for i in range(np.uint64(len(vector))):
@@ -235,12 +235,6 @@ def _round(vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
             rest = value - np.float64(np.uint32(nearest << np.uint32(16)).view(np.float32))
             lost += rest * rest
         norms[row], residuals[row] = np.sqrt(square), np.sqrt(lost)
-
-
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _measure(vectors, norms):  # type: ignore[no-untyped-def]
-    for row in prange(len(vectors)):
-        norms[row] = norm(vectors[row])
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})

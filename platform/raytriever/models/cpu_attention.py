@@ -12,8 +12,6 @@ does not depend on the length to which it is padded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numba
@@ -23,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from raytriever.vectors import LANES, exponentials, maxima, product, softmax_gradients, transpose
+from raytriever.vectors import LANES, exponentials, in_threads, maxima, product, softmax_gradients, transpose
 
 ROWS = 6
 WIDE, NARROW = product(ROWS), product(4)
@@ -96,24 +94,6 @@ def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: 
     if any(isinstance(each, FakeTensor) for each in tensors):
         return
     in_threads(kernel, pairs, np.float32(scaling), *(each.detach().numpy() for each in tensors))
-
-
-def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, in as many threads as torch uses.
-
-    The kernel releases the GIL.
-    """
-    threads = max(1, min(torch.get_num_threads(), count))
-    bounds = [count * number // threads for number in range(threads + 1)]
-    others = [_pool(threads).submit(kernel, *bounds[i : i + 2], *arguments) for i in range(1, threads)]
-    kernel(*bounds[:2], *arguments)
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -21,8 +21,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.integer_vectors import integer_product, multiplies_bytes, scale_sums
-from raytriever.models.cpu_attention import in_threads
-from raytriever.vectors import LANES, gelu
+from raytriever.vectors import LANES, gelu, in_threads
 
 LARGEST = 127
 # Rows of a product and of a block of states, and inputs of a part of a panel, which stays in the first-level cache.

@@ -172,6 +172,30 @@ def test_curves_of_all_seeds_are_results(tmp_path: Path) -> None:
     assert ["50", "-", "-"] in rows
 
 
+def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
+    finished = finish_study(tmp_path)
+    refresh = {"refresh": {"refresh_every": 5}}
+    arms = tuple(
+        replace(arm, curriculum=Curriculum(override(arm.curriculum.base, refresh))) if arm.name == "mw" else arm
+        for arm in finished.arms
+        if arm.curriculum
+    )
+    lines = [{"step": step, "milliseconds": step, "measured": {"loss": 1.0}} for step in range(1, 10)]
+    lines[7]["measured"]["refresh_staleness_steps"] = 2.0
+    folder = tmp_path / "arms" / "mw" / "seed-1"
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_study(replace(finished, arms=arms, drawings=()), tmp_path, "smoke", 2)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [one.get("tables") for one in results["trainings"]] == [None, None, [], [[8, 2.0]]]
+    lines = (tmp_path / "study.md").read_text().splitlines()
+    ends = {
+        line.split("|")[1].strip() + line.split("|")[2].strip(): line.split("|")[-2].strip()
+        for line in lines
+        if "| " in line
+    }
+    assert (ends["cl0"], ends["mw0"], ends["mw1"]) == ("-", "none", "8 (5)")
+
+
 def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
     finished = finish_study(tmp_path)
     write_study(finished, tmp_path, "smoke", 2)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from math import ceil, log, sqrt
 from typing import Any
 
-import numba
 import numpy as np
-import torch
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
@@ -16,7 +14,7 @@ from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush
 from raytriever.index.exact.tiles import Tiles
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, TieOrder
-from raytriever.index.score import error_terms, quick_precision, read_only
+from raytriever.index.score import error_terms, has_matrix_units, read_only
 
 DOCUMENT_TILE = 4_096
 FEWEST_QUERIES, SIEVE_BYTES = 512, 256 * 2**20
@@ -43,15 +41,13 @@ class Scan:
         self._queries = np.ascontiguousarray(queries, np.float32)
         self._order = order
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        is_bf16 = quick_precision(torch.device("cpu")) == "bf16"
-        self._product: Any = Tiles(self._queries) if is_bf16 else Panels(self._queries)
-        self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1])
+        self._product: Any = Tiles(self._queries) if has_matrix_units() else Panels(self._queries)
+        self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1], self._product.unit)
         self._best = np.full((len(queries), k), NONE)
         self._thresholds = np.full(len(queries), -np.inf)
         capacity = 2 * k + 512
         chunk = min(len(queries), max(FEWEST_QUERIES, SIEVE_BYTES // (8 * capacity)))
         self._rows, self._scores = np.empty((chunk, capacity), np.int32), np.empty((chunk, capacity), np.float32)
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
 
     def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
         """Search a block of documents.

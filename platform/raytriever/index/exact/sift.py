@@ -23,17 +23,16 @@ from typing import NamedTuple
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import prange, types
+from numba import types
 from numba.extending import intrinsic
 from numpy import ndarray
 
 from raytriever.index.ranking import NONE, key_of, score_of, select
 from raytriever.index.score import dot
+from raytriever.vectors import in_threads
 
 # Documents that are compared at once: the bits of a word.
 CHUNK = 64
-# Lines of a tile that a thread sifts at a time.
-LINES = 16
 # Documents whose pairs are scored exactly while they are in the cache.
 FLUSHED_BYTES = 2**22
 
@@ -95,7 +94,7 @@ def sift(
         sieves: sieves of the queries.
     """
     norms, residuals = chunk_maxima(block, base, base + tile.shape[1])
-    _sift(tile, first, base, norms, residuals, queries, block, sieves)
+    in_threads(_sift, len(tile), tile, first, base, norms, residuals, queries, block, sieves)
 
 
 def chunk_maxima(block: DocumentBlock, start: int, stop: int) -> tuple[ndarray, ndarray]:
@@ -116,61 +115,41 @@ def guess(
 ) -> None:
     """Guess thresholds: the `rank`-th highest lower bounds of a sample, whose quick scores are in the tile."""
     norms, residuals = block.norms[rows], block.residuals[rows]
-    _guess_all(tile, first, rank, norms, residuals, queries, sieves)
+    in_threads(_guess, len(tile), tile, first, rank, norms, residuals, queries, sieves)
 
 
 def flush(queries: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
     """Merge every sieve into its ranking at the end of a block."""
-    _tighten_all(queries, block, sieves)
     step = max(1, FLUSHED_BYTES // max(1, 4 * block.vectors.shape[1]))
-    _score_all(max(1, -(-len(sieves.counts) // numba.get_num_threads())), step, queries, block, sieves)
-    _merge_all(block, sieves)
+    in_threads(_flush, len(sieves.counts), step, queries, block, sieves)
 
 
-# The parallel loops call one function, because numba lost the stores of larger bodies.
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _sift(tile, first, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
-    count, size = tile.shape
-    for part in prange((count + LINES - 1) // LINES):
-        lines = (part * LINES, min(part * LINES + LINES, count))
-        sift_lines(tile, lines, size, first, base, 0, norms, residuals, queries, block, sieves)
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _sift(start, end, tile, first, base, norms, residuals, queries, block, sieves):  # type: ignore[no-untyped-def]
+    sift_lines(tile, (start, end), tile.shape[1], first, base, 0, norms, residuals, queries, block, sieves)
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _tighten_all(queries, block, sieves):  # type: ignore[no-untyped-def]
-    for query in prange(len(sieves.counts)):
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _guess(start, end, tile, first, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
+    for line in range(start, end):
+        guess_line(tile[line], first + line, rank, norms, residuals, queries, sieves)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _flush(first, last, step, queries, block, sieves):  # type: ignore[no-untyped-def]
+    """Merge the sieves of some queries. Candidates are scored exactly, `step` documents after `step` documents."""
+    for query in range(first, last):
         _tighten(query, queries, block, sieves)
-
-
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _score_all(group, step, queries, block, sieves):  # type: ignore[no-untyped-def]
-    for number in prange((len(sieves.counts) + group - 1) // group):
-        _score_group(number * group, group, step, queries, block, sieves)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _score_group(first, group, step, queries, block, sieves):  # type: ignore[no-untyped-def]
-    """Score all candidates of some queries exactly, `step` documents after `step` documents."""
-    last, size = min(first + group, len(sieves.counts)), len(block.vectors)
     scored = np.zeros(last - first, np.int64)
     vector, sums = np.empty(queries.vectors.shape[1]), np.empty(queries.vectors.shape[1])
+    size = len(block.vectors)
     for end in range(step, size + step, step):
         for query in range(first, last):
             i = scored[query - first]
             if i < sieves.counts[query] and sieves.rows[query, i] < end:
                 scored[query - first] = _score(query, i, end, vector, sums, queries, block, sieves)
-
-
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _merge_all(block, sieves):  # type: ignore[no-untyped-def]
-    for query in prange(len(sieves.counts)):
+    for query in range(first, last):
         _merge(query, block, sieves)
-
-
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _guess_all(tile, first, rank, norms, residuals, queries, sieves):  # type: ignore[no-untyped-def]
-    for line in prange(tile.shape[0]):
-        guess_line(tile[line], first + line, rank, norms, residuals, queries, sieves)
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -10,7 +10,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.index.exact.sift import CHUNK, DocumentBlock, QueryBlock, Sieves, guess, sift
-from raytriever.index.score import BF16_ROUNDING, bf16_factors
+from raytriever.index.score import BF16_ROUNDING, UNIT, bf16_factors
 
 QUERY_TILE = 512
 
@@ -22,7 +22,7 @@ class Tiles:
         queries: embeddings.
     """
 
-    rounding = BF16_ROUNDING
+    rounding, unit = BF16_ROUNDING, UNIT
 
     def __init__(self, queries: Float32[ndarray, "queries width"]) -> None:
         self._bits, self.norms, self.residuals = bf16_factors(queries, "query", np.arange(len(queries)))

@@ -166,13 +166,20 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
-    """Return the steps, the best step and the seconds of each training."""
+    """Return the steps, the best step and the seconds of each training.
+
+    With a refresh of hard negatives, `tables` has the first step with each mined table, and the age of its weights.
+    """
     trainings = []
     for arm in study.arms:
         if arm.curriculum is not None:
             for seed in seeds_of(arm, seeds):
                 metrics = _read_arm(arm_folder(output, arm, seed))
                 facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
+                if arm.curriculum.base.refresh.refresh_every:
+                    facts["tables"] = end_to_end(
+                        _step_folders(arm_folder(output, arm, seed)), "refresh_staleness_steps"
+                    )
                 trainings.append({"arm": arm.name, "seed": seed, **facts})
     return trainings
 
@@ -184,7 +191,9 @@ def _read_arm(folder: Path) -> Mapping[str, Any]:
 
 
 def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
-    rows = [["arm", "seed", "steps", "best at step", "seconds of steps"]]
+    has_tables = any("tables" in fact for fact in facts)
+    titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
+    rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
         best = fact[STEPS_TO_BEST]
         rows.append(
@@ -194,9 +203,16 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
                 f"{fact['steps']:,}",
                 "-" if best is None else f"{best:,}",
                 f"{fact['step_seconds']:,.1f}",
+                *([_table_text(fact.get("tables"))] if has_tables else []),
             ]
         )
     return rows
+
+
+def _table_text(tables: list[tuple[int, float]] | None) -> str:
+    if tables is None:
+        return "-"
+    return ", ".join(f"{first} ({first - 1 - staleness:.0f})" for first, staleness in tables) or "none"
 
 
 def _read_curves(study: Study, output: Path, seeds: int) -> dict[str, dict[str, list[list[tuple[int, float]]]]]:

@@ -13,8 +13,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from raytriever.studies.run.settings import SETTINGS, check_data_exists, check_s
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
+
+NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def run_study(
         )
         # Ray finds as many GPUs on this machine, and gets processors for as many arms.
         arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
-        with ray_session(workers * arms_here), quiet_transformers():
+        with _equal_priority(), ray_session(workers * arms_here), quiet_transformers():
             if scale == FULL and not count_gpus():
                 raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
             gpus = gpus_of_trial(trial_gpus)
@@ -127,6 +130,22 @@ def run_study(
         results = write_study(study, output, scale, seeds)
         _log_results(tracker, study, results, output, seeds)
     return StudyResult(output, results, has_run_arms=True)
+
+
+@contextmanager
+def _equal_priority() -> Iterator[None]:
+    """Let a Ray that is started here run its processes at the priority of this one.
+
+    Without a GPU, arms train in this process. Ray's processes, by default nicer by 15, would not get the cores, and a
+    refresh of hard negatives next to the training would hardly ever end.
+    """
+    before = os.environ.get(NICENESS)
+    os.environ.setdefault(NICENESS, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NICENESS]
 
 
 def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int]], at_once: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from numba.extending import intrinsic
 
 # Columns of a panel, and steps per turn of the loop of a product.
 LANES, UNROLL = 16, 4
+# Parts of the work of a thread.
+PARTS = 4
 # exp(x) = 2^n exp(r) with |r| <= log(2) / 2; the polynomial's relative error is below 2e-7.
 _TERMS = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
 _ERROR_SCALE, _ERROR_TERMS = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -29,12 +32,19 @@ _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the lowest bit
 def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
     """Call `kernel(first, last, *arguments)` for parts of `range(count)`, in as many threads as torch uses.
 
-    The kernel releases the GIL.
+    The kernel releases the GIL. A thread that is done takes the next part, because cores are not equally fast.
     """
     threads = max(1, min(torch.get_num_threads(), count))
-    bounds = [count * number // threads for number in range(threads + 1)]
-    others = [_pool(threads).submit(kernel, *bounds[i : i + 2], *arguments) for i in range(1, threads)]
-    kernel(*bounds[:2], *arguments)
+    parts = 1 if threads == 1 else min(PARTS * threads, count)
+    bounds = [count * number // parts for number in range(parts + 1)]
+    ranges = iter(pairwise(bounds))
+
+    def work() -> None:
+        for first, last in ranges:
+            kernel(first, last, *arguments)
+
+    others = [_pool(threads).submit(work) for _ in range(1, threads)]
+    work()
     for other in others:
         other.result()
 

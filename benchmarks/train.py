@@ -154,7 +154,7 @@ def turn(who: str, precision: str, dataset: Path) -> dict[str, float]:
         command,
         check=True,
         stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 

@@ -7,6 +7,7 @@ compiled functions in parallel, because those with `prange` take seconds to comp
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -29,12 +30,12 @@ _LOWEST = -87.0  # exp of it is the smallest normal float32
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
 
 
-def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, in as many threads as torch uses.
+def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads: int | None = None) -> None:
+    """Call `kernel(first, last, *arguments)` for parts of `range(count)`, by default in as many threads as torch uses.
 
     The kernel releases the GIL. A thread that is done takes the next part, because cores are not equally fast.
     """
-    threads = max(1, min(torch.get_num_threads(), count))
+    threads = max(1, min(threads or torch.get_num_threads(), count))
     parts = 1 if threads == 1 else min(PARTS * threads, count)
     bounds = [count * number // parts for number in range(parts + 1)]
     ranges = iter(pairwise(bounds))
@@ -52,6 +53,9 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any) -> None
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def product(rows: int) -> Any:

@@ -31,7 +31,7 @@ IMPORTS = (
     "raytriever.data.prepare.open",
     "raytriever.training.loop",
 )
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _started: list[tuple[subprocess.Popen[bytes], Connection]] = []
 
 

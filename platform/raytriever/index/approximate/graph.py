@@ -19,13 +19,13 @@ from pathlib import Path
 import numba
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64
-from numba import prange
 from numpy import ndarray
 
 from raytriever.errors import StorageError
 from raytriever.index.score import read_only
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.storage import disk_errors
+from raytriever.vectors import in_threads
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")
 _ROW, _SHIFT, _ONE = np.uint64(0x7FFF_FFFF), np.uint64(32), np.uint64(1)
@@ -114,10 +114,10 @@ def walk_all(
         beam: number of documents in the beam, at least k.
         threads: number of threads, each with its own queries; does not change the result.
     """
-    threads = max(1, min(threads, len(queries), numba.config.NUMBA_NUM_THREADS))
-    numba.set_num_threads(threads)
     results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
-    _walk_all(
+    in_threads(
+        _walk_some,
+        len(queries),
         read_only(queries),
         read_only(documents),
         np.empty(0, np.float32),
@@ -125,25 +125,24 @@ def walk_all(
         graph.degrees,
         graph.entry,
         max(beam, k),
-        threads,
         results,
         visited,
+        threads=threads,
     )
     return results, visited
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _walk_all(  # type: ignore[no-untyped-def]
-    queries, documents, halves, neighbours, degrees, entry, beam, threads, results, visited
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _walk_some(  # type: ignore[no-untyped-def]
+    first, last, queries, documents, halves, neighbours, degrees, entry, beam, results, visited
 ):
-    for thread in prange(threads):
-        seen = np.empty((len(documents) + 63) // 64, np.uint64)
-        pool = np.empty(beam, np.uint64)
-        for query in range(thread, len(queries), threads):
-            size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
-            visited[query] = scored
-            for column in range(min(size, results.shape[1])):
-                results[query, column] = row_of(pool[column])
+    seen = np.empty((len(documents) + 63) // 64, np.uint64)
+    pool = np.empty(beam, np.uint64)
+    for query in range(first, last):
+        size, scored = walk(queries[query], documents, halves, neighbours, degrees, entry, seen, pool)
+        visited[query] = scored
+        for column in range(min(size, results.shape[1])):
+            results[query, column] = row_of(pool[column])
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -12,8 +12,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 from jaxtyping import Int32, Int64
-from numba import prange
 from numpy import ndarray
+
+from raytriever.vectors import in_threads
 
 
 @numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
@@ -75,6 +76,7 @@ def add_reverse_edges(
     sources: Int64[ndarray, " sources"],
     fill: bool,
     documents: ndarray,
+    threads: int,
 ) -> None:
     """Add an edge from each neighbour of the sources back to them; choose the neighbours of full rows again.
 
@@ -84,6 +86,7 @@ def add_reverse_edges(
         sources: documents whose edges have no reverse edge yet.
         fill: see `choose_neighbours`.
         documents: embeddings.
+        threads: number of threads.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)
@@ -92,14 +95,16 @@ def add_reverse_edges(
     order = np.lexsort((begin, end))
     targets, starts = np.unique(end[order], return_index=True)
     back = begin[order].astype(np.int32)
-    _add_reverse(neighbours, degrees, firsts, targets, np.append(starts, len(back)), back, fill, documents)
+    bounds = np.append(starts, len(back))
+    arrays = (neighbours, degrees, firsts, targets, bounds, back, fill, documents)
+    in_threads(_add_reverse, len(targets), *arrays, threads=threads)
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def _add_reverse(  # type: ignore[no-untyped-def]
-    neighbours, degrees, firsts, targets, starts, sources, fill, documents
+    begin, end, neighbours, degrees, firsts, targets, starts, sources, fill, documents
 ):
-    for number in prange(len(targets)):
+    for number in range(begin, end):
         row = np.int64(targets[number])
         first = np.int64(firsts[row])
         new = exclude(sources[starts[number] : starts[number + 1]], neighbours[row, :first])

@@ -29,7 +29,6 @@ from pathlib import Path
 import numba
 import numpy as np
 from jaxtyping import Float32, Int32
-from numba import prange
 from numpy import ndarray
 
 from raytriever.errors import DataError
@@ -39,6 +38,7 @@ from raytriever.index.approximate.pruning import add_reverse_edges, choose_neigh
 from raytriever.index.exact.search import Corpus
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import read_only
+from raytriever.vectors import in_threads
 
 # An entry of the beam has 31 bits for a document.
 MOST_DOCUMENTS = 2**31 - 1
@@ -49,7 +49,10 @@ SMALLEST_BATCH, BATCHES = 256, 64
 
 
 def project(
-    nearest: Int32[ndarray, "queries nearest"], documents: Float32[ndarray, "documents width"], degree: int
+    nearest: Int32[ndarray, "queries nearest"],
+    documents: Float32[ndarray, "documents width"],
+    degree: int,
+    threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
     """Return the projected graph as neighbours and degrees (see `graph.Graph`).
 
@@ -57,6 +60,7 @@ def project(
         nearest: closest documents of each training query, the closest first.
         documents: embeddings.
         degree: largest number of neighbours of a document.
+        threads: number of threads; the graph does not depend on it.
     """
     neighbours = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
@@ -64,14 +68,16 @@ def project(
         order = np.argsort(nearest[:, 0], kind="stable")
         pivots, starts = np.unique(nearest[order, 0], return_index=True)
         bounds = np.append(starts, len(order))
-        _project(nearest[order], pivots, bounds, read_only(documents), neighbours, degrees)
-        add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, read_only(documents))
+        documents = read_only(documents)
+        arrays = (nearest[order], pivots, bounds, documents, neighbours, degrees)
+        in_threads(_project, len(pivots), *arrays, threads=threads)
+        add_reverse_edges(neighbours, degrees, np.zeros_like(degrees), pivots, True, documents, threads)
     return neighbours, degrees
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _project(nearest, pivots, bounds, documents, neighbours, degrees):  # type: ignore[no-untyped-def]
-    for number in prange(len(pivots)):
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _project(first, last, nearest, pivots, bounds, documents, neighbours, degrees):  # type: ignore[no-untyped-def]
+    for number in range(first, last):
         pivot = np.int64(pivots[number])
         candidates = nearest[bounds[number] : bounds[number + 1]].copy().reshape(-1)
         chosen = np.empty(neighbours.shape[1], np.int32)
@@ -86,6 +92,7 @@ def connect(
     documents: Float32[ndarray, "documents width"],
     beam: int,
     seed: int,
+    threads: int = 1,
 ) -> Graph:
     """Return the projected graph with up to twice as many neighbours, in which every document is reachable.
 
@@ -94,6 +101,7 @@ def connect(
         documents: embeddings, at least one.
         beam: number of documents in the beam of a search for a document.
         seed: decides the order of the documents.
+        threads: number of threads; the graph does not depend on it.
     """
     documents = read_only(documents)
     count, degree = neighbours.shape
@@ -106,12 +114,13 @@ def connect(
         batch = order[start : start + max(SMALLEST_BATCH, min(start, count // BATCHES))]
         start += len(batch)
         new = np.full((len(batch), degree), -1, np.int32)
-        _search(batch, documents, halves, wide, graph.degrees, graph.entry, beam, numba.get_num_threads(), new)
+        arrays = (batch, documents, halves, wide, graph.degrees, graph.entry, beam, new)
+        in_threads(_search, len(batch), *arrays, threads=threads)
         for row, added in zip(batch, new, strict=True):
             degree_before, count_added = graph.degrees[row], int((added >= 0).sum())
             wide[row, degree_before : degree_before + count_added] = added[:count_added]
             graph.degrees[row] += count_added
-        add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents)
+        add_reverse_edges(wide, graph.degrees, degrees, batch, False, documents, threads)
     return _connect_unreachable(graph, documents)
 
 
@@ -121,23 +130,20 @@ def _entry(documents: Float32[ndarray, "documents width"], degrees: Int32[ndarra
     return int(np.argmin(np.where((degrees > 0) | (degrees.max() == 0), distances, np.inf)))
 
 
-@numba.njit(parallel=True, cache=True, error_model="numpy")
-def _search(  # type: ignore[no-untyped-def]
-    batch, documents, halves, neighbours, degrees, entry, beam, threads, new
-):
-    for thread in prange(threads):
-        seen = np.empty((len(documents) + 63) // 64, np.uint64)
-        pool, rows = np.empty(beam, np.uint64), np.empty(beam, np.int32)
-        for index in range(thread, len(batch), threads):
-            row = batch[index]
-            size, _ = walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
-            for i in range(size):
-                rows[i] = row_of(pool[i])
-            chosen = np.empty(new.shape[1], np.int32)
-            count = choose_neighbours(row, rows[:size], documents, False, chosen)
-            fresh = exclude(chosen[:count], neighbours[row, : degrees[row]])
-            free = min(len(fresh), neighbours.shape[1] - degrees[row])
-            new[index, :free] = fresh[:free]
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _search(first, last, batch, documents, halves, neighbours, degrees, entry, beam, new):  # type: ignore[no-untyped-def]
+    seen = np.empty((len(documents) + 63) // 64, np.uint64)
+    pool, rows = np.empty(beam, np.uint64), np.empty(beam, np.int32)
+    for index in range(first, last):
+        row = batch[index]
+        size, _ = walk(documents[row], documents, halves, neighbours, degrees, entry, seen, pool)
+        for i in range(size):
+            rows[i] = row_of(pool[i])
+        chosen = np.empty(new.shape[1], np.int32)
+        count = choose_neighbours(row, rows[:size], documents, False, chosen)
+        fresh = exclude(chosen[:count], neighbours[row, : degrees[row]])
+        free = min(len(fresh), neighbours.shape[1] - degrees[row])
+        new[index, :free] = fresh[:free]
 
 
 def _connect_unreachable(graph: Graph, documents: Float32[ndarray, "documents width"]) -> Graph:
@@ -208,9 +214,8 @@ class RoarGraph:
             reason = f"there are {len(embeddings):,} documents"
             raise DataError(reason, remedy=f"RoarGraph holds at most {MOST_DOCUMENTS:,}")
         close = _closest(training, embeddings, nearest)
-        numba.set_num_threads(max(1, min(threads, numba.config.NUMBA_NUM_THREADS)))
-        neighbours, degrees = project(close, embeddings, degree)
-        return cls(connect(neighbours, degrees, embeddings, beam, seed), embeddings)
+        neighbours, degrees = project(close, embeddings, degree, threads)
+        return cls(connect(neighbours, degrees, embeddings, beam, seed, threads), embeddings)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 import torch
-from numba import prange
 from torch import Tensor
 
 from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
+from raytriever.vectors import in_threads
 
 CHUNKS = 16
 CHUNK_CELLS = 1 << 17
@@ -38,8 +38,9 @@ class CompiledWalk:
     def add(self, scores: Tensor, derivatives: Tensor, rows: Tensor, columns: Tensor) -> None:
         """Add a panel, without the pairs (rows, columns), which are ascending; `derivatives` may be `scores`."""
         bounds = torch.searchsorted(rows, torch.arange(len(scores) + 1)).numpy()
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        _walk(
+        in_threads(
+            _walk,
+            len(self._sums),
             scores.numpy(),
             derivatives.numpy(),
             bounds,
@@ -55,10 +56,10 @@ class CompiledWalk:
         return torch.from_numpy(self._sums.sum(0)).reshape(-1, TERMS)
 
 
-@numba.njit(parallel=True, cache=True, fastmath=FUSED, error_model="numpy")
-def _walk(scores, derivatives, bounds, columns, cubics, sums, scale, starts, inverse, firsts, counts):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, cache=True, fastmath=FUSED, error_model="numpy")
+def _walk(first, last, scores, derivatives, bounds, columns, cubics, sums, scale, starts, inverse, firsts, counts):  # type: ignore[no-untyped-def]
     chunks, height, width = len(sums), scores.shape[0], scores.shape[1]
-    for chunk in prange(chunks):
+    for chunk in range(first, last):
         for row in range(chunk * height // chunks, (chunk + 1) * height // chunks):
             begin = 0
             for pair in range(bounds[row], bounds[row + 1] + 1):

@@ -117,7 +117,7 @@ def work(folder: Path, command_line_in: Callable[[Path], Any], dataset: Path, pa
     space.write_text(yaml.safe_dump({"loss": {"temperature": [0.05, 0.1]}}))
     does("tune", *cli.settings, "--max-steps", "4", "--search-space", str(space), "--output", "sweep")
     patch.setattr(ingest, "RAY_FROM", 0)
-    prepare(Request(str(dataset)), ingest.by_size(num_workers=0), folder / "prepared")
+    prepare(Request(str(dataset)), ingest.choose_runner(num_workers=0), folder / "prepared")
     assert not ray.is_initialized()
 
 

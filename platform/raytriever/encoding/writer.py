@@ -239,7 +239,10 @@ class StoreWriter:
             for name in (WORK, NEXT):
                 shutil.rmtree(self.path / name, ignore_errors=True)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
-                shutil.rmtree(leftover, ignore_errors=True)
+                if leftover.is_dir():
+                    shutil.rmtree(leftover, ignore_errors=True)
+                else:  # a lock
+                    leftover.unlink(missing_ok=True)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 

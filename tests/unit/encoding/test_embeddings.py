@@ -87,6 +87,9 @@ def test_only_missing_or_damaged_shards_are_encoded_again(
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\0")
     (whole.path / "manifest.json").unlink()
     (shard_folder(whole.path, 3) / "manifest.json").unlink()
+    # What a process leaves that dies during a commit, and one that dies after it.
+    (whole.path / "shards" / ".000001.aside-a").mkdir()
+    (whole.path / "shards" / ".000002.aside-b.lock").write_text("{}")
     with pytest.raises(StorageError, match="never completed"):
         EmbeddingStore.open(whole.path)
     assert work.missing() == [1, 3]

@@ -81,6 +81,12 @@ SECTIONS = (
         "The same in the environment that `--help` names.",
     ),
     ("retrieval-search", "Exact search", "retrieval_search.py", "Exact search against FAISS's flat index."),
+    (
+        "retrieval-search-avx2",
+        "Exact search with AVX2 alone",
+        "retrieval_search.py",
+        "The same in the environment that `--help` names.",
+    ),
     ("size", "Size", "size.py", "The whole route on generated passages like MS MARCO's, at growing numbers of them."),
     (
         "scale",
@@ -90,6 +96,12 @@ SECTIONS = (
     ),
     ("indexes", "Approximate indexes", "indexes.py", "RoarGraph and others on 100,000 documents of width 128."),
     ("retrieval-mine", "Mining", "retrieval_mine.py", "Hard negatives against `mine_hard_negatives`."),
+    (
+        "retrieval-mine-avx2",
+        "Mining with AVX2 alone",
+        "retrieval_mine.py",
+        "The same in the environment that `--help` names.",
+    ),
     ("metrics", "Metrics", "metrics.py", "Metrics against pytrec_eval and scikit-learn."),
     ("annotate", "Annotation", "annotate.py", "200 queries against a server with a fixed service time."),
     ("tune", "Sweeps", "tune.py", "A sweep against the same trials one after another."),

@@ -1,6 +1,6 @@
 """Refuse searches in a process that was forked after a search.
 
-The threads of OpenMP do not survive a fork: FAISS would hang there, and compiled code would end the process."""
+The threads of OpenMP do not survive a fork: FAISS and torch would hang there."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def in_threads(kernel: Callable[..., None], count: int, *arguments: Any, threads
     threads = max(1, min(threads or torch.get_num_threads(), count))
     parts = 1 if threads == 1 else min(PARTS * threads, count)
     bounds = [count * number // parts for number in range(parts + 1)]
-    ranges = iter(pairwise(bounds))
+    ranges = iter([*pairwise(bounds)])  # of a list, whose iterator gives each element to one thread
 
     def work() -> None:
         for first, last in ranges:

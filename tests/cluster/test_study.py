@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+
+from raytriever.cluster.session import ray_session
+from raytriever.studies.run.study import NICENESS, _equal_priority
 
 pytestmark = pytest.mark.slow
 CommandLine = Any
@@ -38,6 +42,15 @@ def finish(command_line: CommandLine, started: list[subprocess.Popen[str]], stud
     out, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     return out, err
+
+
+def test_rays_processes_have_the_priority_of_the_study() -> None:
+    """Else a refresh of hard negatives waits for the training in the process of the study."""
+    before = dict(os.environ)
+    with _equal_priority(), ray_session(1):
+        there = ray.get(ray.remote(lambda: os.nice(0)).remote())
+    assert there == os.nice(0)
+    assert dict(os.environ).get(NICENESS) == before.get(NICENESS)
 
 
 @pytest.mark.timeout(900)

@@ -1,8 +1,8 @@
 """Quick scores of 16-bit integers: a matrix product that sifts its results while they are in the processor's cache.
 
 A vector is multiplied by the number that makes its length 32,767, and rounded to integers. A sum of products of such
-integers is below 2^31 whatever the components are (Cauchy-Schwarz), so the sums of a product are exact. What rounding
-loses is measured for each vector. It is some 2^-12 of the length at width 384, less than with bf16.
+integers is below 2^31 for any components (Cauchy-Schwarz), so the sums of a product are exact. The rounding error of
+each vector is measured. It is some 2^-12 of the length at width 384, less than with bf16.
 
 AVX2 multiplies integers of 16 bits at twice the rate of float32. Documents are transposed in panels of 16. The product
 of six queries and a panel stays in registers while it is summed, and the scores of a span of panels are sifted before

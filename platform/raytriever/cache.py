@@ -1,21 +1,29 @@
-"""Bounds of the cache, and the entries in use.
+"""Bounds of the cache, the entries in use, and the places of results outside it.
 
 Each collection of the cache has a largest size. When an entry is added, the least recently used other entries are
 removed until the rest is within it. An entry that a process has open is never removed: `hold` takes a shared lock of
-its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day."""
+its folder, which the kernel releases with the process. Where folders cannot be locked, an entry is in use for a day.
+
+Embeddings and prepared data sets that a command writes elsewhere have their paths in `locations/`, so that later
+commands find there what has not changed."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import os
 import shutil
 import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
+from raytriever.errors import StorageError
 from raytriever.locking import InUseError, owner_of
-from raytriever.storage import cache_folder, disk_errors, files_below, one_writer
+from raytriever.reading.structured import read_json
+from raytriever.storage import cache_folder, disk_errors, files_below, one_writer, write_atomically
 
 # Bytes of each collection. `pydocs` is every folder whose name begins so.
 BOUNDS = {
@@ -27,6 +35,7 @@ BOUNDS = {
     "sources": 10 * 10**9,
 }
 _DAY = 24 * 3600.0
+_LOCATIONS = "locations"
 
 
 def hold(path: Path, holder: object) -> None:
@@ -101,3 +110,28 @@ def _size(path: Path) -> int:
         with suppress(FileNotFoundError):
             total += file.stat().st_size
     return total
+
+
+class _Location(TypedDict):
+    path: str
+
+
+def record_location(path: Path) -> None:
+    """Record in the cache that a command wrote this directory outside it."""
+    where = os.path.realpath(path)
+    name = hashlib.sha256(where.encode()).hexdigest()[:24]
+    with suppress(StorageError):  # without it, later commands compute again what is there
+        write_atomically(cache_folder() / _LOCATIONS / f"{name}.json", json.dumps({"path": where}))
+
+
+def recorded_locations() -> list[Path]:
+    """Return the recorded directories. Those that are gone are forgotten."""
+    paths = []
+    for file in (cache_folder() / _LOCATIONS).glob("*.json"):
+        with suppress(OSError, StorageError):
+            path = Path(read_json(file, _Location, "remove it")["path"])
+            if path.is_dir():
+                paths.append(path)
+            else:
+                file.unlink()
+    return paths

@@ -22,6 +22,7 @@ import torch
 from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
+from raytriever.cache import record_location
 from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
@@ -32,7 +33,6 @@ from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import TOKEN_BUDGET
 from raytriever.encoding.loading import load_for_encoding, report_prompts
-from raytriever.encoding.reuse import record_location
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at

@@ -4,25 +4,23 @@ A shard has a key for each row, the hash of the text with its prompt. `Embedding
 everything else that decides an embedding. A store of the same encoder has the embedding of every text with the same
 key, so only the other texts are encoded.
 
-The stores are those in the cache, finished or not, and those that `encode` wrote elsewhere, whose paths the cache keeps
-in `locations/`. A damaged shard is not used. If a store is removed while its rows are copied, the texts are encoded."""
+The stores are those in the cache, finished or not, and those that `encode` wrote elsewhere (`cache.record_location`). A
+damaged shard is not used. If a store is removed while its rows are copied, the texts are encoded."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.cache import recorded_locations
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import KeyIndex, Keys
 from raytriever.encoding.store import KEYS, PLAN, SHARDS, Keyed, StoredRows, read_stored
@@ -30,9 +28,9 @@ from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, Sto
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform, read_json
-from raytriever.storage import cache_folder, read_manifest, write_atomically
+from raytriever.storage import cache_folder, read_manifest
 
-EMBEDDINGS, LOCATIONS = "embeddings", "locations"
+EMBEDDINGS = "embeddings"
 _FILE = "earlier.npy"
 _REMEDY = "encode again"
 
@@ -115,32 +113,15 @@ def find_earlier(
     return EarlierEmbeddings(plan, file, shards)
 
 
-def record_location(path: Path) -> None:
-    """Record in the cache that a store of the user has embeddings."""
-    where = os.path.realpath(path)
-    name = hashlib.sha256(where.encode()).hexdigest()[:24]
-    with suppress(StorageError):  # without it, texts are encoded again
-        write_atomically(cache_folder() / LOCATIONS / f"{name}.json", json.dumps({"path": where}))
-
-
 class _Planned(Keyed):
     encoder: str
     shard_rows: int
 
 
-class _Location(TypedDict):
-    path: str
-
-
 def _stores(writer: StoreWriter) -> list[Path]:
     """Return the other stores of the same encoder, the newest first."""
     paths = [writer.path.parent] if writer.path.name == NEXT else []
-    paths += (cache_folder() / EMBEDDINGS).glob("*")
-    for file in (cache_folder() / LOCATIONS).glob("*.json"):
-        with suppress(OSError, StorageError):
-            paths.append(Path(read_json(file, _Location, _REMEDY)["path"]))
-            if not (paths[-1] / PLAN).exists():
-                file.unlink()
+    paths += [*(cache_folder() / EMBEDDINGS).glob("*"), *recorded_locations()]
     times: dict[str, float] = {}
     for path in paths:
         with suppress(OSError, StorageError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -136,11 +137,11 @@ MOST_ROW_BYTES = 1 << 28
 
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
-    """Pieces of at least `size` bytes, but for the last, each with the number of its first row, counted from 1.
+    """Pieces of whole rows, each with the number of its first row, counted from 1.
 
     Args:
         where: the file.
-        size: bytes; a piece is longer by a row's rest at most.
+        size: bytes of a piece, of which up to half may be missing; a piece with a longer row has more.
         header: the columns that the first row must name; it is then no part of the pieces.
 
     Raises:
@@ -170,24 +171,48 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
 
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
     rows = [0]
-    blocks: list[bytes] = []
+    begun: list[bytes] = []  # blocks of a row that has not ended, joined once
+    rest = b""
     with reading(where, rows), closing(open_stream(where)) as stream:
-        while block := stream.read(size):
-            cut = block.rfind(b"\n") + 1
-            if not cut:
-                blocks.append(block)  # joined once, when the row has come to its end
-                if sum(map(len, blocks)) > MOST_ROW_BYTES:
-                    raise DataError(
-                        f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
-                    )
-                continue
-            blocks.append(block[:cut])
-            piece = b"".join(blocks)
-            blocks = [block[cut:]]
-            rows[0] += piece.count(b"\n")
-            yield piece
-    if any(blocks):
-        yield b"".join(blocks)
+        while len(rest := rest + _read(stream, size - len(rest))) == size:
+            cut = _cut(rest)
+            begun.append(rest[:cut] if cut else rest)
+            rest = rest[cut:] if cut else b""
+            if cut:
+                piece = b"".join(begun)
+                begun.clear()
+                rows[0] += piece.count(b"\n")
+                yield piece
+            elif sum(map(len, begun)) > MOST_ROW_BYTES:
+                what = f"the row is longer than {MOST_ROW_BYTES >> 20} MB"
+                raise DataError(what, f"{where} row {rows[0] + 1}", "cut it")
+    if begun or rest:
+        yield b"".join([*begun, rest])
+
+
+def _read(stream: Any, size: int) -> bytes:
+    """Read so many bytes, fewer only at the end: a server may send a few at a time."""
+    blocks = []
+    while size and (block := stream.read(size)):
+        blocks.append(block)
+        size -= len(block)
+    return b"".join(blocks)
+
+
+def _cut(block: bytes) -> int:
+    """Return the place after the row at which a block is cut, 0 if no row ends in it.
+
+    Of the rows that end in the second half it is the one with the smallest checksum: after rows that were added or
+    removed, blocks are soon cut at the same rows as before.
+    """
+    end = block.rfind(b"\n") + 1
+    half = len(block) // 2
+    start = block.rfind(b"\n", 0, half) + 1
+    if end <= half:
+        return end
+    rows = block[start : end - 1].split(b"\n")
+    sums = [zlib.crc32(row) for row in rows]
+    return start + sum(len(row) + 1 for row in rows[: sums.index(min(sums)) + 1])
 
 
 def _check_header(where: str, row: bytes, header: tuple[str, ...]) -> None:

@@ -2,7 +2,8 @@
 
 1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
-   pool of processes, or by a `Runner` that uses Ray, and positions are computed (`assemble`).
+   pool of processes, or by a `Runner` that uses Ray; shards that an earlier preparation has are copied (`reuse`).
+   Positions are computed (`assemble`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.cache import keep_within_bound
+from raytriever.cache import keep_within_bound, record_location
 from raytriever.capacity import check_disk, format_size
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import Chunk, read_chunks
@@ -29,6 +30,7 @@ from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
+from raytriever.data.prepare.reuse import ReusingShardWriter, find_earlier, settings_digest
 from raytriever.data.prepare.shards import (
     DOCUMENTS,
     QUERIES,
@@ -123,6 +125,12 @@ def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Se
 _READS = "absent"
 # The same for single formats.
 _READS_OF_FORMAT = {"flagembedding": "prompts"}
+
+
+def _reads(plan: Plan) -> str | list[str]:
+    return [_READS, _READS_OF_FORMAT[plan.format]] if plan.format in _READS_OF_FORMAT else _READS
+
+
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
 _REPORT_SECONDS = 10
 
@@ -143,8 +151,12 @@ def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRepo
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of chunks in bytes: about 256 chunks, within limits for speed and memory."""
-    return min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
+    """Return the size of chunks in bytes: a few hundred chunks, within limits for speed and memory.
+
+    It is a power of two, so that a corpus that grows keeps its chunks.
+    """
+    size = min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
+    return 1 << size.bit_length() - 1
 
 
 @dataclass(frozen=True)
@@ -177,8 +189,7 @@ class Request:
         tokens = self.tokenisation.digest if self.tokenisation else None
         read = {part.where for part in plan.parts}
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
-        reads = [_READS, _READS_OF_FORMAT[plan.format]] if plan.format in _READS_OF_FORMAT else _READS
-        decides: list[Any] = [VERSION, reads, plan.format, tokens, source.where, files, sorted(read)]
+        decides: list[Any] = [VERSION, _reads(plan), plan.format, tokens, source.where, files, sorted(read)]
         decides += [part.header for part in plan.parts if part.kind == "table"]
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
@@ -226,6 +237,7 @@ def prepare(
     if meta is not None and meta["source"] != source.where:
         raise StorageError(f"holds {meta['source']}, prepared", str(folder), "give another --output, or remove it")
     _make(folder, request, source, plan, key, run, report, replace=meta is not None)
+    record_location(folder)
     return folder
 
 
@@ -238,18 +250,29 @@ def _make(
     check_disk(folder, bytes_of_shards(sizes, request.tokenisation is not None), "the shards of the data set")
     report(f"{name}: preparing {format_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
+    settings = settings_digest([VERSION, _reads(plan)], plan.format, request.tokenisation)
+    earlier = find_earlier(folder)
     with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace) as aside:
-        _fill(aside, request, name, plan, total, run, meta, report)
+        writer = ReusingShardWriter(plan.parts, aside, request.tokenisation, settings, earlier)
+        _fill(writer, request, name, plan, total, run, meta, report)
 
 
 def _fill(
-    aside: Path, request: Request, name: str, plan: Plan, total: int, run: Runner, meta: dict[str, Any], report: Report
+    writer: ReusingShardWriter,
+    request: Request,
+    name: str,
+    plan: Plan,
+    total: int,
+    run: Runner,
+    meta: dict[str, Any],
+    report: Report,
 ) -> None:
+    aside = writer.folder
     make_folders(aside)
     reports = []
     rows, last_report = 0, time.monotonic()
     first_chunks = FirstChunks(plan.parts, request.max_bad_rows)
-    for shard in run(ShardWriter(plan.parts, aside, request.tokenisation), total):
+    for shard in run(writer, total):
         first_chunks.check(shard)
         reports.append(shard)
         rows += shard.rows
@@ -257,7 +280,9 @@ def _fill(
             report(f"{name}: {rows:,} rows")
             last_report = time.monotonic()
     first_chunks.finish()
-    reports.sort(key=lambda report: report.stem)
+    if copied := sum(shard.is_copied for shard in reports):
+        report(f"{name}: {copied:,} of {len(reports):,} shards are those of an earlier preparation")
+    reports.sort(key=lambda shard: shard.stem)
     sides, late = assemble(aside, reports)
     files, entries = count_rows(plan.parts, reports, late)
     QuarantineReport(tuple(entries)).write(aside)
@@ -268,6 +293,7 @@ def _fill(
         "format": plan.format,
         "tokenisation": request.tokenisation.digest if request.tokenisation else None,
         "files": files,
+        "chunks": {shard.stem: shard.digest for shard in reports if shard.digest},
         "sides": {side: _side_meta(assembled) for side, assembled in sides.items()},
     }
     check_files(files, request.max_bad_rows, request.splits)

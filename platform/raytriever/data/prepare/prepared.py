@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy import ndarray
@@ -77,7 +77,11 @@ class SidesMeta(TypedDict):
 
 
 class DatasetMeta(TypedDict):
-    """Metadata in the manifest of a prepared data set."""
+    """Metadata in the manifest of a prepared data set.
+
+    `chunks` has the digests of chunks by the stem of their shards, by which later preparations find these; data sets of
+    earlier versions have none.
+    """
 
     kind: Literal["dataset"]
     version: int
@@ -88,6 +92,7 @@ class DatasetMeta(TypedDict):
     tokenisation: str | None
     files: list[FileMeta]
     sides: SidesMeta
+    chunks: NotRequired[dict[str, str]]
 
 
 def prepared_meta(folder: Path) -> DatasetMeta | None:

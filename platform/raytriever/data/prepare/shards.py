@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -211,12 +211,19 @@ class ShardReport:
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
         bad: bad rows, from `quarantine.bad_entry`.
+        is_repeatable: whether it has one document from each row, and nothing else: its files depend on the bytes of the
+            chunk alone, not on the number of its first row.
+        digest: digest of a repeatable chunk, see `reuse`.
+        is_copied: whether it was copied from an earlier preparation.
     """
 
     part: int
     number: int
     rows: int
     bad: tuple[dict[str, Any], ...] = ()
+    is_repeatable: bool = False
+    digest: str = ""
+    is_copied: bool = False
 
     @property
     def stem(self) -> str:
@@ -246,21 +253,38 @@ class ShardWriter:
         with disk_errors(self.folder):
             mark = self.folder / WORK / f"{report.stem}.begun"
             died_before = not _leave(mark)
-            sides = {
-                DOCUMENTS: Side.of_documents(parsed, self.tokenisation),
-                QUERIES: Side.of_queries(parsed, self.tokenisation),
-            }
+            sides = self.sides_of(parsed)
             killers: dict[int, str] = {}
             for name, side in sides.items():
                 killers |= side.write(self.folder / name, report.stem, self.tokenisation, died_before)
-                side.write_keys(self.folder / WORK / f"{report.stem}.{name}.npz")
-            write_pairs(self.folder / WORK, report.stem, parsed)
-            write_some(self.folder / WORK, report.stem, FILE, parsed.records.answers)
-            prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
-            write_some(self.folder / WORK, report.stem, PROMPTS, prompts)
+            self.write_work(report.stem, parsed, sides)
             mark.unlink()
         bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
-        return replace(report, bad=report.bad + bad)
+        return replace(report, bad=report.bad + bad, is_repeatable=_is_repeatable(chunk, parsed, sides[DOCUMENTS]))
+
+    def sides_of(self, parsed: Parsed) -> dict[str, Side]:
+        """Return documents and queries of a chunk by the names of their folders."""
+        return {
+            DOCUMENTS: Side.of_documents(parsed, self.tokenisation),
+            QUERIES: Side.of_queries(parsed, self.tokenisation),
+        }
+
+    def write_work(self, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
+        """Write what `assemble` needs of a shard."""
+        for name, side in sides.items():
+            side.write_keys(self.folder / WORK / f"{stem}.{name}.npz")
+        write_pairs(self.folder / WORK, stem, parsed)
+        write_some(self.folder / WORK, stem, FILE, parsed.records.answers)
+        prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
+        write_some(self.folder / WORK, stem, PROMPTS, prompts)
+
+
+def _is_repeatable(chunk: Chunk, parsed: Parsed, documents: Side) -> bool:
+    """Return whether a chunk has one document from each row, all kept, and nothing else."""
+    rows = np.arange(chunk.first_row, chunk.first_row + parsed.rows)
+    kept = documents.rows[documents.kept]
+    has_others = any(getattr(parsed.records, name) for name in ("queries", "judgements", "negatives", "answers"))
+    return len(rows) > 0 and np.array_equal(kept, rows) and not has_others
 
 
 def make_folders(folder: Path) -> None:

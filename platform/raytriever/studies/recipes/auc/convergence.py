@@ -1,8 +1,8 @@
 """Table 5 of *Optimizing What Matters*: steps to the best checkpoint with MW and with contrastive loss.
 
-`full`: as `mw-in-domain`, with early stopping. `small`: MiniLM on subsets of SNLI and SQuAD, two of the table's four data
-sets, with one hard negative per query, up to 300 steps. The dev loss is computed every 10 steps, and training stops
-after 8 validations without a better one. `smoke`: docstrings.
+`full`: as `mw-in-domain`, with early stopping. `small`: MiniLM on subsets of SNLI and SQuAD, two of the table's four
+data sets, with one hard negative per query, up to 300 steps. The dev loss is computed every 10 steps, and training
+stops after 8 validations without a better one. `smoke`: docstrings.
 """
 
 from __future__ import annotations

@@ -1,0 +1,156 @@
+"""Shards that earlier preparations have: found by the digests of their chunks, and copied.
+
+After a change of a corpus only the chunks with a changed row are parsed and tokenised again, because most chunks are
+cut at the same rows as before (`rows.read_lines`). The digest of a chunk covers its bytes and everything else that
+decides its shard.
+
+Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier data sets are those
+in the cache and those that `prepare` wrote elsewhere (`cache.record_location`). A damaged file is not used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raytriever.activity import activity
+from raytriever.cache import recorded_locations
+from raytriever.data.columns import PREPARE_AGAIN
+from raytriever.data.formats.chunks import Chunk, Parsed
+from raytriever.data.formats.plan import Part
+from raytriever.data.prepare.prepared import prepared_meta
+from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, ShardReport, ShardWriter
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.records import Document, Records
+from raytriever.errors import StorageError
+from raytriever.reading.arrays import read_arrow
+from raytriever.storage import cache_folder, disk_errors, read_manifest, sha256_of
+
+# Endings of the files of a shard: texts, tokens, and where the tokens of each text begin.
+_ENDINGS = (".arrow", ".tokens.npy", ".offsets.npy")
+_STEM = re.compile(r"\d{5}-\d{6}")
+
+
+def settings_digest(reads: object, format: str, tokenisation: Tokenisation | None) -> str:
+    """Return the SHA-256 over what decides all shards of a data set besides its files.
+
+    Args:
+        reads: version of what is read from files and written to shards.
+        format: name of the format.
+        tokenisation: tokenizer and prompts, if texts are tokenised.
+    """
+    decides = [reads, format, tokenisation.digest if tokenisation else None]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
+
+
+def chunk_digest(settings: str, part: Part, chunk: Chunk) -> str:
+    """Return the BLAKE2b over everything that decides the shard of a chunk.
+
+    Args:
+        settings: `settings_digest` of the data set.
+        part: file of the chunk. Its parser is a dataclass, whose text form has its settings.
+        chunk: the chunk.
+    """
+    state = hashlib.blake2b(json.dumps([settings, part.kind, repr(part.parse), part.header]).encode(), digest_size=16)
+    state.update(chunk.payload)
+    return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class EarlierShards:
+    """Shards of earlier preparations; sent to the processes that write shards.
+
+    Args:
+        stems: for the digest of a chunk, the folder of documents and the stem of the shard's files.
+        digests: SHA-256 of the files, by path.
+    """
+
+    stems: Mapping[str, tuple[Path, str]]
+    digests: Mapping[Path, str]
+
+    def copy(self, digest: str, folder: Path, stem: str) -> bool:
+        """Copy the files of the shard of a chunk; return False if there is none that is whole.
+
+        Args:
+            digest: digest of the chunk.
+            folder: folder of the new shards.
+            stem: stem of the new files.
+        """
+        if digest not in self.stems:
+            return False
+        earlier, earlier_stem = self.stems[digest]
+        for ending in _ENDINGS:
+            source, target = earlier / f"{earlier_stem}{ending}", folder / f"{stem}{ending}"
+            if source not in self.digests:  # there are no tokens
+                continue
+            with suppress(OSError):  # removed meanwhile, or of another user
+                shutil.copyfile(source, target)
+                if sha256_of(target) == self.digests[source]:
+                    continue
+            for written in _ENDINGS:
+                (folder / f"{stem}{written}").unlink(missing_ok=True)
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class ReusingShardWriter(ShardWriter):
+    """Shard writer that copies what earlier preparations have.
+
+    Args:
+        settings: `settings_digest` of the data set.
+        earlier: shards of earlier preparations.
+    """
+
+    settings: str
+    earlier: EarlierShards
+
+    def __call__(self, chunk: Chunk) -> ShardReport:
+        """Copy or write the shard of a chunk; raises `DataError` if its part is broken as a whole."""
+        digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
+        report = ShardReport(chunk.part, chunk.number, rows=0)
+        with disk_errors(self.folder):
+            if self.earlier.copy(digest, self.folder / DOCUMENTS, report.stem):
+                return replace(self._write_keys(report, chunk.first_row), digest=digest, is_copied=True)
+        report = super().__call__(chunk)
+        return replace(report, digest=digest) if report.is_repeatable else report
+
+    def _write_keys(self, report: ShardReport, first_row: int) -> ShardReport:
+        """Write what `assemble` needs of a copied shard."""
+        table = read_arrow(self.folder / DOCUMENTS / f"{report.stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
+        columns = [table[name].to_pylist() for name in DOCUMENT_COLUMNS]
+        documents = [Document(*row) for row in zip(*columns, strict=True)]
+        marks = [(row, count, 0, 0, 0) for count, row in enumerate(range(first_row, first_row + len(documents)), 1)]
+        parsed = Parsed(Records(documents), [], len(documents), marks)
+        self.write_work(report.stem, parsed, self.sides_of(parsed))
+        return replace(report, rows=parsed.rows)
+
+
+@activity("looking for shards of the same chunks")
+def find_earlier(output: Path) -> EarlierShards:
+    """Find the shards of earlier preparations, of any data set.
+
+    Args:
+        output: directory that will be written, and may hold an earlier version of the data set.
+    """
+    stems: dict[str, tuple[Path, str]] = {}
+    digests: dict[Path, str] = {}
+    for folder in (output, *(cache_folder() / "datasets").glob("*"), *recorded_locations()):
+        with suppress(OSError, StorageError):
+            meta = prepared_meta(folder)
+            if meta is None or "chunks" not in meta:  # made by an earlier version
+                continue
+            files = read_manifest(folder, verify=None)["files"]
+            for stem, digest in meta["chunks"].items():
+                is_there = _STEM.fullmatch(stem) and f"{DOCUMENTS}/{stem}{_ENDINGS[0]}" in files
+                if is_there and digest not in stems:
+                    stems[digest] = folder / DOCUMENTS, stem
+                    for ending in _ENDINGS:
+                        if entry := files.get(f"{DOCUMENTS}/{stem}{ending}"):
+                            digests[folder / DOCUMENTS / f"{stem}{ending}"] = entry["sha256"]
+    return EarlierShards(stems, digests)

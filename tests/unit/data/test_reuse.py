@@ -1,0 +1,226 @@
+"""A corpus that changes: its preparation copies the shards of unchanged chunks, and writes the bytes of a first one."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytriever.data.formats.rows import read_lines
+from raytriever.data.prepare import pipeline
+from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
+from raytriever.data.prepare.prepared import read_prepared
+from raytriever.data.prepare.shards import ShardReport, ShardWriter
+from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.storage import read_manifest
+
+CHUNK = 1 << 12
+Rows = list[dict[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
+
+
+def corpus(count: int) -> Rows:
+    draw = random.Random(0)
+    return [{"_id": f"d{n}", "text": " ".join(draw.choices(("text", "title", "other"), k=30))} for n in range(count)]
+
+
+def write(folder: Path, rows: Rows) -> None:
+    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+class Preparation:
+    """Preparation of a folder with a given cache; `shards` are those of the last one: all, and the copied ones."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, cache: Path) -> None:
+        self._monkeypatch, self._folder, self._cache = monkeypatch, folder, cache
+        self.run: Runner = in_this_process
+        self.reports: list[ShardReport] = []
+
+    def __call__(
+        self, tokenisation: Tokenisation | None, cache: str = "cache", output: Path | None = None, bad: float = 0.01
+    ) -> Path:
+        self._monkeypatch.setenv("RAYTRIEVER_CACHE", str(self._cache / cache))
+        self.reports.clear()
+
+        def run(writer: ShardWriter, total: int) -> Iterator[ShardReport]:
+            for report in self.run(writer, total):
+                self.reports.append(report)
+                yield report
+
+        return prepare(Request(str(self._folder), tokenisation, max_bad_rows=bad), run, output)
+
+    @property
+    def copied(self) -> int:
+        return sum(report.is_copied for report in self.reports)
+
+    @property
+    def written(self) -> int:
+        return sum(not report.is_copied for report in self.reports if report.part == 0)
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch, small: Path, tmp_path: Path) -> Preparation:
+    write(small, corpus(400))
+    return Preparation(monkeypatch, small, tmp_path)
+
+
+def without(rows: Rows, gone: range) -> Rows:
+    return [row for number, row in enumerate(rows) if number not in gone]
+
+
+CHANGES: dict[str, Callable[[Rows], Rows]] = {
+    "appended": lambda rows: [*rows, {"_id": "new", "text": "a new text"}],
+    "put first": lambda rows: [{"_id": "new", "text": "a new text"}, *rows],
+    "changed": lambda rows: [*rows[:200], {"_id": "d200", "text": "another title"}, *rows[201:]],
+    "removed": lambda rows: without(rows, range(120, 122)),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "run"), [*((name, in_this_process) for name in CHANGES), ("appended", in_processes)]
+)
+def test_only_chunks_with_a_change_are_written_again(
+    prepared: Preparation, small: Path, words: Tokenisation, change: str, run: Runner
+) -> None:
+    prepared.run = run
+    prepared(words)
+    chunks = prepared.written
+    assert chunks > 15
+    write(small, CHANGES[change](corpus(400)))
+    path = prepared(words)
+    assert prepared.copied > 0
+    assert prepared.written <= 4
+    assert read_manifest(path) == read_manifest(prepared(words, cache="another"))  # digests of all files, and the rest
+    assert not prepared.copied
+
+
+def test_tokens_are_copied_not_made_again(
+    prepared: Preparation, small: Path, words: Tokenisation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared(words)
+    write(small, [*corpus(400), {"_id": "new", "text": "a new text"}])
+    texts: list[str] = []
+    encode = Tokenisation.encode
+
+    def counted(self: Tokenisation, some: list[str], prompt: str) -> list[list[int]]:
+        texts.extend(some)
+        return encode(self, some, prompt)
+
+    monkeypatch.setattr(Tokenisation, "encode", counted)
+    prepared(words)
+    assert "a new text" in texts
+    assert len(texts) < 40 + 40  # the queries, and one chunk
+
+
+def test_other_settings_copy_nothing(prepared: Preparation, small: Path, words: Tokenisation) -> None:
+    prepared(words)
+    for other in (None, replace(words, passage_prompt="title ")):
+        prepared(other)
+        assert not prepared.copied
+
+
+def test_a_directory_of_the_user_is_brought_up_to_date(
+    prepared: Preparation, small: Path, words: Tokenisation, tmp_path: Path
+) -> None:
+    prepared(words, output=tmp_path / "mine")
+    write(small, corpus(401))
+    prepared(words, output=tmp_path / "mine")
+    assert prepared.copied > 0
+    assert len(read_prepared(tmp_path / "mine").documents) == 401
+    # The cache knows the directory. After it has been removed, all is made again.
+    write(small, corpus(402))
+    prepared(words)
+    assert prepared.copied > 0
+    shutil.rmtree(tmp_path / "mine")
+    shutil.rmtree(tmp_path / "cache" / "datasets")
+    prepared(words)
+    assert not prepared.copied
+
+
+@pytest.mark.parametrize("ending", [".arrow", ".tokens.npy", ".offsets.npy"])
+def test_a_damaged_shard_is_written_again(prepared: Preparation, small: Path, words: Tokenisation, ending: str) -> None:
+    path = prepared(words)
+    whole = prepared.written
+    file = sorted((path / "documents").glob(f"*{ending}"))[3]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    write(small, [*corpus(400), {"_id": "new", "text": "a new text"}])
+    again = prepared(words)
+    assert prepared.copied == whole - 2
+    assert read_manifest(again) == read_manifest(prepared(words, cache="another"))
+
+
+def test_shards_that_are_removed_meanwhile_are_written(prepared: Preparation, small: Path, words: Tokenisation) -> None:
+    def run(writer: ShardWriter, total: int) -> Iterator[ShardReport]:
+        for number, report in enumerate(in_this_process(writer, total)):
+            if number == 4:
+                shutil.rmtree(earlier)
+            yield report
+
+    earlier = prepared(words)
+    write(small, [*corpus(400), {"_id": "new", "text": "a new text"}])
+    prepared.run = run
+    path = prepared(words)
+    assert prepared.copied == 5
+    prepared.run = in_this_process
+    assert read_manifest(path) == read_manifest(prepared(words, cache="another"))
+
+
+def test_bad_and_repeated_rows_keep_their_numbers(prepared: Preparation, small: Path, words: Tokenisation) -> None:
+    rows = corpus(400)
+    rows[150] = {"_id": "empty", "text": ""}
+    rows[390] = {"_id": "d3", "text": "another text of d3"}
+    write(small, rows)
+    prepared(words, bad=0.1)
+    write(small, [{"_id": "new", "text": "a new text"}, *rows])
+    path = prepared(words, bad=0.1)
+    assert prepared.copied > 0
+    bad = {entry["row"]: entry["reason"] for entry in read_prepared(path).quarantine.entries}
+    assert bad == {152: 'empty "text"', 392: "id 'd3' was used before with a different text"}
+
+
+def test_a_corpus_that_grows_keeps_the_size_of_its_chunks() -> None:
+    assert pipeline.chunk_bytes(350_000_000) == pipeline.chunk_bytes(360_000_000) == 1 << 20
+    assert pipeline.chunk_bytes(3_000_000_000) == pipeline.chunk_bytes(3_100_000_000) == 8 << 20
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.binary(max_size=40).map(lambda row: row.replace(b"\n", b"")), min_size=1, max_size=60),
+    size=st.integers(1, 200),
+    ends=st.booleans(),
+)
+def test_pieces_are_whole_rows_of_about_the_size(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[bytes], size: int, ends: bool
+) -> None:
+    file = tmp_path_factory.mktemp("rows") / "a"
+    content = b"x" + b"\n".join(rows) + b"\n" * ends
+    file.write_bytes(content)
+    pieces = list(read_lines(str(file), size))
+    assert b"".join(piece for _, piece in pieces).split() == content.split()
+    longest = max(map(len, content.split(b"\n"))) + 1
+    assert all(piece.endswith(b"\n") for _, piece in pieces[:-1])
+    assert all(len(piece) <= size + longest for _, piece in pieces)
+
+
+def test_most_cuts_stay_where_rows_are_added_before_them(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    rows = [draw.randbytes(draw.randrange(20, 60)).hex().encode() for _ in range(4_000)]
+    pieces = []
+    for number, added in enumerate(([], [b"one more"], rows[:17], [b"x" * 1_500])):
+        (tmp_path / str(number)).write_bytes(b"\n".join([*added, *rows]))
+        pieces.append([piece for _, piece in read_lines(str(tmp_path / str(number)), CHUNK)])
+    for changed in pieces[1:]:
+        assert len(set(changed) & set(pieces[0])) > 0.9 * len(pieces[0])

@@ -2,7 +2,7 @@
 
 The paper trains a base encoder. all-MiniLM-L6-v2, which the other studies train at `small`, already embeds well. Here
 both losses start from `DATA_ROOT/base-encoder`, the output of `benchmarks/base_encoder.py`: a BERT of MiniLM's size
-that has learnt only to fill in masked words. `small`: subsets of SNLI and SQuAD, up to 300 steps; dev loss and AUC on
+that has learnt only to fill in masked words. `small`: subsets of SNLI and SQuAD, up to 200 steps; dev loss and AUC on
 dev data every 25 steps; training stops after 4 validations without a lower dev loss. `smoke`: docstrings, from
 all-MiniLM-L6-v2. `full` is the study `mw-in-domain`.
 
@@ -35,11 +35,11 @@ _VALIDATION = {"eval_datasets": "own", "eval_corpus": 200}
 _SMALL: Layer = {
     "data": {"negatives_per_query": 1},
     "training": {
-        "max_steps": 300,
+        "max_steps": 200,
         "learning_rate": 1e-4,
         "warmup_steps": 20,
         "eval_steps": 25,
-        "dev_batches": 6,
+        "dev_batches": 4,
         "patience": 4,
     },
     "validation": _VALIDATION,

@@ -152,7 +152,7 @@ UNMEASURED = {
 }
 PACKS = "ground_truth-packs"
 STUDY = re.compile(r"study-(.+)-small")
-ELSEWHERE = {"coverage", "abstain-attempts"}  # on the pages of intervals and of the study abstain
+ELSEWHERE = {"coverage", "abstain-attempts", "from-base-depths"}  # on the pages of intervals and of studies
 
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:

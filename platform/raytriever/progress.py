@@ -101,8 +101,10 @@ class Progress:
             write_line(self._line(), self._stream)
 
     def _mark(self) -> None:
-        """Keep this moment for the rates."""
-        self._last_advance = time.monotonic()
+        """Keep this moment for the rates; a long wait, as for a refresh of the negatives, ends the recent work."""
+        waited, self._last_advance = time.monotonic() - self._last_advance, time.monotonic()
+        if waited > RECENT_SECONDS:
+            self._marks.clear()
         self._first = self._first or (self._last_advance, self._done)
         self._marks.append((self._last_advance, self._done))
         while len(self._marks) > 2 and self._marks[1][0] <= self._last_advance - RECENT_SECONDS:
@@ -141,14 +143,14 @@ class Progress:
         return line
 
     def _rate(self, now: float) -> float | None:
-        """Return units per second, of all work at its end, else of recent work.
+        """Return units per second of recent work; of all work at its end and after a long wait.
 
         It is None before the second advance, unless the first one did everything.
         """
         if self._first is None:
             return None
         over = self._done == self._total
-        since, done = self._first if over else self._marks[0]
+        since, done = self._first if over or len(self._marks) == 1 else self._marks[0]
         if self._done == done:
             return (done - self._initial) / max(now - self._began, 1e-9) if over else None
         return (self._done - done) / max(self._last_advance - since if over else now - since, 1e-9)

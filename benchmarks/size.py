@@ -6,8 +6,8 @@ For each stage and size: seconds, processor seconds, the largest memory of the d
 the disk; and the exponent e of the growth between two sizes, processor seconds ~ documents^e. The stages at the end add
 10,000 passages to the corpus, the embeddings and the indexes.
 
-A stage that has finished is not run again: its figures are kept in the folder. A stage that failed ends the run with
-the end of its log. 8.8 M documents need 60 GB of disk.
+A stage that has finished is not run again: its figures are kept in the folder, and all figures there are reported. A
+stage that failed ends the run with the end of its log. 8.8 M documents need 60 GB of disk.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ LINEAR = ("prepare", "encode", "evaluate")
 DRIVER_GB, EXPONENT, MINING_MINUTES, PAPERS = 3.0, 1.05, 60, 8_000_000
 
 
-def run(stage: str, documents: int, folder: Path) -> dict[str, float]:
-    """Run one stage, or return the figures of the run that has finished."""
+def figures_of(stage: str, folder: Path) -> dict[str, float]:
+    """Return the figures of a stage that has finished; empty if it has not."""
+    file = folder / "figures" / f"{stage}.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
+
+
+def run(stage: str, documents: int, folder: Path) -> None:
+    """Run one stage, unless it has finished."""
+    if figures_of(stage, folder):
+        return
     figures = folder / "figures" / f"{stage}.json"
-    if figures.exists():
-        return dict(json.loads(figures.read_text()))
     output, log = folder / stage, folder / "logs" / f"{stage}.log"
     for made in (figures, log):
         made.parent.mkdir(parents=True, exist_ok=True)
@@ -74,7 +80,6 @@ def run(stage: str, documents: int, folder: Path) -> dict[str, float]:
         sys.exit("\n".join([f"size.py: {stage} of {documents:,} documents failed (exit code {code}):", *lines]))
     content = {**asdict(usage), "disk": size_of(folder) - before}
     figures.write_text(json.dumps(content, indent=1))
-    return content
 
 
 def command(stage: str, documents: int, folder: Path) -> list[str]:
@@ -161,11 +166,16 @@ def main() -> None:
         add(*options.add)
         return
     folder = options.folder.absolute()
-    figures: dict[str, dict[int, dict[str, float]]] = {stage: {} for stage in options.stages}
-    for documents in sorted(options.documents):
+    folders = {documents: folder / str(documents) for documents in sorted(options.documents)}
+    for documents, at_size in folders.items():
         for stage in options.stages:
-            figures[stage][documents] = run(stage, documents, folder / str(documents))
-            print(f"{documents:,} {stage}: {figures[stage][documents]['seconds']:,.0f} s", file=sys.stderr, flush=True)
+            run(stage, documents, at_size)
+            seconds = figures_of(stage, at_size)["seconds"]
+            print(f"{documents:,} {stage}: {seconds:,.0f} s", file=sys.stderr, flush=True)
+    figures = {
+        stage: {documents: found for documents, at_size in folders.items() if (found := figures_of(stage, at_size))}
+        for stage in STAGES
+    }
     ends = {name: end for stage, sizes in figures.items() for name, end in ends_of(stage, sizes).items()}
     report("Size", ends, options.json)
 

@@ -3,8 +3,8 @@
 Run: `python benchmarks/coefficients.py [--documents 40000] [--write]`. The stages' own functions run on generated
 passages (`at_size/corpus.py`) and on numbers as ids. Times are processor seconds of all threads and processes, so that
 other work on the machine changes them little; `--write` stores them in the package. Memory is what Python and numpy
-allocate. The coefficients of metadata are those of `scale_simulation.py`, and those of a GPU those of
-`gpu_estimate.py`, from the newest result of each.
+allocate. The coefficients of metadata are those of `scale_simulation.py`, what a graph of many documents takes besides
+products is that of `size.py`, and those of a GPU are those of `gpu_estimate.py`, from the newest result of each.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import tracemalloc
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import date
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from at_size.corpus import write
+from at_size.encoder import WIDTH as ENCODER_WIDTH
 from at_size.encoder import write_encoder
 from ends import machine, parser
 from page import RESULTS, newest
@@ -50,6 +52,7 @@ from raytriever.planning.stages import code_scores, list_scores
 WIDTH, QUERIES, K = 384, 1_000, 1_000
 IDS = 2_000_000
 SHARDS = 100  # of ids
+ROUTE = (100_000, 1_000_000)  # documents
 GPU = ("minilm, batch 8,192, packed", "xlm-r-large, batch 1,024, packed")
 
 
@@ -231,7 +234,7 @@ def vectors(documents: int) -> dict[str, float]:
         Ivf.build(narrow, lists, code_bytes, 0, 1)
     return {
         "search.seconds_per_product": (seconds[1] - seconds[0]) / (QUERIES * (documents - quarter) * WIDTH),
-        "hnsw.build_seconds_per_comparison": building.seconds / (rows * WIDTH * log2(rows)),
+        "hnsw.build_seconds_per_product": building.seconds / (rows * WIDTH * log2(rows)),
         "ivfpq.list_seconds_per_flop": clustering.seconds / (2 * list_scores(rows, lists) * WIDTH),
         "ivfpq.code_seconds_per_score": (with_codes.seconds - without_codes.seconds)
         / code_scores(len(narrow), code_bytes),
@@ -293,8 +296,12 @@ def digests(folder: Path) -> dict[str, float]:
     return {"digest.seconds_per_byte": hashing.seconds / (1 << 28)}
 
 
-def of_results() -> list[Measurement]:
-    """Return the coefficients that other benchmarks have measured or computed, from their newest results."""
+def of_results(own: Mapping[str, float]) -> list[Measurement]:
+    """Return the coefficients that other benchmarks have measured or computed, from their newest results.
+
+    Args:
+        own: coefficients of this benchmark.
+    """
     results = newest(RESULTS)
     day, simulation = results["scale"]
     ends = {name: end["value"] for name, end in simulation["ends"].items()}
@@ -305,6 +312,12 @@ def of_results() -> list[Measurement]:
         "search.ids_bytes_per_document": ends["search: ordering ids, bytes of an id"],
         "search.merge_seconds_per_key": ends["search: merging, seconds of a key"],
     }
+    sized, route = results["size"]
+    hnsw = {documents: route["ends"][f"hnsw, {documents:,}: processor seconds"]["value"] for documents in ROUTE}
+    few, many = (documents * log2(documents) for documents in ROUTE)
+    comparison = (hnsw[ROUTE[1]] - hnsw[ROUTE[0]]) / (many - few)  # without what an index takes at any size
+    products = ENCODER_WIDTH * own["hnsw.build_seconds_per_product"]
+    graph = {"hnsw.build_seconds_per_visit": comparison - products}
     estimated, estimate = results["gpu-estimate"]
     shares = {name: end["value"] for name, end in estimate["ends"].items()}
     gpu = {
@@ -316,6 +329,7 @@ def of_results() -> list[Measurement]:
     gpu |= {"gpu.bytes_per_second": 4.3e12, "gpu.search_bytes_per_score": 8.0}
     return [
         Measurement("measured", simulation["machine"], day, "python benchmarks/scale_simulation.py", metadata),
+        Measurement("measured", route["machine"], sized, "python benchmarks/size.py", graph),
         Measurement("computed", estimate["machine"], estimated, "python benchmarks/gpu_estimate.py", gpu),
     ]
 
@@ -342,7 +356,8 @@ def main() -> None:
     arguments.add_argument("--documents", type=int, default=40_000, metavar="N", help="generated passages")
     arguments.add_argument("--write", action="store_true", help="store the coefficients in the package")
     options = arguments.parse_args()
-    groups = [asdict(each) for each in (own(options), *of_results())]
+    measured_here = own(options)
+    groups = [asdict(each) for each in (measured_here, *of_results(measured_here.values))]
     text = json.dumps(groups, indent=1) + "\n"
     print(text)
     if options.write:

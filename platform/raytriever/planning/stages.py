@@ -249,7 +249,8 @@ def index(work: Workload, kind: str) -> Stage:
     embeddings = 4 * documents * width
     finder = bytes_of_finder(IndexConfig(index=kind), documents, width)
     if kind == "hnsw":
-        build = documents * width * log2(max(2, documents)) * rates["hnsw.build_seconds_per_comparison"]
+        comparison = width * rates["hnsw.build_seconds_per_product"] + rates["hnsw.build_seconds_per_visit"]
+        build = documents * log2(max(2, documents)) * comparison
     else:
         lists = max(1, min(int(4 * documents**0.5), documents // PER_LIST))
         build = 2 * list_scores(documents, lists) * width * rates["ivfpq.list_seconds_per_flop"]

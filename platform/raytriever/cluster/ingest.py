@@ -83,8 +83,9 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
     This is a `Runner` of `data.prepare.pipeline` and needs a Ray session.
     """
     size = chunk_bytes(total_bytes)
-    # Each chunk is its own block; otherwise one task would get many.
-    with quiet_data_context(target_max_block_size=size // 2):
+    # Each chunk is its own block; otherwise one task would get many. Ray Data reserves half of the CPUs for the readers
+    # and the writers in equal parts; of two cores, one would then have no writer.
+    with quiet_data_context(target_max_block_size=size // 2, op_resource_reservation_ratio=0.0):
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))

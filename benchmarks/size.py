@@ -7,7 +7,8 @@ the disk; and the exponent e of the growth between two sizes, processor seconds 
 10,000 passages to the corpus, the embeddings and the indexes.
 
 A stage that has finished is not run again: its figures are kept in the folder, and all figures there are reported. A
-stage that failed ends the run with the end of its log. 8.8 M documents need 60 GB of disk.
+stage that failed ends the run with the end of its log. Without the stage `train`, later stages use the encoder as it was
+generated. 8.8 M documents need 60 GB of disk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from at_size.processes import measure
 from ends import End, parser, report
 
 REPOSITORY = Path(__file__).parent.parent
-# Words of each command, after which the folder of its output is named. Folders of earlier stages are in braces.
+# Words of each command, after which the folder of its output is named. Folders of earlier stages are in braces, and
+# {model} is the encoder.
 STAGES = {
     "generate": "",
     "prepare": "prepare --dataset {generate} --model {generate}/encoder",
@@ -36,18 +38,18 @@ STAGES = {
     "mine": "mine --dataset {prepare} --method bm25 --num-negatives 10",
     "train": "train --dataset {prepare} --model {generate}/encoder --negatives-table {mine} --negatives-per-query 2 "
     "--max-steps 200 --refresh-every 100 --refresh-mode sync --test-split dev --allow-split-overlap",
-    "encode": "encode --dataset {prepare} --model {train}/model",
-    "evaluate": "evaluate --datasets {prepare} --split dev --model {train}/model "
+    "encode": "encode --dataset {prepare} --model {model}",
+    "evaluate": "evaluate --datasets {prepare} --split dev --model {model} "
     "--metrics ndcg@10,mrr@10,recall@1000,auc",
     "mine-dense": "mine --dataset {prepare} --method dense --num-negatives 10 --relative-margin 0.05 "
-    "--model {train}/model --embeddings {encode}",
-    "hnsw": "index --dataset {prepare} --model {train}/model --embeddings {encode} --index hnsw --split dev",
-    "ivfpq": "index --dataset {prepare} --model {train}/model --embeddings {encode} --index ivfpq --split dev",
+    "--model {model} --embeddings {encode}",
+    "hnsw": "index --dataset {prepare} --model {model} --embeddings {encode} --index hnsw --split dev",
+    "ivfpq": "index --dataset {prepare} --model {model} --embeddings {encode} --index ivfpq --split dev",
     "add": "",
     "prepare-added": "prepare --dataset {add}/generate --model {generate}/encoder",
-    "encode-added": "encode --dataset {prepare-added} --model {train}/model",
-    "hnsw-added": "index --dataset {prepare-added} --model {train}/model --embeddings {encode-added} --index hnsw",
-    "ivfpq-added": "index --dataset {prepare-added} --model {train}/model --embeddings {encode-added} --index ivfpq",
+    "encode-added": "encode --dataset {prepare-added} --model {model}",
+    "hnsw-added": "index --dataset {prepare-added} --model {model} --embeddings {encode-added} --index hnsw",
+    "ivfpq-added": "index --dataset {prepare-added} --model {model} --embeddings {encode-added} --index ivfpq",
 }
 ADDED = 10_000
 LINEAR = ("prepare", "encode", "evaluate")
@@ -89,7 +91,8 @@ def command(stage: str, documents: int, folder: Path) -> list[str]:
         return [sys.executable, __file__, "--generate", output, "--documents", str(documents)]
     if stage == "add":
         return [sys.executable, __file__, "--add", str(folder / "generate"), output]
-    words = STAGES[stage].format(**{name: folder / name for name in STAGES}).split()
+    model = folder / "train" / "model" if figures_of("train", folder) else folder / "generate" / "encoder"
+    words = STAGES[stage].format(model=model, **{name: folder / name for name in STAGES}).split()
     return [sys.executable, str(REPOSITORY / "jobs" / f"{words[0]}.py"), *words[1:], "--output", output]
 
 

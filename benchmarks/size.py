@@ -7,8 +7,8 @@ the disk; and the exponent e of the growth between two sizes, processor seconds 
 10,000 passages to the corpus, the embeddings and the indexes.
 
 A stage that has finished is not run again: its figures are kept in the folder, and all figures there are reported. A
-stage that failed ends the run with the end of its log. Without the stage `train`, later stages use the encoder as it was
-generated. 8.8 M documents need 60 GB of disk.
+stage that failed ends the run with the end of its log. Without the stage `train`, later stages use the encoder as it
+was generated. 8.8 M documents need 60 GB of disk.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ STAGES = {
     "train": "train --dataset {prepare} --model {generate}/encoder --negatives-table {mine} --negatives-per-query 2 "
     "--max-steps 200 --refresh-every 100 --refresh-mode sync --test-split dev --allow-split-overlap",
     "encode": "encode --dataset {prepare} --model {model}",
-    "evaluate": "evaluate --datasets {prepare} --split dev --model {model} "
-    "--metrics ndcg@10,mrr@10,recall@1000,auc",
+    "evaluate": "evaluate --datasets {prepare} --split dev --model {model} --metrics ndcg@10,mrr@10,recall@1000,auc",
     "mine-dense": "mine --dataset {prepare} --method dense --num-negatives 10 --relative-margin 0.05 "
     "--model {model} --embeddings {encode}",
     "hnsw": "index --dataset {prepare} --model {model} --embeddings {encode} --index hnsw --split dev",

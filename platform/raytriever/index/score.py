@@ -139,12 +139,6 @@ def quick_precision(device: torch.device) -> str:
     return choose_precision(None, device)
 
 
-def has_matrix_units() -> bool:
-    """Return whether this processor has AMX, which multiplies bf16 faster than vectors multiply integers of 16 bits."""
-    flags = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(flags.get("amx_tile")) and choose_precision(None, torch.device("cpu")) == "bf16"
-
-
 def bf16_factors(
     vectors: Float32[ndarray, "vectors width"], name: str, positions: Int64[ndarray, " vectors"]
 ) -> tuple[Int16[ndarray, "vectors width"], Float64[ndarray, " vectors"], Float64[ndarray, " vectors"]]:

@@ -1,4 +1,4 @@
-"""Attention of short texts on a CPU in float32, forward and backward, in the processor's cache.
+"""Attention of short texts on a CPU, in the processor's cache: in float32 forward and backward, in bfloat16 forward.
 
 One head of one text at a time: the scores of 16 queries and all keys are computed, weighted and multiplied with the
 values before those of the next 16, so no scores are written to memory; the backward pass computes them again from the
@@ -6,7 +6,8 @@ sums of the softmax, as flash attention does (Dao et al., 2022, arXiv:2205.14135
 transposed, a panel of 16 queries, so maxima and sums over keys are those of vectors.
 
 Tokens after the last one that is attended to (padding) are not computed: their results are 0, and the result of a text
-does not depend on the length to which it is padded.
+does not depend on the length to which it is padded. States in bfloat16 are read as float32, and only results are
+rounded.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ MASKED = -1e30
 def supports(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether `attend` can compute an attention, by types and shapes of `[texts, heads, tokens, width]`."""
     states = (query, key, value)
-    same = all(each.shape == query.shape and each.dtype == torch.float32 for each in states)
-    return same and query.device.type == "cpu" and query.shape[3] % LANES == 0
+    same = all(each.shape == query.shape and each.dtype == query.dtype for each in states)
+    kind = query.dtype == torch.float32 or (
+        query.dtype == torch.bfloat16 and not (torch.is_grad_enabled() and any(each.requires_grad for each in states))
+    )
+    return same and kind and query.device.type == "cpu" and query.shape[3] % LANES == 0
 
 
 def attend(
@@ -42,10 +46,10 @@ def attend(
     mask: Float[Tensor, "texts 1 _ tokens"] | Bool[Tensor, "texts 1 _ tokens"] | None,
     scaling: float | None = None,
 ) -> Float[Tensor, "texts tokens heads width"]:
-    """Return softmax(query key^T scaling + mask) value.
+    """Return softmax(query key^T scaling + mask) value, in the type of the states.
 
     Args:
-        query, key, value: states.
+        query, key, value: states, in float32; in bfloat16 without gradients.
         mask: keys that queries attend to: true, or numbers that are added to the scores. All queries of a text attend
             to the same keys. None for all keys.
         scaling: factor of the scores; 1 / sqrt(width) by default.
@@ -93,7 +97,8 @@ def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: 
     """
     if any(isinstance(each, FakeTensor) for each in tensors):
         return
-    in_threads(kernel, pairs, np.float32(scaling), *(each.detach().numpy() for each in tensors))
+    arrays = (each.view(torch.uint16) if each.dtype == torch.bfloat16 else each for each in tensors)
+    in_threads(kernel, pairs, np.float32(scaling), *(each.detach().numpy() for each in arrays))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
@@ -124,10 +129,8 @@ def _forward(first, last, scale, query, key, value, bias, mixed, sums):  # type:
                 NARROW(values, row * size, size, scores, 0, steps, out, row * LANES, LANES, True)
             _turn_back(out, turned)
             for lane in range(min(LANES, count - start)):
-                share = one / total[lane]
                 sums[text, head, start + lane] += np.log(total[lane])
-                for column in range(width):
-                    mixed[text, start + lane, head, column] = turned[lane, column] * share
+                _write(turned, lane, one / total[lane], mixed, text, start + lane, head)
         mixed[text, count:, head] = 0
 
 
@@ -219,10 +222,34 @@ def _size(tokens):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True, error_model="numpy")
 def _copy(states, text, head, count, factor, rows):  # type: ignore[no-untyped-def]
     """Copy the states of one head, times a factor; the following rows up to a whole panel become 0."""
+    bits = rows.view(np.uint32)
     for row in range(count):
-        for column in range(rows.shape[1]):
-            rows[row, column] = states[text, row, head, column] * factor
+        if states.itemsize == 2:  # bfloat16: the upper half of a float32
+            for column in range(rows.shape[1]):
+                bits[row, column] = np.uint32(states[text, row, head, column]) << np.uint32(16)
+            for column in range(rows.shape[1]):
+                rows[row, column] *= factor
+        else:
+            for column in range(rows.shape[1]):
+                rows[row, column] = states[text, row, head, column] * factor
     rows[count : min(_up(count + ROWS, LANES), len(rows))] = 0
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _write(rows, row, factor, mixed, text, token, head):  # type: ignore[no-untyped-def]
+    """Write a row times a factor as the result of a token."""
+    width = rows.shape[1]
+    if mixed.itemsize == 4:
+        for column in range(width):
+            mixed[text, token, head, column] = rows[row, column] * factor
+        return
+    for column in range(width):
+        rows[row, column] *= factor
+    bits = rows.view(np.uint32)
+    for column in range(width):  # to the nearest bfloat16, ties to even
+        word = bits[row, column]
+        odd = (word >> np.uint32(16)) & np.uint32(1)
+        mixed[text, token, head, column] = np.uint16((word + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from raytriever.encoding import loading
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import ATTENTION, PackedLinear, speed_up
 from raytriever.models.config import ModelConfig
@@ -30,9 +31,16 @@ def test_fp32_agrees_up_to_rounding(retriever: Retriever) -> None:
     np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), plain, atol=1e-6)
 
 
-def test_bf16_is_as_close_to_fp32_as_before(retriever: Retriever) -> None:
+@pytest.fixture(params=[False, True], ids=["vectors", "matrix units"])
+def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the attention of either kind of processor."""
     if choose_precision(None, torch.device("cpu")) != "bf16":
         pytest.skip("this processor has no bf16")
+    monkeypatch.setattr(loading, "has_matrix_units", lambda: request.param)
+
+
+@pytest.mark.usefixtures("_processor")
+def test_bf16_is_as_close_to_fp32_as_before(retriever: Retriever) -> None:
     exact = encode_texts(retriever, TEXTS, "passage")
     retriever.to(torch.bfloat16)
     plain = encode_texts(retriever, TEXTS, "passage")
@@ -44,9 +52,8 @@ def test_bf16_is_as_close_to_fp32_as_before(retriever: Retriever) -> None:
     assert away.max() < 1e-3
 
 
+@pytest.mark.usefixtures("_processor")
 def test_padding_is_not_attended_to(retriever: Retriever) -> None:
-    if choose_precision(None, torch.device("cpu")) != "bf16":
-        pytest.skip("this processor has no bf16")
     speed_up(retriever.to(torch.bfloat16))
     one_by_one = np.concatenate([encode_texts(retriever, [text], "passage") for text in TEXTS])
     np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), one_by_one, atol=2e-2)

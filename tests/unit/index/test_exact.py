@@ -197,15 +197,6 @@ def test_a_quick_score_is_within_its_bound(precision: str, kind: str, width: int
         assert (allowed < loosest * np.outer(product.norms, block.norms)).all(), "the bound is too loose"
 
 
-@pytest.mark.parametrize(("has_amx", "precision"), [(True, "bf16"), (True, "fp32"), (False, "bf16")])
-def test_matrix_units_are_used_where_bf16_may_be(
-    has_amx: bool, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": has_amx})
-    monkeypatch.setattr(arithmetic, "choose_precision", lambda asked, device: precision)
-    assert arithmetic.has_matrix_units() == (has_amx and precision == "bf16")
-
-
 def quick_scores(product: tiles.Tiles | panels.Panels, block: sift.DocumentBlock) -> ndarray:
     """Return the quick scores of all queries and documents, in float64; norms and residuals are set in the block."""
     queries, rows = np.arange(len(product.norms)), slice(0, len(block.vectors))

@@ -36,19 +36,35 @@ def test_results_and_gradients_are_those_of_fused_attention(tokens: int, threads
         torch.set_num_threads(before)
 
 
-def test_padding_changes_no_bit() -> None:
-    whole, mask = states(37), torch.ones(3, 1, 1, 37, dtype=torch.bool)
+@pytest.mark.parametrize("tokens", [1, 16, 37, 160])
+def test_results_in_bf16_are_rounded_once(tokens: int) -> None:
+    inputs = [each.detach().bfloat16() for each in states(tokens)]
+    mask = torch.ones(3, 1, tokens, tokens, dtype=torch.bool)
+    mask[1, :, :, -(tokens // 4) or tokens :] = False
+    exact = torch.nn.functional.scaled_dot_product_attention(*(each.double() for each in inputs), mask).transpose(1, 2)
+    actual = attend(*inputs, mask)
+    assert actual.dtype == torch.bfloat16
+    # A bfloat16 has 8 significant bits; sums in float32 add little.
+    away = (actual.double() - exact).abs() - exact.abs() * 2**-8
+    assert away[mask[:, 0, 0]].max() < 1e-6
+    assert not actual[~mask[:, 0, 0]].any()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_padding_changes_no_bit(kind: torch.dtype) -> None:
+    whole = [each.detach().to(kind) for each in states(37)]
+    mask = torch.ones(3, 1, 1, 37, dtype=torch.bool)
     mask[..., 20:] = False
     short = attend(*(each[:, :, :20] for each in whole), None)
     assert torch.equal(attend(*whole, mask)[:, :20], short)
 
 
-def test_a_scaling_counts_and_a_nan_is_not_hidden() -> None:
-    query, key, value = (each.detach() for each in states(9))
-    torch.testing.assert_close(
-        attend(query, key, value, None, 0.5),
-        torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5).transpose(1, 2),
-    )
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_scaling_counts_and_a_nan_is_not_hidden(kind: torch.dtype) -> None:
+    query, key, value = (each.detach().to(kind) for each in states(9))
+    wide = [each.float() for each in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, scale=0.5).transpose(1, 2)
+    torch.testing.assert_close(attend(query, key, value, None, 0.5), expected.to(kind))
     query[0, 0, 3, 1] = torch.nan
     assert attend(query, key, value, None)[0, 3, 0].isnan().all()
 
@@ -56,4 +72,9 @@ def test_a_scaling_counts_and_a_nan_is_not_hidden() -> None:
 def test_other_types_and_widths_are_refused() -> None:
     query = torch.randn(1, 1, 4, 24)
     assert not supports(query, query, query)
-    assert not supports(*[torch.randn(1, 1, 4, 32, dtype=torch.bfloat16)] * 3)
+    assert not supports(*[torch.randn(1, 1, 4, 32, dtype=torch.float64)] * 3)
+    wide = torch.randn(1, 1, 4, 32, dtype=torch.bfloat16, requires_grad=True)
+    assert not supports(wide, wide, wide), "bf16 has no gradients"
+    with torch.no_grad():
+        assert supports(wide, wide, wide)
+    assert not supports(wide.detach(), wide.detach(), wide.detach().float())

@@ -14,7 +14,8 @@ from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush
 from raytriever.index.exact.tiles import Tiles
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, TieOrder
-from raytriever.index.score import error_terms, has_matrix_units, read_only
+from raytriever.index.score import error_terms, read_only
+from raytriever.models.precision import has_matrix_units
 
 DOCUMENT_TILE = 4_096
 FEWEST_QUERIES, SIEVE_BYTES = 512, 256 * 2**20

@@ -13,7 +13,7 @@ rounded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from raytriever.models.keyed_dropout import LEVELS, draw_factors, draw_key
 from raytriever.vectors import LANES, exponentials, in_threads, maxima, product, softmax_gradients, transpose
 
 ROWS = 6
@@ -45,6 +46,7 @@ def attend(
     value: Float[Tensor, "texts heads tokens width"],
     mask: Float[Tensor, "texts 1 _ tokens"] | Bool[Tensor, "texts 1 _ tokens"] | None,
     scaling: float | None = None,
+    dropout: float = 0.0,
 ) -> Float[Tensor, "texts tokens heads width"]:
     """Return softmax(query key^T scaling + mask) value, in the type of the states.
 
@@ -53,6 +55,7 @@ def attend(
         mask: keys that queries attend to: true, or numbers that are added to the scores. All queries of a text attend
             to the same keys. None for all keys.
         scaling: factor of the scores; 1 / sqrt(width) by default.
+        dropout: probability with which a weight of the softmax becomes 0, below 1; see `keyed_dropout`.
     """
     texts, _, tokens, width = query.shape
     bias = torch.full((texts, tokens + ROWS), MASKED)
@@ -63,34 +66,47 @@ def attend(
     else:
         bias[:, :tokens] = mask[:, 0, 0].clamp(min=MASKED)
     states = (each.transpose(1, 2).contiguous() for each in (query, key, value))
-    mixed: Tensor = _Attention.apply(*states, bias, width**-0.5 if scaling is None else scaling)
+    threshold = min(round(dropout * LEVELS), LEVELS - 1)
+    key_of_mask = draw_key() if threshold else 0
+    dropped = _Dropped(np.uint64(key_of_mask), np.uint16(threshold), np.float32(LEVELS / (LEVELS - threshold)))
+    mixed: Tensor = _Attention.apply(*states, bias, width**-0.5 if scaling is None else scaling, dropped)
     return mixed
+
+
+class _Dropped(NamedTuple):
+    """Mask of the weights: its key, the random bits below which a weight is dropped, and the factor of the others."""
+
+    key: np.uint64
+    threshold: np.uint16
+    scale: np.float32
 
 
 class _Attention(torch.autograd.Function):
     """Attention of states `[texts, tokens, heads, width]`."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, dropped: _Dropped
+    ) -> Tensor:
         texts, tokens, heads, _ = query.shape
         mixed, sums = torch.empty_like(query), torch.zeros(texts, heads, tokens + LANES)
-        _compute(_forward, texts * heads, scaling, query, key, value, bias, mixed, sums)
+        _compute(_forward, texts * heads, scaling, dropped, query, key, value, bias, mixed, sums)
         if any(ctx.needs_input_grad):
             ctx.save_for_backward(query, key, value, bias, mixed, sums)
-            ctx.scaling = scaling
+            ctx.scaling, ctx.dropped = scaling, dropped
         return mixed
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query = ctx.saved_tensors[0]
-        gradients = [torch.empty_like(query) for _ in range(3)]
-        pairs = query.shape[0] * query.shape[2]
-        _compute(_backward, pairs, ctx.scaling, *ctx.saved_tensors, grad.contiguous(), *gradients)
-        return *gradients, None, None
+        saved = ctx.saved_tensors  # once: activation checkpointing computes them at each access
+        texts, _, heads, _ = saved[0].shape
+        gradients = [torch.empty_like(saved[0]) for _ in range(3)]
+        _compute(_backward, texts * heads, ctx.scaling, ctx.dropped, *saved, grad.contiguous(), *gradients)
+        return *gradients, None, None, None
 
 
-def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: Tensor) -> None:
+def _compute(kernel: Callable[..., None], pairs: int, scaling: float, dropped: _Dropped, *tensors: Tensor) -> None:
     """Call a kernel for all pairs of a text and a head.
 
     Fake tensors have no values, so nothing is computed; the plan of memory counts their bytes.
@@ -98,11 +114,11 @@ def _compute(kernel: Callable[..., None], pairs: int, scaling: float, *tensors: 
     if any(isinstance(each, FakeTensor) for each in tensors):
         return
     arrays = (each.view(torch.uint16) if each.dtype == torch.bfloat16 else each for each in tensors)
-    in_threads(kernel, pairs, np.float32(scaling), *(each.detach().numpy() for each in arrays))
+    in_threads(kernel, pairs, np.float32(scaling), dropped, *(each.detach().numpy() for each in arrays))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
-def _forward(first, last, scale, query, key, value, bias, mixed, sums):  # type: ignore[no-untyped-def]
+def _forward(first, last, scale, dropped, query, key, value, bias, mixed, sums):  # type: ignore[no-untyped-def]
     """Write the results, and for each query the logarithm of the sum of its exponentials."""
     tokens, heads, width = query.shape[1:]
     size, one = _size(tokens), np.float32(1)
@@ -110,6 +126,7 @@ def _forward(first, last, scale, query, key, value, bias, mixed, sums):  # type:
     queries, values = np.zeros((size // LANES, width, LANES), np.float32), np.zeros((width, size), np.float32)
     scores, total = np.zeros((size, LANES), np.float32), np.zeros(LANES, np.float32)
     out, turned = np.zeros((width, LANES), np.float32), np.zeros((LANES, width), np.float32)
+    factors, words = np.empty(size * LANES, np.float32), np.empty(size * LANES // 4, np.uint64)
     for pair in range(first, last):
         text, head = pair // heads, pair % heads
         count = _count(bias, text, tokens)
@@ -125,6 +142,9 @@ def _forward(first, last, scale, query, key, value, bias, mixed, sums):  # type:
             at = (text * heads + head) * sums.shape[2] + start
             maxima(scores, end, bias, text * bias.shape[1], sums, at)
             exponentials(scores, end, sums, at, total, 0)
+            if dropped.threshold:
+                _draw_factors(factors, words, dropped, pair, start, size, end)
+                _scale(scores, factors, end)
             for row in range(0, width, 4):
                 NARROW(values, row * size, size, scores, 0, steps, out, row * LANES, LANES, True)
             _turn_back(out, turned)
@@ -136,11 +156,12 @@ def _forward(first, last, scale, query, key, value, bias, mixed, sums):  # type:
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _backward(  # type: ignore[no-untyped-def]
-    first, last, scale, query, key, value, bias, mixed, sums, grad, by_query, by_key, by_value
+    first, last, scale, dropped, query, key, value, bias, mixed, sums, grad, by_query, by_key, by_value
 ):
     """Write the gradients of query, key and value.
 
-    With weights W, `slopes` are W (grad value^T - grad . mixed), the gradients of the scores.
+    With weights W and factors F of the dropout, `slopes` are W (F grad value^T - grad . mixed), the gradients of the
+    scores.
     """
     tokens, heads, width = query.shape[1:]
     size, one = _size(tokens), np.float32(1)
@@ -158,6 +179,7 @@ def _backward(  # type: ignore[no-untyped-def]
     out, turned = np.zeros((width, LANES), np.float32), np.zeros((LANES, width), np.float32)
     to_keys = np.zeros((size, width), np.float32)
     to_values = np.zeros((size, width), np.float32)
+    factors, words = np.empty(size * LANES, np.float32), np.empty(size * LANES // 4, np.uint64)
     for pair in range(first, last):
         text, head = pair // heads, pair % heads
         count = _count(bias, text, tokens)
@@ -183,7 +205,12 @@ def _backward(  # type: ignore[no-untyped-def]
                 WIDE(values, row * width, width, grads, start * width, width, slopes, row * LANES, LANES, True)
             maxima(scores, end, bias, text * bias.shape[1], unused, 0)
             exponentials(scores, end, sums, (text * heads + head) * sums.shape[2] + start, unused, 0)
+            if dropped.threshold:
+                _draw_factors(factors, words, dropped, pair, start, size, end)
+                _scale(slopes, factors, end)
             softmax_gradients(slopes, scores, end, inner, start)
+            if dropped.threshold:
+                _scale(scores, factors, end)
             for row in range(0, width, 4):
                 NARROW(key_columns, row * size, size, slopes, 0, steps, out, row * LANES, LANES, True)
             _turn_back(out, turned)
@@ -197,6 +224,21 @@ def _backward(  # type: ignore[no-untyped-def]
             gradients[text, :count, head] = local[:count]
             gradients[text, count:, head] = 0
         by_query[text, count:, head] = 0
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _draw_factors(factors, words, dropped, pair, start, size, rows):  # type: ignore[no-untyped-def]
+    """Draw the factors of the first rows of a panel of weights; every panel of `size` rows has words of its own."""
+    panel = pair * (size // LANES) + start // LANES
+    first = panel * size * LANES // 4
+    draw_factors(factors, rows * LANES, words, dropped.key, first, dropped.threshold, dropped.scale)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _scale(panel, factors, rows):  # type: ignore[no-untyped-def]
+    for row in range(rows):
+        for lane in range(LANES):
+            panel[row, lane] *= factors[row * LANES + lane]
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -66,16 +66,29 @@ def stored_bytes(retriever: Retriever) -> int:
 @pytest.mark.parametrize("attention", ["sdpa", "ours"])
 @pytest.mark.parametrize("settings", [{}, {"towers": "separate"}, {"lora_rank": 2, "lora_dropout": 0.1}])
 def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[str, object], attention: str) -> None:
-    results = []
-    for checkpointing in (False, True):
-        retriever = prepared(tiny_encoder, checkpointing, **settings)
-        if attention == "ours":  # transformers takes the other by itself
-            train_on_cpu(retriever)
-        results.append(gradients(retriever))
+    results = with_and_without(tiny_encoder, attention, 0.1, **settings)
     assert_same(*results)
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
     name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
     assert not torch.allclose(results[1][name], without_dropout[name])  # so dropout was in play
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "ours"])
+def test_gradients_are_the_same_without_dropout(tiny_encoder: Path, attention: str) -> None:
+    assert_same(*with_and_without(tiny_encoder, attention, 0.0))
+
+
+def with_and_without(
+    tiny_encoder: Path, attention: str, dropout: float, **settings: object
+) -> list[dict[str, torch.Tensor]]:
+    """Return the gradients without and with checkpointing."""
+    results = []
+    for checkpointing in (False, True):
+        retriever = prepared(tiny_encoder, checkpointing, dropout, **settings)
+        if attention == "ours":  # transformers takes the other by itself
+            train_on_cpu(retriever)
+        results.append(gradients(retriever))
+    return results
 
 
 def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Path) -> None:

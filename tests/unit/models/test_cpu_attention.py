@@ -69,6 +69,42 @@ def test_a_scaling_counts_and_a_nan_is_not_hidden(kind: torch.dtype) -> None:
     assert attend(query, key, value, None)[0, 3, 0].isnan().all()
 
 
+def test_dropout_has_one_mask_for_results_and_gradients() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, 3, 37, 48, requires_grad=True) for _ in range(3))
+    mask = torch.ones(4, 1, 37, 37, dtype=torch.bool)
+    mask[1, :, :, 20:] = False
+    bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+
+    def dropped(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return attend(*inputs, mask, dropout=0.3)
+
+    def weights(query: Tensor, key: Tensor) -> Tensor:
+        return (query @ key.transpose(2, 3) / 48**0.5 + bias).softmax(-1)
+
+    # The values are unit vectors, so the results are the weights times their factors.
+    shown = dropped(query.detach(), key.detach(), torch.eye(37, 48).expand(4, 3, -1, -1))[..., :37].transpose(1, 2)
+    attended = (mask & mask.transpose(2, 3)).expand(-1, 3, -1, -1)  # results of padding are 0
+    factors = torch.where(attended, shown / weights(query, key).detach(), 0)
+    share = (factors[attended] == 0).double().mean().item()
+    assert abs(share - 0.3) < 5 * (0.3 * 0.7 / int(attended.sum())) ** 0.5
+    torch.testing.assert_close(factors[factors > 0], torch.full_like(factors[factors > 0], 1 / 0.7), rtol=1e-4, atol=0)
+    rows = factors[attended.all(-1)].reshape(-1, 37) > 0
+    assert len(rows.unique(dim=0)) == len(rows), "rows share masks"
+
+    exact = (factors > 0) / (1 - round(0.3 * 2**16) / 2**16)
+    expected = ((weights(query, key) * exact) @ value).transpose(1, 2)
+    actual, grad = dropped(query, key, value), torch.randn(4, 37, 3, 48)
+    grad[1, 20:] = 0
+    is_token = mask[:, 0, 0]
+    torch.testing.assert_close(actual[is_token], expected[is_token], rtol=1e-5, atol=2e-6)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(one, (query, key, value), grad) for one in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
 def test_other_types_and_widths_are_refused() -> None:
     query = torch.randn(1, 1, 4, 24)
     assert not supports(query, query, query)

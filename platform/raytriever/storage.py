@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -219,9 +219,10 @@ def one_writer(
         lock.release()
 
 
-def write_atomically(path: Path | str, content: str | bytes, durable: bool = True) -> None:
+def write_atomically(path: Path | str, content: str | bytes | Iterable[str], durable: bool = True) -> None:
     """Write one file whole or not at all. It replaces an existing file, but never a pipe, a socket or a device.
 
+    Content that memory should not hold as a whole may be an iterable of texts.
     Without `durable` the call does not wait for the disk. The file may then be lost or empty if the machine crashes.
     """
     path = Path(os.path.abspath(path))
@@ -232,7 +233,8 @@ def write_atomically(path: Path | str, content: str | bytes, durable: bool = Tru
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "xb") as stream:
-                stream.write(content.encode() if isinstance(content, str) else content)
+                for piece in [content] if isinstance(content, str | bytes) else content:
+                    stream.write(piece.encode() if isinstance(piece, str) else piece)
                 stream.flush()
                 if durable:
                     os.fsync(stream.fileno())

@@ -174,6 +174,9 @@ def test_a_parent_that_is_a_file_is_one_line(tmp_path: Path) -> None:
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_atomically(tmp_path / "a.txt", "grüß")
     write_atomically(tmp_path / "a.txt", b"two")
+    write_atomically(tmp_path / "b.txt", (f"{number} grüße\n" for number in range(2)))
+    assert (tmp_path / "b.txt").read_text(encoding="utf-8") == "0 grüße\n1 grüße\n"
+    (tmp_path / "b.txt").unlink()
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "full")

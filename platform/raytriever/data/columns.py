@@ -103,6 +103,11 @@ class TextColumn(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
+def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
+    """Return the texts of a column, in shards or in memory, at some positions, in their order."""
+    return column.take(positions) if isinstance(column, TextColumn) else [column[each] for each in positions.tolist()]
+
+
 @dataclass(frozen=True)
 class TokenColumn:
     """Token ids of every text of a column, without special tokens and not truncated.

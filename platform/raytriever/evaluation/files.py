@@ -6,7 +6,7 @@ docs/reference/output-files.md lists them. `report` writes the figures and the p
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 from urllib.parse import quote
@@ -14,6 +14,8 @@ from urllib.parse import quote
 import numpy as np
 from numpy import ndarray
 
+from raytriever.activity import activity
+from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.evaluate import Evaluation
@@ -37,6 +39,7 @@ ENGLISH, UNDETERMINED = "eng-Latn", "und-Zyyy"
 # Contents of `per_query/`: documents ranked, relevant documents, characters of a text.
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
 _MOST_BYTES = 4 << 30  # a million queries of ten models
+_RUN_QUERIES = 64  # whose lines of a run are in memory at a time
 
 
 class QueryMetrics(TypedDict):
@@ -74,6 +77,7 @@ def write_dataset_files(
         )
 
 
+@activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
     """Write what was measured on one data set: TREC runs, pooled scores and results per query.
 
@@ -133,15 +137,23 @@ def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag
         dataset: data set, for the ids.
         tag: name of the system.
     """
-    ranked = np.unique(evaluation.ranking[evaluation.ranking >= 0])
-    queries = {query: _column(dataset.queries.ids[query]) for query in evaluation.queries.tolist()}
-    documents = {document: _column(dataset.documents.ids[document]) for document in ranked.tolist()}
-    lines = []
-    for query, ranking, scores in zip(evaluation.queries, evaluation.ranking, evaluation.scores, strict=True):
-        for rank, (document, score) in enumerate(zip(ranking, scores, strict=True), start=1):
-            if document >= 0:
-                lines.append(f"{queries[query]} Q0 {documents[document]} {rank} {score:.9g} {tag}\n")
-    write_atomically(path, "".join(lines))
+    write_atomically(path, _run_pieces(evaluation, dataset, tag))
+
+
+def _run_pieces(evaluation: Evaluation, dataset: RetrievalDataset, tag: str) -> Iterator[str]:
+    """Yield the lines of a run, those of some queries at a time: a line takes more memory than its entry."""
+    for start in range(0, len(evaluation.queries), _RUN_QUERIES):
+        rows = slice(start, start + _RUN_QUERIES)
+        queries, ranking = evaluation.queries[rows], evaluation.ranking[rows]
+        ranked = np.unique(ranking[ranking >= 0])
+        documents = dict(zip(ranked.tolist(), map(_column, texts_at(dataset.documents.ids, ranked)), strict=True))
+        names = map(_column, texts_at(dataset.queries.ids, queries))
+        yield "".join(
+            f"{name} Q0 {documents[document]} {rank} {score:.9g} {tag}\n"
+            for name, found, scores in zip(names, ranking.tolist(), evaluation.scores[rows].tolist(), strict=True)
+            for rank, (document, score) in enumerate(zip(found, scores, strict=True), start=1)
+            if document >= 0
+        )
 
 
 def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, seconds: float | None = None) -> str:

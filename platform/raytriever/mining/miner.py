@@ -48,6 +48,9 @@ from raytriever.progress import Progress
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
 BLOCK = 1 << 22
+# Queries of a block of BM25, which reads all postings for some hundred queries: small blocks show progress and cost
+# nothing. A dense search reads all documents for each block.
+BM25_QUERIES = 1 << 14
 REPEATED = "found by another method too"
 # Negatives per query that `build_negatives_table` mines.
 DEFAULT_NEGATIVES = 30
@@ -71,13 +74,14 @@ class CandidateFilter:
         finder = inputs.finder(method)
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")
+        most = BM25_QUERIES if method == "bm25" else len(order)
         kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
         with Progress(f"mine {method}", len(order), "text") as progress:
             start = 0
             while start < len(order):
                 # A block is as wide as its last query needs, which has the most excluded documents.
                 cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
-                rows = order[start : start + max(1, int(np.searchsorted(cells, BLOCK, side="right")))]
+                rows = order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
                 documents, scores = finder(rows, min(end, len(inputs.dataset.documents)))
                 verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
                 if len(inputs.left_out):  # a text that kills the encoder would kill the training too

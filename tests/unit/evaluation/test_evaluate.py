@@ -1,5 +1,6 @@
 """The evaluation protocol against its definition, one query at a time."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,3 +216,27 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
         for ours, trec in names.items():
             mean = np.mean([values[trec] for values in theirs.values()])
             assert result.metrics[ours] == pytest.approx(mean, abs=1e-6), ours
+
+
+def test_a_run_is_written_a_few_queries_at_a_time(tmp_path: Path) -> None:
+    queries, results = 400, 500
+    dataset = dataset_of([f"q{i}" for i in range(queries)], [f"d{i}" for i in range(results)], [(0, 0, 1)])
+    result = Evaluation(
+        queries=np.arange(queries),
+        ranking=np.tile(np.arange(results), (queries, 1)),
+        scores=np.full((queries, results), 0.5, np.float32),
+        **{name: np.empty(0, np.float32) for name in ("positive_scores", "negative_scores")},
+        **{name: np.empty(0, np.int64) for name in ("positive_queries", "negative_queries")},
+        per_query={},
+        metrics={},
+    )
+    result.ranking[7, 3:] = -1
+    tracemalloc.start()
+    write_run(tmp_path / "run.trec", result, dataset, "tag")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    lines = (tmp_path / "run.trec").read_text().splitlines()
+    assert len(lines) == (queries - 1) * results + 3
+    assert lines[0] == "q0 Q0 d0 1 0.5 tag"
+    assert [line for line in lines if line.startswith("q7 ")] == [f"q7 Q0 d{i} {i + 1} 0.5 tag" for i in range(3)]
+    assert peak < (tmp_path / "run.trec").stat().st_size * 1.5, "all lines are in memory at once"

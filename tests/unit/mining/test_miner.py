@@ -47,6 +47,7 @@ def test_block_sizes_do_not_change_the_table(
 ) -> None:
     once = mine(word_data[0], "train", EVERY, embeddings=word_data[1], seed=4)
     monkeypatch.setattr(miner, "BLOCK", 30)
+    monkeypatch.setattr(miner, "BM25_QUERIES", 2)
     repeated = mine(word_data[0], "train", EVERY, embeddings=word_data[1], seed=4)
     assert repeated.table.digest == once.table.digest
     assert repeated.counts == once.counts

@@ -5,9 +5,9 @@ The layers on a CPU sum in another order, so the last bits differ. Such a retrie
 1. Linear layers use oneDNN with weights that are packed once, and a GELU after a layer runs in the same pass, as
    torch.compile does for frozen models. oneDNN multiplies fp32 2.2 times as fast as the MKL that torch otherwise uses
    on AMD processors.
-2. Attention is the kernel of `models.cpu_attention`. In bf16 on processors with AMX, and for heads whose width is no
-   multiple of 16, it is two batched products and a softmax in fp32, for a few texts at a time so that their scores
-   stay in the cache.
+2. Attention of models of the types of `cpu_layers.MODELS` is the kernel of `models.cpu_attention`. In bf16 of other
+   models, on processors with AMX, and for heads whose width is no multiple of 16, it is two batched products and a
+   softmax in fp32, for a few texts at a time so that their scores stay in the cache.
 3. With `int8`, the linear layers of the blocks multiply 8-bit integers (`models.int8_linear`).
 
 MiniLM in bf16 on one core with 151 tokens per text, in texts per second of processor time: 57 without both, 65 with
@@ -163,7 +163,10 @@ def _attend(
     **more: Any,
 ) -> tuple[Float[Tensor, "texts tokens heads width"], None]:
     """Return softmax(query key^T scaling) value; transformers' own attention handles unsupported arguments."""
-    is_compiled = supports(query, key, value) and (query.dtype == torch.float32 or not has_matrix_units())
+    # The kernel has no mask for each query, as models with windows of attention need.
+    is_plain = getattr(getattr(module, "config", None), "model_type", "") in MODELS
+    is_fast = query.dtype == torch.float32 or not has_matrix_units()
+    is_compiled = is_plain and is_fast and supports(query, key, value)
     is_unsupported = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if (
         is_unsupported

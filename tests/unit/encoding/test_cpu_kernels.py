@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,14 @@ from torch import nn
 
 from raytriever.encoding import loading
 from raytriever.encoding.encode import encode_texts
-from raytriever.encoding.loading import ATTENTION, PackedLinear, speed_up
+from raytriever.encoding.loading import ATTENTION, PackedLinear, load_for_encoding, speed_up
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever, load_retriever
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from directories import written
+from tiny_models import text_of
 
 TEXTS = ["a" * n for n in (1, 5, 5, 30, 61)]
 
@@ -58,3 +63,18 @@ def test_padding_is_not_attended_to(retriever: Retriever) -> None:
     one_by_one = np.concatenate([encode_texts(retriever, [text], "passage") for text in TEXTS])
     np.testing.assert_allclose(encode_texts(retriever, TEXTS, "passage"), one_by_one, atol=2e-2)
     assert abs(one_by_one[0] - one_by_one[3]).max() > 5e-2  # so that the tolerance tells texts apart
+
+
+@pytest.mark.usefixtures("_processor")
+def test_local_attention_stays_local(tmp_path: Path) -> None:
+    written("modernbert", "mean", positions=256, max_length=256)(tmp_path / "model")
+    config, texts = ModelConfig(str(tmp_path / "model")), [text_of(60, seed=seed) for seed in range(3)]
+    exact = load_retriever(config)
+    wide = load_retriever(config)
+    for layer in wide.query.backbone.layers:
+        layer.attention_type = "full_attention"
+    fast = encode_texts(load_for_encoding(config, "bf16", torch.device("cpu")), texts, "passage")
+    away, away_without_a_window = (
+        abs(fast - encode_texts(retriever, texts, "passage")).max() for retriever in (exact, wide)
+    )
+    assert away < 0.2 * away_without_a_window

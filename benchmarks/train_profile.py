@@ -21,7 +21,7 @@ from train import SQUAD, training
 # Parts of a step by the names of torch's operations; the first part that an operation or its callers belong to counts.
 PARTS = {
     "optimiser and clipping": ("Optimizer.", "_foreach_", "linalg_vector_norm", "aten::stack", "aten::isfinite"),
-    "attention": ("_DroppedMix", "oftmax", "bmm", "Bmm", "aten::matmul", "_Attend"),
+    "attention": ("_DroppedMix", "oftmax", "bmm", "Bmm", "aten::matmul", "_Attention"),
     "linear layers": ("aten::linear", "Addmm", "addmm", "aten::mm", "MmBackward", "TBackward"),
     "layer norm": ("ayer_norm", "LayerNorm"),
     "GELU": ("gelu", "Gelu"),

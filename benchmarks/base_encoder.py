@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from ends import machine
 from raytriever.errors import ConfigError, UserError
-from raytriever.models.cpu_layers import use_cpu_attention
+from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
 from raytriever.models.weights import quiet_transformers

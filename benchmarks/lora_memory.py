@@ -27,7 +27,7 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.packing import Buckets
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training

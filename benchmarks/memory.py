@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from ends import End, parser, report
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import use_cpu_attention
+from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.batch import Share

@@ -63,7 +63,7 @@ def training(precision: str, dataset: Path, steps: int) -> Iterator[tuple[Strate
     from raytriever.losses.engine.workers import ALONE
     from raytriever.losses.registry import build_loss
     from raytriever.models.config import ModelConfig
-    from raytriever.models.cpu_layers import train_on_cpu
+    from raytriever.models.cpu.layers import train_on_cpu
     from raytriever.models.retriever import load_retriever
     from raytriever.training.batches import Prefetcher
     from raytriever.training.loop import build_optimizer

@@ -17,7 +17,7 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever

@@ -5,10 +5,10 @@ The layers on a CPU sum in another order, so the last bits differ. Such a retrie
 1. Linear layers use oneDNN with weights that are packed once, and a GELU after a layer runs in the same pass, as
    torch.compile does for frozen models. oneDNN multiplies fp32 2.2 times as fast as the MKL that torch otherwise uses
    on AMD processors.
-2. Attention of models of the types of `cpu_layers.MODELS` is the kernel of `models.cpu_attention`. In bf16 of other
+2. Attention of models of the types of `cpu.layers.MODELS` is the kernel of `models.cpu.attention`. In bf16 of other
    models, on processors with AMX, and for heads whose width is no multiple of 16, it is two batched products and a
    softmax in fp32, for a few texts at a time so that their scores stay in the cache.
-3. With `int8`, the linear layers of the blocks multiply 8-bit integers (`models.int8_linear`).
+3. With `int8`, the linear layers of the blocks multiply 8-bit integers (`models.cpu.int8_linear`).
 
 MiniLM in bf16 on one core with 151 tokens per text, in texts per second of processor time: 57 without both, 65 with
 the first, 68 with both. sentence-transformers in fp32: 18. Models without such layers are not changed."""
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_attention import attend, supports
-from raytriever.models.cpu_layers import MODELS
+from raytriever.models.cpu.attention import attend, supports
+from raytriever.models.cpu.layers import MODELS
 from raytriever.models.precision import default_device, has_matrix_units, move_to, type_of
 from raytriever.models.retriever import Retriever, load_retriever
 
@@ -114,7 +114,7 @@ class PackedLinear(nn.Module):
 
 def _quantise(retriever: Retriever) -> None:
     """Replace the linear layers of the blocks of a retriever by those of 8-bit integers; raises `ConfigError`."""
-    from raytriever.models.int8_linear import Int8FeedForward, Int8Linear
+    from raytriever.models.cpu.int8_linear import Int8FeedForward, Int8Linear
 
     for backbone in _backbones(retriever):
         kind = backbone.config.model_type

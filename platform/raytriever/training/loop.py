@@ -22,7 +22,7 @@ from torch import nn
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory

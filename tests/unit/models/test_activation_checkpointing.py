@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training

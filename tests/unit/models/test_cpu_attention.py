@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raytriever.models.cpu_attention import attend, supports
+from raytriever.models.cpu.attention import attend, supports
 
 
 def states(tokens: int) -> list[Tensor]:

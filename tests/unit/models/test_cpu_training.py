@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import NAME, attention, train_on_cpu
+from raytriever.models.cpu.dropout import Dropout, drop
+from raytriever.models.cpu.layers import NAME, attention, train_on_cpu
 from raytriever.models.encoder import set_dropout
-from raytriever.models.keyed_dropout import Dropout, drop
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model

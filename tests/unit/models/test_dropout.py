@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raytriever.models.keyed_dropout import Dropout, drop, dropout
+from raytriever.models.cpu.dropout import Dropout, drop, dropout
 
 TYPES = [torch.float32, torch.bfloat16]
 

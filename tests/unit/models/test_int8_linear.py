@@ -17,7 +17,7 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
 from raytriever.integer_vectors import multiplies_bytes
 from raytriever.models.config import ModelConfig
-from raytriever.models.int8_linear import LARGEST, Int8FeedForward, Int8Linear
+from raytriever.models.cpu.int8_linear import LARGEST, Int8FeedForward, Int8Linear
 from raytriever.models.precision import choose_precision
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

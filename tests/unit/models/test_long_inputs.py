@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from raytriever.encoding.encode import batches, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
 from raytriever.models.retriever import load_retriever

@@ -23,7 +23,7 @@ from transformers import (
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import use_cpu_attention
+from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.pipeline.head import Dense, Normalize
 from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig

@@ -20,7 +20,7 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import train_on_cpu
+from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.objective import Objective

@@ -11,7 +11,7 @@ Two kernels of CUDA keep other tensors than those of a CPU, and are replaced her
    before it, because grouped heads with a mask have no fused kernel.
 2. Autocast computes layer norms in float32 (on a CPU in the type of their inputs).
 
-On a CPU, training uses the attention of `models.cpu_layers`, or that of transformers. For texts of up to 512 tokens
+On a CPU, training uses the attention of `models.cpu.layers`, or that of transformers. For texts of up to 512 tokens
 both keep the scores, `[heads, tokens, tokens]` for each text and layer.
 """
 
@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu_layers import use_cpu_attention
+from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.decoder import disable_cache
 from raytriever.models.description import Description, head_modules, pipelines
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout

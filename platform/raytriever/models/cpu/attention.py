@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from raytriever.models.keyed_dropout import LEVELS, draw_factors, draw_key
+from raytriever.models.cpu.dropout import LEVELS, draw_factors, draw_key
 from raytriever.vectors import LANES, exponentials, in_threads, maxima, product, softmax_gradients, transpose
 
 ROWS = 6
@@ -55,7 +55,7 @@ def attend(
         mask: keys that queries attend to: true, or numbers that are added to the scores. All queries of a text attend
             to the same keys. None for all keys.
         scaling: factor of the scores; 1 / sqrt(width) by default.
-        dropout: probability with which a weight of the softmax becomes 0, below 1; see `keyed_dropout`.
+        dropout: probability with which a weight of the softmax becomes 0, below 1; see `models.cpu.dropout`.
     """
     texts, _, tokens, width = query.shape
     bias = torch.full((texts, tokens + ROWS), MASKED)

@@ -1,4 +1,4 @@
-"""Attention of an encoder that trains on a CPU; `train_on_cpu` puts in it and the dropout of `keyed_dropout`.
+"""Attention of an encoder that trains on a CPU; `train_on_cpu` puts in it and the dropout of `models.cpu.dropout`.
 
 Attention (Vaswani et al. 2017, section 3.2.1), registered with transformers by name. The backward pass of torch's fused
 attention takes a third of a step on a CPU, and its dropout draws serially. This attention is two products and a
@@ -7,7 +7,7 @@ dropout, because the backward pass makes this copy again from the key. And autoc
 of its arithmetic is bfloat16. For MiniLM with texts of 128 tokens and dropout 0.1 (forward without gradient, forward
 with gradient, backward) it processes 1.5 times the texts per second of `eager` with torch's dropout in bf16. Texts of
 more than `LONGEST` tokens use torch's fused attention, which does not store their scores. In fp32 the kernel of
-`models.cpu_attention` computes it.
+`models.cpu.attention` computes it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.models.cpu_attention import attend, supports
-from raytriever.models.keyed_dropout import Dropout, draw_key, drop, drops_by_key
+from raytriever.models.cpu.attention import attend, supports
+from raytriever.models.cpu.dropout import Dropout, draw_key, drop, drops_by_key
 from raytriever.models.retriever import Retriever
 
 NAME = "raytriever_training"

@@ -89,6 +89,12 @@ SECTIONS = (
     ),
     ("size", "Size", "size.py", "The whole route on generated passages like MS MARCO's, at growing numbers of them."),
     (
+        "size-ms-marco",
+        "Size of MS MARCO",
+        "size.py --documents 8800000",
+        "Stages of the same route at 8.8 million passages, a day later; docs/explanation/scale.md compares both.",
+    ),
+    (
         "scale",
         "Metadata of a billion documents",
         "scale_simulation.py",

@@ -34,10 +34,10 @@ def supports(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return whether `attend` can compute an attention, by types and shapes of `[texts, heads, tokens, width]`."""
     states = (query, key, value)
     same = all(each.shape == query.shape and each.dtype == query.dtype for each in states)
-    kind = query.dtype == torch.float32 or (
+    is_computed = query.dtype == torch.float32 or (
         query.dtype == torch.bfloat16 and not (torch.is_grad_enabled() and any(each.requires_grad for each in states))
     )
-    return same and kind and query.device.type == "cpu" and query.shape[3] % LANES == 0
+    return same and is_computed and query.device.type == "cpu" and query.shape[3] % LANES == 0
 
 
 def attend(

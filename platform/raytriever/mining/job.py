@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
+from raytriever.cache import hold, keep_within_bound
 from raytriever.capacity import check_disk
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import key_of
 from raytriever.data.negatives import ROW_BYTES, write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding, report_prompts
+from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
@@ -22,7 +32,7 @@ from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.storage import check_writable
+from raytriever.storage import cache_folder, check_writable
 from raytriever.terminal import text_table
 
 
@@ -105,7 +115,17 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
         queries = dataset.positives(job.split).queries
         documents = documents or embed_corpus(job.model, retriever, dataset)
         embeddings = Embeddings(encode_queries(retriever, dataset, queries), documents)
-    mined = mine(dataset, job.split, job.mining, embeddings=embeddings, judge=judge, seed=job.seed, round=job.round)
+    finished = _folder_of_blocks(job, dataset, embeddings, documents, judge)
+    mined = mine(
+        dataset,
+        job.split,
+        job.mining,
+        embeddings=embeddings,
+        judge=judge,
+        seed=job.seed,
+        round=job.round,
+        finished=finished,
+    )
     if not len(mined.table):
         raise DataError(f"no negative is left; {_summary(mined)}", dataset.name, "loosen the filters that removed them")
     meta = {
@@ -119,7 +139,44 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
         **mined.meta(),
     }
     write_negatives(output, mined.table, dataset, meta)
+    shutil.rmtree(finished, ignore_errors=True)
     return mined, str(dataset.quarantine) if dataset.quarantine.total else None
+
+
+def _folder_of_blocks(
+    job: MiningJob,
+    dataset: RetrievalDataset,
+    embeddings: Embeddings | None,
+    documents: EmbeddingStore | None,
+    judge: CrossEncoder | None,
+) -> Path:
+    """Make the folder of the finished blocks in the cache, named after all that decides the table."""
+    rows = hashlib.sha256()
+    for column in vars(dataset.negatives).values() if dataset.negatives else ():
+        rows.update(np.ascontiguousarray(column))
+    if dataset.answers:
+        rows.update(np.ascontiguousarray(dataset.answers.queries))
+        for text in dataset.answers.texts:
+            rows.update(key_of(str(text)))
+    decides = [
+        dataset.digest,
+        rows.hexdigest(),
+        Analysis.of(dataset.documents).analyser.settings,
+        job.split,
+        asdict(job.mining),
+        job.seed,
+        job.round,
+        documents.meta["key"] if documents else None,
+        hashlib.sha256(np.ascontiguousarray(embeddings.queries)).hexdigest() if embeddings else None,
+        judge.digest() if judge else None,
+    ]
+    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    folder = cache_folder() / "negatives" / f"{key[:16]}-blocks"
+    with suppress(OSError, StorageError):  # a cache that only others may write: nothing is kept
+        folder.mkdir(parents=True, exist_ok=True)
+        hold(folder, dataset)
+        keep_within_bound(folder)
+    return folder
 
 
 def format_counts(mined: MiningResult) -> str:

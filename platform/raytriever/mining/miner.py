@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -43,6 +44,7 @@ from raytriever.mining.filters import (
     initial_verdicts,
 )
 from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
+from raytriever.mining.finished_blocks import FinishedBlocks, MinedBlock
 from raytriever.mining.scorers import Embeddings, Judge
 from raytriever.progress import Progress
 
@@ -59,9 +61,15 @@ _BM25 = ORIGINS.index("bm25")
 
 @dataclass(frozen=True)
 class CandidateFilter:
-    """Filter of the candidates of one method after another."""
+    """Filter of the candidates of one method after another.
+
+    Args:
+        inputs: of the mining.
+        finished: blocks of the same mining that are not mined again.
+    """
 
     inputs: MiningInputs
+    finished: FinishedBlocks
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
         """Mine with one method.
@@ -70,35 +78,48 @@ class CandidateFilter:
             Columns of the kept candidates (index of the query in the split, document, rank, score), and the number of
             candidates of each verdict.
         """
-        inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
-        finder = inputs.finder(method)
+        finder, excluded = self.inputs.finder(method), self.inputs.excluded
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")
         most = BM25_QUERIES if method == "bm25" else len(order)
-        kept, counts = [], np.zeros(len(REASONS), dtype=np.int64)
-        with Progress(f"mine {method}", len(order), "text") as progress:
-            start = 0
+        mined: list[MinedBlock] = []
+        start = 0
+
+        def next_rows() -> Int64[ndarray, " block"]:
+            """Return a block as wide as its last query needs, which has the most excluded documents."""
+            cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
+            return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
+
+        while start < len(order) and (block := self.finished.read(method, start)):
+            mined.append(block)
+            start += len(next_rows())
+        with Progress(f"mine {method}", len(order), "text", done=start) as progress:
             while start < len(order):
-                # A block is as wide as its last query needs, which has the most excluded documents.
-                cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
-                rows = order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
-                documents, scores = finder(rows, min(end, len(inputs.dataset.documents)))
-                verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
-                if len(inputs.left_out):  # a text that kills the encoder would kill the training too
-                    verdicts[(verdicts == KEPT) & np.isin(documents, inputs.left_out)] = NO_EMBEDDING
-                scores = self._remove_false_negatives(finder, rows, documents, scores, verdicts)
-                draws = None
-                if config.sampling_strategy == "random":
-                    keys = inputs.keys[rows]
-                    columns = np.arange(documents.shape[1])
-                    draws = words(inputs.seed, np.full(len(rows), inputs.round), keys, CHOICE, columns)
-                choose(verdicts, config.num_negatives, draws)
-                counts += count_verdicts(verdicts)
-                row, column = np.nonzero(verdicts == KEPT)
-                kept.append((rows[row], documents[row, column], ranks[row, column], scores[row, column]))
+                rows = next_rows()
+                mined.append(self._mine(finder, rows, first, end))
+                self.finished.write(method, start, mined[-1])
                 start += len(rows)
                 progress.advance(len(rows))
-        return tuple(np.concatenate(column) for column in zip(*kept, strict=True)), counts
+        columns = zip(*(block.columns for block in mined), strict=True)
+        return tuple(map(np.concatenate, columns)), np.sum([block.verdicts for block in mined], axis=0)
+
+    def _mine(self, finder: CandidateFinder, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
+        """Mine the negatives of a block of queries from the ranks `first` to `end`."""
+        inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
+        documents, scores = finder(rows, min(end, len(inputs.dataset.documents)))
+        verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
+        if len(inputs.left_out):  # a text that kills the encoder would kill the training too
+            verdicts[(verdicts == KEPT) & np.isin(documents, inputs.left_out)] = NO_EMBEDDING
+        scores = self._remove_false_negatives(finder, rows, documents, scores, verdicts)
+        draws = None
+        if config.sampling_strategy == "random":
+            columns = np.arange(documents.shape[1])
+            draws = words(inputs.seed, np.full(len(rows), inputs.round), inputs.keys[rows], CHOICE, columns)
+        choose(verdicts, config.num_negatives, draws)
+        row, column = np.nonzero(verdicts == KEPT)
+        return MinedBlock(
+            rows[row], documents[row, column], ranks[row, column], scores[row, column], count_verdicts(verdicts)
+        )
 
     def _ranks(self, method: str) -> tuple[int, int]:
         """Return the first rank that is used and the rank at which the ranking ends; only rankings have a range."""
@@ -180,6 +201,7 @@ def mine(
     seed: int = 0,
     round: int = 0,
     excluded: ExcludedDocuments | None = None,
+    finished: Path | None = None,
 ) -> MiningResult:
     """Mine the negatives of the queries of a split.
 
@@ -193,6 +215,8 @@ def mine(
         seed, round: decide the random draws; the round is stored in the table.
         excluded: `ExcludedDocuments.of_split` of the data set and the split, for callers that mine several times; by
             default it is computed.
+        finished: folder of the blocks that an earlier call with the same arguments finished before it was killed. They
+            are not mined again, and new ones are added.
 
     Raises:
         ConfigError: settings contradict each other, the range lies beyond the corpus, or gold negatives or answers are
@@ -213,7 +237,7 @@ def mine(
         seed=seed,
         round=round,
     )
-    candidate_filter = CandidateFilter(inputs)
+    candidate_filter = CandidateFilter(inputs, FinishedBlocks(finished))
     kept, verdict_counts = [], {}
     for method in config.methods:
         columns, verdict_counts[method] = candidate_filter.run(method)

@@ -2,7 +2,8 @@
 
 negatives/rounds.json           state of each round (the refresh ledger)
 negatives/round-0001/           table of a round, while a run may resume with it
-negatives/embeddings/KEY/       embeddings of the running round; a rolling refresh keeps them between rounds"""
+negatives/embeddings/KEY/       embeddings of the running round; a rolling refresh keeps them between rounds
+negatives/embeddings/KEY/mined-0001/  finished blocks of its mining"""
 
 from __future__ import annotations
 
@@ -115,6 +116,7 @@ class MiningRounds:
         key = digest_of(snapshot)
         self._remove_but(ROLLING if rolling else "", key)
         embeddings, encoded = [], 0
+        finished = self._folder / EMBEDDINGS / key / f"mined-{number:04}"
         for index, dataset in enumerate(self._datasets):
             if rolling:
                 self._roll(index, dataset, number)
@@ -124,7 +126,7 @@ class MiningRounds:
             embeddings.append(Embeddings(queries.read(trained_queries), documents))
             encoded += count + more
         then = time.monotonic()
-        table, metrics = self._mining.table(number, embeddings)
+        table, metrics = self._mining.table(number, embeddings, finished)
         write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
@@ -228,7 +230,9 @@ class TableMiner:
     seed: int
     first: NegativesTable | None = None
 
-    def table(self, number: int, embeddings: Sequence[Embeddings]) -> tuple[NegativesTable, dict[str, float]]:
+    def table(
+        self, number: int, embeddings: Sequence[Embeddings], finished: Path | None = None
+    ) -> tuple[NegativesTable, dict[str, float]]:
         """Return the table of a round, of all data sets in one, and its metrics for the tracker.
 
         The filters know only the judgements of the trained split. Documents that other splits judge relevant are
@@ -237,13 +241,20 @@ class TableMiner:
         Args:
             number: of the round.
             embeddings: of each data set.
+            finished: folder of the blocks that an interrupted call with the same arguments mined; None to keep none.
         """
         tables, counts = [], []
         relevant = judged = 0
-        for dataset, own, excluded in zip(self.datasets, embeddings, self.excluded, strict=True):
-            split_only = _with_split_alone(dataset, self.split)
+        for index, (dataset, own, excluded) in enumerate(zip(self.datasets, embeddings, self.excluded, strict=True)):
             mined = mine(
-                split_only, self.split, self.mining, embeddings=own, seed=self.seed, round=number, excluded=excluded
+                _with_split_alone(dataset, self.split),
+                self.split,
+                self.mining,
+                embeddings=own,
+                seed=self.seed,
+                round=number,
+                excluded=excluded,
+                finished=finished and finished / str(index),
             )
             rows = mined.table
             table = NegativesTable.of(

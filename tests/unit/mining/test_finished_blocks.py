@@ -1,0 +1,129 @@
+"""A mining that was stopped continues after the last finished block."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import read_ids
+from raytriever.mining import miner
+from raytriever.mining.config import METHODS
+from raytriever.mining.finished_blocks import FinishedBlocks
+from raytriever.mining.miner import CandidateFilter, mine
+from raytriever.mining.scorers import Embeddings
+from raytriever.operation.cache import _describe
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from mining_data import EVERY, word_dataset
+
+Data = tuple[RetrievalDataset, Embeddings]
+
+
+@pytest.fixture
+def mined_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the first query of each block that is mined, in blocks of a few queries."""
+    mined: list[int] = []
+    mine_block = CandidateFilter._mine
+
+    def record(self, finder, rows, first, end):  # type: ignore[no-untyped-def]
+        mined.append(int(rows[0]))
+        return mine_block(self, finder, rows, first, end)
+
+    monkeypatch.setattr(miner, "BLOCK", 60)
+    monkeypatch.setattr(miner, "BM25_QUERIES", 5)
+    monkeypatch.setattr(CandidateFilter, "_mine", record)
+    return mined
+
+
+@pytest.mark.parametrize("settings", [{}, {"relative_margin": 0.3}])
+def test_finished_blocks_are_not_mined_again(
+    word_data: Data, mined_blocks: list[int], tmp_path: Path, settings: dict[str, float]
+) -> None:
+    config = replace(EVERY, **settings)
+    whole = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4)
+    every = mined_blocks.copy()
+    folder = tmp_path / "blocks"
+    mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    files = sorted(folder.iterdir())
+    assert len(files) == len(every)
+    assert {file.name.partition("-0")[0] for file in files} == set(METHODS)
+    bm25, dense = (sorted(folder.glob(f"{method}-*")) for method in ("bm25", "dense"))
+    dense[2].unlink()
+    (folder / "bm25-00000005.npz").write_bytes((folder / "bm25-00000005.npz").read_bytes()[:-30])
+    mined_blocks.clear()
+    again = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    assert again.table.digest == whole.table.digest
+    assert again.counts == whole.counts
+    assert len(mined_blocks) == len(bm25) - 1 + len(dense) - 2  # a killed command leaves no gap
+    mined_blocks.clear()
+    last = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
+    assert last.table.digest == whole.table.digest
+    assert mined_blocks == []
+
+
+def test_mining_goes_on_where_no_block_can_be_written(word_data: Data, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
+    assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
+    assert FinishedBlocks(file / "blocks").read("dense", 0) is None
+
+
+COMMAND = """
+import os, signal, sys
+from raytriever.cli.main import entry
+from raytriever.mining import miner
+
+miner.BM25_QUERIES = 7
+finder, blocks = miner.FinishedBlocks.write, int(sys.argv.pop(1))
+
+def write(self, method, start, block):
+    global blocks
+    finder(self, method, start, block)
+    print("block", start, flush=True)
+    blocks -= 1
+    if not blocks:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+miner.FinishedBlocks.write = write
+entry()
+"""
+
+
+def test_a_killed_command_costs_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = word_dataset()[0]
+    source = tmp_path / "source"
+    (source / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", dataset.documents.texts), ("queries", dataset.queries.texts)):
+        rows = [json.dumps({"_id": f"{name[0]}{n}", "text": text}) for n, text in enumerate(texts)]
+        (source / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    judgements = dataset.judgements["train"]
+    lines = [f"q{q}\tc{d}\t1" for q, d in zip(judgements.queries, judgements.documents, strict=True)]
+    (source / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "negatives"
+
+    def run(blocks: int, output: str, seed: int = 0) -> subprocess.CompletedProcess[str]:
+        words = f"mine --dataset {source} --method bm25,random --seed {seed} --output {tmp_path / output}"
+        command = [sys.executable, "-c", COMMAND, str(blocks), *words.split()]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    killed = run(4, "killed")
+    assert killed.returncode == -signal.SIGKILL
+    assert killed.stdout.split() == ["block", "0", "block", "7", "block", "14", "block", "21"]
+    assert any(_describe(path, "negatives") == "hard negatives, unfinished" for path in kept.iterdir())
+    other = run(-1, "other", seed=1)
+    assert other.stdout.count("block") == 7  # other settings: nothing of the first call is used
+    resumed = run(-1, "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.split()[:4] == ["block", "28", "block", "35"]
+    assert [path for path in kept.iterdir() if path.is_dir()] == []
+    assert run(-1, "whole").stdout.count("block") == 7
+    assert read_ids(tmp_path / "killed").equals(read_ids(tmp_path / "whole"))

@@ -222,16 +222,16 @@ def vectors(documents: int) -> dict[str, float]:
         seconds.append(searching.seconds)
     rows = documents // 16
     with measured() as building:
-        Hnsw.build(embeddings[:rows], 32, 200, 0, 1)
+        Hnsw.empty(WIDTH, 32, 200, 0).add(embeddings[:rows], 1)
     lists = int(4 * rows**0.5)
     with measured() as clustering:
-        Ivf.build(embeddings[:rows], lists, None, 0, 1)
+        Ivf.trained(embeddings[:rows], lists, None, 0, 1).add(embeddings[:rows], 1)
     narrow = np.ascontiguousarray(embeddings[: 2 * rows, :128])
     with measured() as without_codes:
-        Ivf.build(narrow, lists, None, 0, 1)
+        Ivf.trained(narrow, lists, None, 0, 1).add(narrow, 1)
     code_bytes = default_code_bytes(narrow.shape[1])
     with measured() as with_codes:
-        Ivf.build(narrow, lists, code_bytes, 0, 1)
+        Ivf.trained(narrow, lists, code_bytes, 0, 1).add(narrow, 1)
     return {
         "search.seconds_per_product": (seconds[1] - seconds[0]) / (QUERIES * (documents - quarter) * WIDTH),
         "hnsw.build_seconds_per_product": building.seconds / (rows * WIDTH * log2(rows)),

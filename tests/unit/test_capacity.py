@@ -25,7 +25,7 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER, write_index
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.search.approximate import IndexJob, bytes_of_finder, run_index
+from raytriever.search.approximate import IndexJob, bytes_of_finder, memory_of_building, run_index
 from raytriever.storage import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
@@ -169,7 +169,7 @@ def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("index", "remedy"), [("hnsw", "use --index ivfpq"), ("ivfpq", "a machine with more memory")])
-def test_an_index_counts_the_embeddings_too(
+def test_an_index_that_exceeds_the_memory_is_not_begun(
     index: str,
     remedy: str,
     tiny_dataset: Path,
@@ -181,7 +181,7 @@ def test_an_index_counts_the_embeddings_too(
     dataset = open_dataset(str(tiny_dataset), [])
     width = load_retriever(ModelConfig(str(tiny_encoder))).width
     config = IndexConfig(index=index)
-    free = bytes_of_finder(config, len(dataset.documents), width)  # but not for the embeddings
+    free = memory_of_building(config, len(dataset.documents), width) - 1
     monkeypatch.setattr(capacity, "free_system_memory", lambda: free)
     job = IndexJob(
         dataset=str(tiny_dataset),
@@ -191,7 +191,9 @@ def test_an_index_counts_the_embeddings_too(
         max_bad_rows=0.01,
         seed=0,
     )
-    with pytest.raises(StorageError, match=rf"the embeddings and the structures of the index need .*{remedy}"):
+    with pytest.raises(
+        StorageError, match=rf"the structures of the index, and the embeddings that it learns from, need .*{remedy}"
+    ):
         run_index(job, tmp_path / "index", lambda line: None)
     assert not (tmp_path / "index").exists()
 

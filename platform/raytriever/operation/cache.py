@@ -126,8 +126,12 @@ def _describe(path: Path, collection: str) -> str:
         return f"{meta.get('side') or 'text'} embeddings of {dataset} by {model}" + ("" if meta else ", unfinished")
     if collection == "bm25":
         return f"BM25 index of {meta['documents']:,} documents" if "documents" in meta else "BM25 index, unfinished"
+    if collection == "indexes":
+        return f"unfinished index of {meta['rows']:,} passages" if "rows" in meta else "unfinished index"
     if collection == "sources":
         return f"data set that Python code made in memory, {', '.join(one.name for one in _children(path))}"
+    if collection == "negatives" and path.name.endswith("-blocks"):
+        return "hard negatives, unfinished"
     if collection == "negatives":
         return f"hard negatives mined by {(meta.get('settings') or {}).get('method') or 'an unfinished call'}"
     return next((content for name, content in _CONTENTS.items() if path.name.startswith(name)), "unknown")

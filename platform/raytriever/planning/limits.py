@@ -26,9 +26,8 @@ _REMEDIES = {
     ("mining", TIME): "mine a sample of the queries, or store --dtype int8; searching in actors, as evaluate does, "
     "would divide it by the nodes",
     ("index hnsw", DRIVER): "build one index for each of several parts of the corpus, or use --index ivfpq or exact "
-    "search; an index of shards with product quantisation and exact rescoring from the store would lift it",
-    ("index ivfpq", DRIVER): "build one index for each of several parts of the corpus, or use exact search; adding "
-    "shard after shard and rescoring from the store would lift it",
+    "search",
+    ("index ivfpq", DRIVER): "build one index for each of several parts of the corpus, or use exact search",
     ("index ivfpq", TIME): "give fewer --lists, which are scanned longer in a search",
     ("train", TIME): "use more GPUs, or fewer epochs",
     ("", DISK): "use more or larger disks, or --dtype int8, which is a quarter of fp32",

@@ -14,13 +14,13 @@ from math import ceil, log2
 from raytriever.data.negatives import ROW_BYTES
 from raytriever.data.prepare.pipeline import chunk_bytes
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.faiss_finders import CODES, PER_LIST, default_code_bytes
+from raytriever.index.approximate.faiss_finders import CODES, POINTS, default_code_bytes, default_lists
 from raytriever.index.exact.scan_torch import DOCUMENT_SHARE
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.miner import BLOCK as CANDIDATES
 from raytriever.mining.postings import BLOCK as BM25_BLOCK
 from raytriever.planning.workload import GB, Workload
-from raytriever.search.approximate import bytes_of_finder
+from raytriever.search.approximate import bytes_of_finder, memory_of_building
 
 HOUR = 3600.0
 REQUEST_BYTES = 8 * 2**20  # of one request to the storage
@@ -29,7 +29,7 @@ HEAPS = (44.0, 0.49)
 MINING = MiningConfig(method="dense", num_negatives=10, relative_margin=0.05)
 _SEARCH_ROOM = 256 * 2**20  # of the best documents of some thousand queries
 # FAISS's defaults: iterations of k-means for lists and for codes, and points for each centre.
-_LIST_ROUNDS, _CODE_ROUNDS, _POINTS = 10, 25, 256
+_LIST_ROUNDS, _CODE_ROUNDS = 10, 25
 _TABLE_ROW = 21  # bytes of a negative in memory
 _CHECKPOINTS, _CHECKPOINT_WEIGHT = 2, 12  # the newest and the best one; weights and two moments in float32
 _ID = 12  # bytes of an id and of the other columns of a row
@@ -243,23 +243,22 @@ def mine(work: Workload) -> Stage:
 
 
 def index(work: Workload, kind: str) -> Stage:
-    """Approximate index, built in one process from embeddings in memory."""
+    """Approximate index, built in one process from embeddings in a file."""
     config, rates, width = work.config, work.rates, work.model.width
     documents, cores = config.documents, config.cores_per_node
     embeddings = 4 * documents * width
-    finder = bytes_of_finder(IndexConfig(index=kind), documents, width)
+    settings = IndexConfig(index=kind)
+    finder = bytes_of_finder(settings, documents, width)
     if kind == "hnsw":
         comparison = width * rates["hnsw.build_seconds_per_product"] + rates["hnsw.build_seconds_per_visit"]
         build = documents * log2(max(2, documents)) * comparison
     else:
-        lists = max(1, min(int(4 * documents**0.5), documents // PER_LIST))
-        build = 2 * list_scores(documents, lists) * width * rates["ivfpq.list_seconds_per_flop"]
+        build = 2 * list_scores(documents, default_lists(documents)) * width * rates["ivfpq.list_seconds_per_flop"]
         build += code_scores(documents, default_code_bytes(width)) * rates["ivfpq.code_seconds_per_score"]
     return Stage(
         name=f"index {kind}",
         disk=finder + embeddings + 2 * _NUMBER * documents,
-        # A mask of finite components exists before the index, of which only the larger counts.
-        driver=work.process_bytes + embeddings + max(finder, documents * width) + work.id_bytes,
+        driver=work.process_bytes + memory_of_building(settings, documents, width) + work.id_bytes,
         worker=0,
         workers_per_node=0,
         parts=_hours(
@@ -278,12 +277,12 @@ def index(work: Workload, kind: str) -> Stage:
 
 def list_scores(documents: int, lists: int) -> int:
     """Return the scores of documents and centres of lists that building an inverted file computes."""
-    return _LIST_ROUNDS * min(documents, _POINTS * lists) * lists + documents * lists
+    return _LIST_ROUNDS * min(documents, POINTS * lists) * lists + documents * lists
 
 
 def code_scores(documents: int, code_bytes: int) -> int:
     """Return the scores of parts of documents and centres of codes that product quantisation computes."""
-    return (_CODE_ROUNDS * min(documents, _POINTS * CODES) + documents) * CODES * code_bytes
+    return (_CODE_ROUNDS * min(documents, POINTS * CODES) + documents) * CODES * code_bytes
 
 
 def train(work: Workload) -> Stage:

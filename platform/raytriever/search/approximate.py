@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -28,18 +29,18 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig, check_index
-from raytriever.index.approximate.faiss_finders import default_code_bytes
+from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
-from raytriever.index.approximate.store import read_index, read_meta, write_index
+from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
 from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, current_calibration
-from raytriever.search.exact import Hits, format_hits, hits_of, search_store
-from raytriever.storage import check_writable, one_writer
+from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
+from raytriever.storage import cache_folder, check_writable, one_writer
 from raytriever.terminal import text_table
 
 # Split of RoarGraph's training queries; other kinds need none.
@@ -137,26 +138,30 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
     remedy = "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else "use --index ivfpq"
-    check_memory(needed + 4 * rows * width, "the embeddings and the structures of the index", remedy)
+    content = "the structures of the index, and the embeddings that it learns from,"
+    check_memory(memory_of_building(job.config, rows, width), content, remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
-    documents = _documents(store, dataset)
     report(f"{job.model.model}: {retriever.summary()}")
     with one_writer(output, wait=True, report=report) if existing else nullcontext():
-        started, index = perf_counter(), None
         if existing:
             existing = read_meta(output)
             if existing["key"] == meta["key"]:  # another command has updated it meanwhile
                 return result(index=_opened(output, job), seconds=None)
-            index, built = _updated(output, documents, existing, report), existing["built"]
-        is_update = index is not None
-        if index is None:
-            report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
-            index = build_index(documents, job.config, training, job.seed, torch.get_num_threads())
-            built = len(documents.embeddings)
-        index = replace(index, effort=job.config.effort or index.effort)
-        seconds = perf_counter() - started
-        write_index(output, index, job.config.index, meta | {"built": built}, replace=output.exists())
+        kept = cache_folder() / "indexes" / meta["key"][:16]
+        with index_directory(output, replace=output.exists()) as unfinished:
+            documents, started, index = _documents(store, dataset, unfinished), perf_counter(), None
+            if existing:
+                index, built = _updated(output, documents, existing, unfinished, report), existing["built"]
+            is_update = index is not None
+            if index is None:
+                report(f"{dataset.name}: building a {job.config.index} index of {len(documents.embeddings):,} passages")
+                index = build_index(documents, job.config, training, job.seed, torch.get_num_threads(), kept)
+                built = len(documents.embeddings)
+            index = replace(index, effort=job.config.effort or index.effort)
+            seconds = perf_counter() - started
+            unfinished.save(index, job.config.index, meta | {"built": built})
+        shutil.rmtree(kept, ignore_errors=True)
     return result(index=index, seconds=seconds, is_update=is_update)
 
 
@@ -178,11 +183,16 @@ def _check_is_earlier(existing: dict[str, Any], meta: dict[str, Any], output: Pa
 
 
 def _updated(
-    output: Path, documents: DocumentVectors, existing: dict[str, Any], report: Callable[[str], None]
+    output: Path,
+    documents: DocumentVectors,
+    existing: dict[str, Any],
+    unfinished: UnfinishedIndex,
+    report: Callable[[str], None],
 ) -> ApproximateIndex | None:
     """Return the index at `output` with the documents of now; None if it must be built again."""
     index = read_index(output)
-    updated = update_index(index, documents, existing["built"], torch.get_num_threads())
+    threads = torch.get_num_threads()
+    updated = update_index(index, documents, existing["built"], threads, unfinished.write_embeddings)
     if updated is not None:
         added, hidden = len(updated.documents) - len(index.documents), index.count + len(updated.documents)
         hidden -= len(index.documents) + updated.count
@@ -211,9 +221,25 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
     return rows * of_row
 
 
-def _documents(store: EmbeddingStore, dataset: RetrievalDataset) -> DocumentVectors:
+def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
+    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times.
+
+    Args:
+        config, rows, width: see `bytes_of_finder`.
+    """
+    read_again = {
+        "ivf": POINTS * (config.lists or default_lists(rows)),
+        "ivfpq": POINTS * (config.lists or default_lists(rows)),
+        "vamana": rows,
+        "roargraph": rows,
+    }
+    return bytes_of_finder(config, rows, width) + 4 * width * min(rows, read_again.get(config.index, 0))
+
+
+def _documents(store: EmbeddingStore, dataset: RetrievalDataset, unfinished: UnfinishedIndex) -> DocumentVectors:
     rows = np.setdiff1d(np.arange(len(store)), store.left_out)
-    embeddings = store.array() if len(rows) == len(store) else store.read(rows)
+    blocks = (block for _, block in searchable_blocks(store))
+    embeddings = unfinished.write_embeddings(blocks, (len(rows), store.width))
     return DocumentVectors(embeddings, rows, tie_order(dataset.documents.ids))
 
 

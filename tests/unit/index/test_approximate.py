@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,24 @@ import pytest
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
 from raytriever.index.approximate.roargraph import RoarGraph
-from raytriever.index.approximate.store import KINDS, read_index, write_index
+from raytriever.index.approximate.store import KINDS, index_directory, read_index, write_index
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import check_finite
+from raytriever.reading.arrays import read_array
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
 BUILD: dict[str, Callable[[int], Finder]] = {
     "flat": lambda threads: Flat(SET.documents),
-    "ivf": lambda threads: Ivf.build(SET.documents, None, None, 3, threads),
-    "ivfpq": lambda threads: Ivf.build(SET.documents, 8, 12, 3, threads),
-    "hnsw": lambda threads: Hnsw.build(SET.documents, 16, 60, 3, threads),
+    "ivf": lambda threads: Ivf.trained(SET.documents, None, None, 3, threads).add(SET.documents, threads),
+    "ivfpq": lambda threads: Ivf.trained(SET.documents, 8, 12, 3, threads).add(SET.documents, threads),
+    "hnsw": lambda threads: Hnsw.empty(24, 16, 60, 3).add(SET.documents, threads),
     "vamana": lambda threads: Vamana.build(SET.documents, 16, 60, threads),
     "roargraph": lambda threads: RoarGraph.build(SET.documents, SET.training, 16, 20, 60, 3, threads),
 }
@@ -70,6 +74,25 @@ def test_results_are_scored_and_ordered_as_in_exact_search(kind: str, tmp_path: 
     assert [array.tobytes() for array in again.search(queries, 10, exclude)] == [scores.tobytes(), ranking.tobytes()]
 
 
+def test_embeddings_of_an_index_are_written_and_mapped(tmp_path: Path) -> None:
+    first, second = SET.documents[:300], SET.documents[:280]
+    with index_directory(tmp_path / "index") as unfinished:
+        written = unfinished.write_embeddings(iter([first[:200], first[200:]]), first.shape)
+        index = build_index(DocumentVectors.of(written), IndexConfig(index="ivf"), None, 0, 1)
+        mapped = index.embeddings
+        while isinstance(mapped.base, np.ndarray):
+            mapped = mapped.base
+        assert isinstance(mapped, np.memmap)
+        assert index.embeddings.tobytes() == first.tobytes()
+        again = unfinished.write_embeddings([second], second.shape)
+        assert (again.tobytes(), written.tobytes()) == (second.tobytes(), first.tobytes())
+        unfinished.save(replace(index, embeddings=again, documents=np.arange(280)), "ivf", {})
+    assert read_array(tmp_path / "index" / "embeddings.npy", ["float32"], (280, first.shape[1]), "").tobytes() == (
+        second.tobytes()
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+
+
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "roargraph"])
 def test_more_effort_scores_more_candidates(kind: str) -> None:
     finder = BUILD[kind](1)
@@ -112,11 +135,11 @@ def test_an_index_refuses_queries_and_settings_that_do_not_fit() -> None:
     with pytest.raises(ModelError, match="query 2 is not finite"):
         index.search(np.where(np.arange(40)[:, None] == 2, np.float32(np.nan), SET.shifted), 1)
     with pytest.raises(ConfigError, match=r"--lists: 2,000 lists exceed 1,200 documents"):
-        Ivf.build(SET.documents, 2_000, None, 0, 1)
+        Ivf.trained(SET.documents, 2_000, None, 0, 1)
     with pytest.raises(ConfigError, match=r"--code-bytes: 5 does not divide the width 24; choose from 1, 2, 3, 4"):
-        Ivf.build(SET.documents, None, 5, 0, 1)
+        Ivf.trained(SET.documents, None, 5, 0, 1)
     with pytest.raises(ConfigError, match="at least 256 documents, not 100"):
-        Ivf.build(SET.documents[:100], None, 4, 0, 1)
+        Ivf.trained(SET.documents[:100], None, 4, 0, 1)
     assert [default_code_bytes(width) for width in (384, 128, 24, 7, 1)] == [96, 32, 6, 1, 1]
 
 
@@ -138,9 +161,9 @@ def test_recall_is_the_share_of_true_documents() -> None:
 def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
     return {
         "flat": lambda: Flat(documents),
-        "ivf": lambda: Ivf.build(documents, None, None, 3, 1),
-        "ivfpq": lambda: Ivf.build(documents, None, 4, 3, 1),
-        "hnsw": lambda: Hnsw.build(documents, 4, 10, 3, 1),
+        "ivf": lambda: Ivf.trained(documents, None, None, 3, 1).add(documents, 1),
+        "ivfpq": lambda: Ivf.trained(documents, None, 4, 3, 1).add(documents, 1),
+        "hnsw": lambda: Hnsw.empty(documents.shape[1], 4, 10, 3).add(documents, 1),
         "vamana": lambda: Vamana.build(documents, 4, 10, 1),
         "roargraph": lambda: RoarGraph.build(documents, training, 4, 5, 10, 3, 1),
     }[kind]()

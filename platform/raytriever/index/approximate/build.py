@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -12,6 +14,7 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, DataError
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
+from raytriever.index.approximate.growth import grow
 from raytriever.index.approximate.index import ApproximateIndex, Finder
 from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.vamana import Vamana
@@ -46,6 +49,7 @@ def build_index(
     training: Float32[ndarray, "training width"] | None,
     seed: int,
     threads: int,
+    folder: Path | None = None,
 ) -> ApproximateIndex:
     """Build an index.
 
@@ -55,6 +59,7 @@ def build_index(
         training: queries from which RoarGraph is built; not used by other kinds.
         seed: seed of the random numbers of the index.
         threads: number of threads; only the graph of HNSW depends on it.
+        folder: folder of an unfinished index of FAISS, from which a build that was killed continues; see `growth`.
 
     Raises:
         DataError: there are no documents.
@@ -65,23 +70,25 @@ def build_index(
         raise DataError("there are no documents to index", remedy="encode a data set with documents")
     check_finite(rows.embeddings, "document", rows.documents)
     embeddings = np.ascontiguousarray(rows.embeddings, np.float32)
-    finder = _finder(embeddings, config, training, seed, threads)
+    finder = _finder(embeddings, config, training, seed, threads, folder)
     return ApproximateIndex(
         finder=finder, embeddings=embeddings, documents=rows.documents, ties=rows.ties, effort=config.value("effort")
     )
 
 
-def _finder(embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int) -> Finder:
-    degree, beam = config.value("degree"), config.value("build_beam")
+def _finder(
+    embeddings: ndarray, config: IndexConfig, training: ndarray | None, seed: int, threads: int, folder: Path | None
+) -> Finder:
+    degree, beam, width = config.value("degree"), config.value("build_beam"), embeddings.shape[1]
     if config.index == "flat":
         return Flat(embeddings)
-    if config.index == "ivf":
-        return Ivf.build(embeddings, config.lists, None, seed, threads)
-    if config.index == "ivfpq":
-        code_bytes = config.code_bytes or default_code_bytes(embeddings.shape[1])
-        return Ivf.build(embeddings, config.lists, code_bytes, seed, threads)
+    if config.index in ("ivf", "ivfpq"):
+        code_bytes = (config.code_bytes or default_code_bytes(width)) if config.index == "ivfpq" else None
+        train = partial(Ivf.trained, embeddings, config.lists, code_bytes, seed, threads)
+        return grow(train, Ivf.load, embeddings, threads, folder)
     if config.index == "hnsw":
-        return Hnsw.build(embeddings, degree, beam, seed, threads)
+        begin, load = partial(Hnsw.empty, width, degree, beam, seed), partial(Hnsw.load, seed=seed)
+        return grow(begin, load, embeddings, threads, folder)
     if config.index == "vamana":
         return Vamana.build(embeddings, degree, beam, threads)
     if training is None or not len(training):

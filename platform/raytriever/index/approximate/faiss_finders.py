@@ -33,6 +33,8 @@ from raytriever.storage import disk_errors
 FILE = "index.faiss"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
 PER_LIST, CODES = 39, 256
+# Most training vectors of a list, which FAISS draws and copies.
+POINTS = 256
 REFINE = 4
 # Typed as Any, because the stubs of FAISS are incomplete.
 faiss: Any = import_module("faiss")
@@ -115,7 +117,7 @@ class Ivf:
     hidden: Int64[ndarray, " hidden"] | None = None
 
     @classmethod
-    def build(
+    def trained(
         cls,
         embeddings: Float32[ndarray, "rows width"],
         lists: int | None,
@@ -123,11 +125,11 @@ class Ivf:
         seed: int,
         threads: int,
     ) -> Ivf:
-        """Train and fill an inverted file.
+        """Train an inverted file; it has no rows yet.
 
         Args:
             embeddings: finite embeddings.
-            lists: number of lists; by default 4 times the square root of the number of rows, or less for few rows.
+            lists: number of lists; by default `default_lists`.
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
             seed: seed of k-means and the quantiser.
             threads: see `Finder.find`.
@@ -136,7 +138,7 @@ class Ivf:
             ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
         """
         rows, width = embeddings.shape
-        lists = lists or max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
+        lists = lists or default_lists(rows)
         if lists > rows:
             raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", "--lists", f"give at most {rows:,}")
         faiss.omp_set_num_threads(threads)
@@ -150,7 +152,6 @@ class Ivf:
         index.cp.seed = seed
         index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
         index.train(embeddings)
-        index.add(embeddings)
         return cls(index, 1 if code_bytes is None else REFINE)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
@@ -168,6 +169,9 @@ class Ivf:
         """Add rows after those that are there; the centres and the quantiser do not change."""
         return replace(self, index=_added(self.index, embeddings, threads))
 
+    def reserve(self, rows: int) -> None:
+        """Do nothing: the lists grow one by one."""
+
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
         write_faiss(self.index, folder)
@@ -183,6 +187,11 @@ class Ivf:
         """Bytes of the centres, and of an 8-byte number and an embedding or a code for every row."""
         index = self.index
         return int(4 * index.nlist * index.d + index.ntotal * (8 + index.code_size))
+
+
+def default_lists(rows: int) -> int:
+    """Return 4 times the square root of the number of rows, or less for few rows, so that each list has `PER_LIST`."""
+    return max(1, min(int(4 * sqrt(rows)), rows // PER_LIST))
 
 
 def default_code_bytes(width: int) -> int:
@@ -205,28 +214,37 @@ class Hnsw:
     Args:
         index: a `faiss.IndexHNSWFlat`.
         hidden: rows that are never proposed, if there are any.
+        seed: seed of the layers.
     """
 
     index: Any
     hidden: Int64[ndarray, " hidden"] | None = None
+    seed: int = 0
 
     @classmethod
-    def build(cls, embeddings: Float32[ndarray, "rows width"], degree: int, beam: int, seed: int, threads: int) -> Hnsw:
-        """Build the graph by inserting the embeddings.
+    def empty(cls, width: int, degree: int, beam: int, seed: int) -> Hnsw:
+        """Make a graph without rows.
 
         Args:
-            embeddings: finite embeddings.
+            width: number of components of an embedding.
             degree: number of neighbours of a document; twice as many in the lowest layer (`M`).
             beam: number of documents in the beam while a document is inserted (`efConstruction`).
             seed: seed of the layers.
-            threads: number of threads; with more than 1, the graph differs from run to run.
         """
-        faiss.omp_set_num_threads(threads)
-        index = faiss.IndexHNSWFlat(embeddings.shape[1], degree, faiss.METRIC_INNER_PRODUCT)
+        index = faiss.IndexHNSWFlat(width, degree, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = beam
-        index.hnsw.rng = faiss.RandomGenerator(seed)
-        index.add(embeddings)
-        return cls(index)
+        return cls(index, seed=seed)
+
+    def reserve(self, rows: int) -> None:
+        """Get the memory of so many rows at once: an array that grows is copied, and both are in memory then."""
+        links = self.index.hnsw
+        for array, size in (
+            (faiss.downcast_index(self.index.storage).codes, 4 * self.index.d),
+            (links.neighbors, links.nb_neighbors(0)),
+        ):
+            before = array.size()
+            array.resize(max(before, rows * size))
+            array.resize(before)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""
@@ -237,7 +255,9 @@ class Hnsw:
         return Proposal(rows, faiss.cvar.hnsw_stats.ndis / max(1, len(queries)))
 
     def add(self, embeddings: Float32[ndarray, "rows width"], threads: int) -> Hnsw:
-        """Add rows after those that are there, with the settings of the graph."""
+        """Insert rows after those that are there; with several threads, the graph differs from run to run."""
+        # FAISS keeps no state of the generator in a file, and a graph that is continued must be the same.
+        self.index.hnsw.rng = faiss.RandomGenerator(self.seed + self.index.ntotal)
         return replace(self, index=_added(self.index, embeddings, threads))
 
     def save(self, folder: Path) -> None:
@@ -245,9 +265,11 @@ class Hnsw:
         write_faiss(self.index, folder)
 
     @classmethod
-    def load(cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None) -> Hnsw:
+    def load(
+        cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None, seed: int = 0
+    ) -> Hnsw:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
-        return cls(read_faiss(folder, shape), hidden)
+        return cls(read_faiss(folder, shape), hidden, seed)
 
     @property
     def bytes(self) -> int:

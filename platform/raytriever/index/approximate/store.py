@@ -11,11 +11,15 @@ A directory is opened only after every file was compared with its digest, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.activity import activity
@@ -32,7 +36,8 @@ from raytriever.storage import MANIFEST, committed_directory, disk_errors, read_
 KIND, VERSION = "index", 1
 FINDER = "finder"
 _REMEDY = "build the index again"
-_ARRAYS = ("embeddings", "documents", "ties")
+EMBEDDINGS = "embeddings.npy"
+_ARRAYS = ("documents", "ties")
 
 # Reader of each kind: called with the folder, the embeddings, the metadata of the index, and the hidden rows.
 _READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any], ndarray], Finder]] = {
@@ -56,26 +61,83 @@ class _VamanaMeta(_Meta):
     degree: int
 
 
-def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
-    """Write an index atomically.
+@dataclass(frozen=True)
+class UnfinishedIndex:
+    """Directory of an index that is being made.
+
+    The embeddings are written first and mapped, so that the index is built from a file: the kernel drops its pages when
+    memory is short.
+
+    Args:
+        folder: hidden until the directory is complete.
+        content: metadata of the manifest, filled by `save`.
+    """
+
+    folder: Path
+    content: dict[str, Any]
+
+    def write_embeddings(self, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
+        """Write the embeddings, in place of those written before, and map them.
+
+        Args:
+            blocks: that make up the embeddings, in their order.
+            shape: number of rows and components of all blocks together.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        file, aside = self.folder / EMBEDDINGS, self.folder / f"next-{EMBEDDINGS}"
+        with disk_errors(file):
+            with aside.open("xb") as stream:
+                header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(stream, header)
+                for block in blocks:
+                    stream.write(np.ascontiguousarray(block, "<f4").data)
+            os.replace(aside, file)
+        # Copy-on-write: code that is compiled for arrays in memory takes no read-only array.
+        return np.asarray(read_array(file, ["float32"], shape, _REMEDY, mapped="c"))
+
+    def save(self, index: ApproximateIndex, kind: str, meta: Mapping[str, Any]) -> None:
+        """Write all but the embeddings.
+
+        Args:
+            index: whose embeddings have been written.
+            kind: kind of its finder, one of `KINDS`.
+            meta: inputs and settings of the index, with `degree` for a kind that needs it.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        for name in _ARRAYS:
+            with disk_errors(self.folder / f"{name}.npy"):
+                np.save(self.folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
+        (self.folder / FINDER).mkdir()
+        index.finder.save(self.folder / FINDER)
+        rows, width = index.embeddings.shape
+        self.content.update(meta, kind=KIND, version=VERSION, index=kind, effort=index.effort, rows=rows, width=width)
+
+
+@contextmanager
+def index_directory(path: Path, replace: bool = False) -> Iterator[UnfinishedIndex]:
+    """Yield a directory that appears at `path` as a whole when the block ends.
 
     Args:
         path: directory of the index.
-        index: the index.
-        kind: kind of its finder, one of `KINDS`.
-        meta: inputs and settings of the index, with `degree` for a kind that needs it.
         replace: replace an existing directory.
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or not writable.
     """
-    content = {**meta, "kind": KIND, "version": VERSION, "index": kind, "effort": index.effort}
-    content |= {"rows": len(index.documents), "width": index.embeddings.shape[1]}
+    content: dict[str, Any] = {}
     with committed_directory(path, content, replace=replace) as folder:
-        for name in _ARRAYS:
-            np.save(folder / f"{name}.npy", getattr(index, name), allow_pickle=False)
-        (folder / FINDER).mkdir()
-        index.finder.save(folder / FINDER)
+        yield UnfinishedIndex(folder, content)
+
+
+def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
+    """Write an index that is in memory; see `index_directory` and `UnfinishedIndex.save`."""
+    with index_directory(path, replace) as unfinished:
+        unfinished.write_embeddings([index.embeddings], index.embeddings.shape)
+        unfinished.save(index, kind, meta)
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -104,7 +166,7 @@ def read_index(path: Path) -> ApproximateIndex:
     check_directory(path)
     rows, width = meta["rows"], meta["width"]
     with disk_errors(path, reading=True):
-        embeddings = read_array(path / "embeddings.npy", ["float32"], (rows, width), _REMEDY, mapped="r")
+        embeddings = read_array(path / EMBEDDINGS, ["float32"], (rows, width), _REMEDY, mapped="r")
         documents = read_array(path / "documents.npy", ["int64"], (rows,), _REMEDY)
         ties = read_array(path / "ties.npy", ["int64"], (None,), _REMEDY)
     for name, values, least in (("documents", documents, -1), ("ties", ties, 0)):

@@ -8,7 +8,7 @@ and RoarGraph are built again after every change."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,13 @@ MOST_CHANGED = 0.2  # of the rows with which the index was built
 
 
 @activity("updating the index")
-def update_index(index: ApproximateIndex, rows: DocumentVectors, built: int, threads: int) -> ApproximateIndex | None:
+def update_index(
+    index: ApproximateIndex,
+    rows: DocumentVectors,
+    built: int,
+    threads: int,
+    join: Callable[[Sequence[ndarray], tuple[int, int]], ndarray] = lambda blocks, shape: np.concatenate(blocks),
+) -> ApproximateIndex | None:
     """Return the index of changed documents; None if it should be built again.
 
     Args:
@@ -34,6 +40,7 @@ def update_index(index: ApproximateIndex, rows: DocumentVectors, built: int, thr
         rows: the documents now.
         built: number of rows with which the index was built.
         threads: number of threads; only the graph of HNSW depends on it.
+        join: makes the embeddings of the result from blocks, given their shape; by default in memory.
 
     Raises:
         ModelError: an embedding is not finite.
@@ -53,7 +60,7 @@ def update_index(index: ApproximateIndex, rows: DocumentVectors, built: int, thr
     new = np.ascontiguousarray(rows.embeddings[added], np.float32)
     return ApproximateIndex(
         finder=replace(finder.add(new, threads), hidden=hidden),
-        embeddings=np.concatenate([index.embeddings, new]),
+        embeddings=join([index.embeddings, new], (len(documents), new.shape[1])),
         documents=documents,
         ties=rows.ties,
         effort=index.effort,

@@ -1,0 +1,122 @@
+"""Indexes of FAISS grow a block at a time, and a build that was killed continues."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy import ndarray
+
+from raytriever.index.approximate import growth
+from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf
+from raytriever.index.approximate.growth import grow
+from raytriever.index.approximate.index import recall
+from raytriever.index.exact.search import top_k
+
+ROWS, WIDTH, BLOCK = 1_000, 16, 128
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
+    """Rows that are added in eight blocks, each of which is kept."""
+    monkeypatch.setattr(growth, "BLOCK", BLOCK)
+    monkeypatch.setattr(growth, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(growth, "MOST_SHARE", 1e9)
+    return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
+
+
+KINDS = {
+    "ivf": lambda rows: (partial(Ivf.trained, rows, None, None, 3, 1), Ivf.load),
+    "ivfpq": lambda rows: (partial(Ivf.trained, rows, None, 4, 3, 1), Ivf.load),
+    "hnsw": lambda rows: (partial(Hnsw.empty, WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3)),
+}
+
+
+def content(finder: Ivf | Hnsw, folder: Path) -> bytes:
+    folder.mkdir()
+    finder.save(folder)
+    return (folder / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_build_continues_with_the_same_bytes(
+    kind: str, rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, load = KINDS[kind](rows)
+    whole = content(grow(begin, load, rows, 1), tmp_path / "whole")
+    kept = tmp_path / "indexes" / "kept"
+    finder = type(begin())
+    add, added = finder.add, []
+
+    def counted(self, block, threads):  # type: ignore[no-untyped-def]
+        if len(added) == 3:
+            raise KeyboardInterrupt
+        added.append(self.index.ntotal)
+        return add(self, block, threads)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finder, "add", counted)
+        with pytest.raises(KeyboardInterrupt):
+            grow(begin, load, rows, 1, kept)
+    assert added == [0, BLOCK, 2 * BLOCK]
+    added.clear()
+
+    def recorded(self, block, threads):  # type: ignore[no-untyped-def]
+        added.append(self.index.ntotal)
+        return add(self, block, threads)
+
+    monkeypatch.setattr(finder, "add", recorded)
+    resumed = grow(begin, load, rows, 1, kept)
+    assert added == [number * BLOCK for number in range(3, 8)]
+    assert content(resumed, tmp_path / "resumed") == whole
+    damaged = bytearray((kept / FILE).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (kept / FILE).write_bytes(damaged)
+    added.clear()
+    assert content(grow(begin, load, rows, 1, kept), tmp_path / "again") == whole
+    assert len(added) == 8
+
+
+def test_blocks_of_an_inverted_file_do_not_change_it(rows: ndarray, tmp_path: Path) -> None:
+    begin, load = KINDS["ivfpq"](rows)
+    once = begin().add(rows, 1)
+    assert content(grow(begin, load, rows, 1), tmp_path / "grown") == content(once, tmp_path / "once")
+
+
+def test_a_graph_of_blocks_finds_as_much(rows: ndarray) -> None:
+    begin, load = KINDS["hnsw"](rows)
+    queries = np.random.default_rng(1).standard_normal((100, WIDTH)).astype(np.float32)
+    true = top_k(queries, rows, 10, np.arange(ROWS))[1]
+    found = {
+        name: recall(one.find(queries, 10, 60, 1).rows, true).mean()
+        for name, one in (("grown", grow(begin, load, rows, 1)), ("once", begin().add(rows, 1)))
+    }
+    assert found["grown"] > found["once"] - 0.03
+    assert found["grown"] > 0.9
+
+
+def test_nothing_is_kept_for_long_on_a_full_disk_or_of_a_short_build(
+    rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, load = KINDS["hnsw"](rows)
+    kept = tmp_path / "indexes" / "kept"
+    with monkeypatch.context() as patch:
+        patch.setattr(growth, "free_space", lambda folder: 1_000)
+        grow(begin, load, rows, 1, kept)
+    assert not kept.exists()
+    monkeypatch.setattr(growth, "LEAST_SECONDS", 60.0)
+    grow(begin, load, rows, 1, kept)
+    assert not kept.exists()
+
+
+def test_memory_that_is_reserved_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
+    reserved = Hnsw.empty(WIDTH, 8, 40, 3)
+    reserved.reserve(ROWS)
+    assert reserved.index.ntotal == 0
+    with_more = reserved.add(rows[:500], 1)
+    with_more.reserve(ROWS)
+    assert content(with_more, tmp_path / "reserved") == content(
+        Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1), tmp_path / "plain"
+    )

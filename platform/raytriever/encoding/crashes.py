@@ -1,14 +1,14 @@
 """Find the texts that kill an encoder's process.
 
-Before each batch an encoder writes the batch number to a crash record, so the next process knows at which batch the
-last one died. `find_fatal_texts` then encodes the texts of that batch one by one in a child process. A text that kills
-two child processes has had three tries. Each such text costs two processes."""
+Before each batch an encoder writes to a crash record which batches it encodes from then on, so the next process knows
+at which batches the last one died. `find_fatal_texts` then encodes their texts one by one in a child process. A text
+that kills two child processes has had three tries. Each such text costs two processes."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -42,7 +42,7 @@ class CrashRecord:
 
     Args:
         file: path of the record.
-        deaths: batch number of each process that died.
+        deaths: numbers of the batches at which processes died.
         examined: batches whose texts were then encoded one by one.
         killers: rows of the shard that kill the process, with the reason.
     """
@@ -78,16 +78,16 @@ class CrashRecord:
     @contextmanager
     def recording(self, batch: int) -> Iterator[None]:
         """Record a batch; an exception in this process removes the entry, because it is no death."""
-        self.record(batch)
+        self.record([batch])
         try:
             yield
         except BaseException:
             self._write(self.deaths)
             raise
 
-    def record(self, batch: int) -> None:
-        """Record that a batch is about to be encoded."""
-        self._write([*self.deaths, batch])
+    def record(self, batches: Collection[int]) -> None:
+        """Record that these batches are encoded from now on."""
+        self._write([*self.deaths, *batches])
 
     def remove(self) -> None:
         """Delete the record, because the shard is committed."""

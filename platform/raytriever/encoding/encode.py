@@ -2,7 +2,8 @@
 
 Sorting keeps padding to a few per cent. The budget counts tokens, not texts, because tokens cost time and memory. Those
 of long texts count more (`models.packing.token_cost`), because attention is quadratic. Batches depend on the lengths
-and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts.
+and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts. On a
+CPU threads encode a batch each.
 
 Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
 on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
@@ -11,9 +12,11 @@ on a stream of their own, and embeddings are copied back once a batch, into pinn
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
 
 import numpy as np
 import torch
@@ -31,6 +34,8 @@ WINDOW = 8_192
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
 _AHEAD = 2  # batches that are made ahead of the encoder
+# Threads that encode a batch each on a CPU, and batches of each that make up for the wait at the end.
+MOST_THREADS, _PER_THREAD = 8, 4
 
 
 def encode_queries(
@@ -148,41 +153,98 @@ def start_encoding(
     inputs: Sequence[ndarray],
     rows: Sequence[Sequence[int]],
     side: Side,
-    before_batch: Callable[[int], None] | None = None,
+    before_batch: Callable[[Collection[int]], None] | None = None,
     on_progress: Callable[[int], None] | None = None,
     prompt: str | Sequence[str] | None = None,
+    one_at_a_time: bool = False,
 ) -> PendingEmbeddings:
     """Encode batches, without waiting for a GPU to compute them.
+
+    On a CPU several threads encode a batch each. That is faster than all cores on one batch: no core waits for another
+    between two layers, or while Python runs.
 
     Args:
         retriever: on any device; it is put into evaluation mode.
         inputs: texts; see `Retriever.assemble`.
         rows: texts of each batch by their numbers; a batch may be empty.
         side: side of the texts.
-        before_batch: called with the number of a batch before it is encoded.
+        before_batch: called before a batch is encoded, with the numbers of all batches that are being encoded then.
         on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
         prompt: prompt in front of all texts, or of each; by default that of the side.
+        one_at_a_time: encode no two batches at the same time on a CPU.
     """
     device = next(retriever.parameters()).device
     on_gpu = device.type == "cuda"
     order = [row for batch in rows for row in batch]
+    starts = list(accumulate((len(batch) for batch in rows), initial=0))
     values = torch.empty((len(order), retriever.width), pin_memory=on_gpu)
     retriever.eval()
-    end = 0
     with torch.inference_mode():
         lengths = retriever.prompt_lengths(prompt, side, len(inputs))
-        for number, tokens in enumerate(_feed(retriever, inputs, rows, side, lengths, device)):
-            if before_batch is not None:
-                before_batch(number)
-            if tokens:
-                start, end = end, end + len(rows[number])
-                values[start:end].copy_(retriever.encode(tokens, side).float(), non_blocking=on_gpu)
-            if on_progress is not None:
-                on_progress(len(rows[number]))
+
+    def make(batch: Sequence[int]) -> TokenBatch:
+        texts, prompts = [inputs[row] for row in batch], lengths and [lengths[row] for row in batch]
+        return retriever.pack(texts, side, prompts) if retriever.packs else retriever.pad(texts, prompts)
+
+    def encode(number: int, tokens: TokenBatch) -> None:
+        if tokens:
+            embeddings = retriever.encode(tokens, side).float()
+            values[starts[number] : starts[number + 1]].copy_(embeddings, non_blocking=on_gpu)
+
+    threads = 1 if on_gpu or one_at_a_time else min(MOST_THREADS, torch.get_num_threads(), len(rows) // _PER_THREAD)
+    if threads > 1:
+        _encode_side_by_side(make, encode, rows, threads, before_batch, on_progress)
+    else:
+        with torch.inference_mode():
+            for number, tokens in enumerate(_feed(make, rows, device)):
+                if before_batch is not None:
+                    before_batch([number])
+                encode(number, tokens)
+                if on_progress is not None:
+                    on_progress(len(rows[number]))
     event = torch.cuda.Event() if on_gpu else None
     if event is not None:
         event.record()
     return PendingEmbeddings(values, order, len(inputs), event)
+
+
+def _encode_side_by_side(
+    make: Callable[[Sequence[int]], TokenBatch],
+    encode: Callable[[int, TokenBatch], None],
+    rows: Sequence[Sequence[int]],
+    threads: int,
+    before_batch: Callable[[Collection[int]], None] | None,
+    on_progress: Callable[[int], None] | None,
+) -> None:
+    """Encode batches on a CPU in threads, each with its share of the cores; see `start_encoding`."""
+    cores, lock = torch.get_num_threads(), Lock()
+    numbers, running = iter(range(len(rows))), set[int]()
+
+    def work() -> None:
+        torch.set_num_threads(cores // threads)  # of this thread alone, and of threads that begin meanwhile
+        with torch.inference_mode():
+            while True:
+                with lock:
+                    number = next(numbers, None)
+                    if number is None:
+                        return
+                    running.add(number)
+                    if before_batch is not None:
+                        before_batch(running)
+                encode(number, make(rows[number]) if rows[number] else {})
+                with lock:
+                    running.remove(number)
+                    if on_progress is not None:
+                        on_progress(len(rows[number]))
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for worker in [pool.submit(work) for _ in range(threads)]:
+                worker.result()
+        finally:
+            with lock:  # after an error or an interruption no thread begins another batch
+                numbers = iter(())
+            torch.set_num_threads(cores)
 
 
 def token_budget(retriever: Retriever) -> int:
@@ -217,21 +279,15 @@ def check_finite(
 
 
 def _feed(
-    retriever: Retriever,
-    inputs: Sequence[ndarray],
-    batches: Sequence[Sequence[int]],
-    side: Side,
-    lengths: Sequence[int] | None,
-    device: torch.device,
+    make: Callable[[Sequence[int]], TokenBatch], batches: Sequence[Sequence[int]], device: torch.device
 ) -> Iterator[TokenBatch]:
     """Yield batches on the device, empty ones as {}; a thread makes the next ones while the caller encodes one."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def make(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:
+    def on_device(rows: Sequence[int]) -> tuple[TokenBatch, torch.cuda.Event | None]:
         if not rows:
             return {}, None
-        texts, prompts = [inputs[row] for row in rows], lengths and [lengths[row] for row in rows]
-        tokens = retriever.pack(texts, side, prompts) if retriever.packs else retriever.pad(texts, prompts)
+        tokens = make(rows)
         if stream is None:
             return tokens, None
         with torch.cuda.stream(stream):
@@ -242,7 +298,7 @@ def _feed(
         pending: deque[Future[tuple[TokenBatch, torch.cuda.Event | None]]] = deque()
         for number in range(len(batches) + _AHEAD):
             if number < len(batches):
-                pending.append(thread.submit(make, batches[number]))
+                pending.append(thread.submit(on_device, batches[number]))
             if number >= _AHEAD:
                 tokens, copied = pending.popleft().result()
                 if copied is not None:

@@ -1,10 +1,10 @@
 """Encoder of shards of a store: read or make the tokens, encode them, and commit the embeddings, as a pipeline.
 
 1. Prepared tokens are used if they were made by this tokenizer and prompt. Otherwise the texts are tokenised.
-2. Before each batch its number is written to a crash record next to the shards. If the process dies, the next process
-   that encodes the shard knows at which batch.
-3. That process tries the texts of the batch one by one in a child process (`crashes`). A text that kills it twice more
-   is left out. If no text does, the batch is encoded as usual.
+2. Before each batch its number, and those of the batches that other threads encode, are written to a crash record next
+   to the shards. If the process dies, the next process that encodes the shard knows at which batches.
+3. That process tries the texts of these batches one by one in a child process (`crashes`). A text that kills it twice
+   more is left out. If no text does, the batches are encoded as usual, one at a time.
 
 A batch that kills `TRIES` processes although none of its texts does ends the job with an error."""
 
@@ -201,6 +201,7 @@ class ShardEncoder:
                     before_batch=record.record,
                     on_progress=self.on_progress,
                     prompt=texts.prompt,
+                    one_at_a_time=bool(record.deaths),  # so that the next death has one suspect
                 )
             except torch.OutOfMemoryError as error:
                 raise ModelError(

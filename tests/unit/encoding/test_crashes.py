@@ -51,8 +51,8 @@ def test_a_record_names_the_batches_at_which_processes_died(tmp_path: Path) -> N
         record = CrashRecord.of(tmp_path, 7)
         assert record.deaths == expected
         with record.recording(LOADING):
-            record.record(0)
-            record.record(2)
+            record.record([0])
+            record.record([2])
     # An exception is no death.
     record = CrashRecord.of(tmp_path, 7)
     with pytest.raises(KeyboardInterrupt), record.recording(LOADING):

@@ -1,6 +1,8 @@
 """Encoding keeps the order of the texts; batches follow the token budget."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from threading import current_thread
 
 import numpy as np
 import pytest
@@ -8,9 +10,12 @@ import torch
 
 from raytriever.encoding import encode as module
 from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
+from raytriever.models.packing import TokenBatch
 from raytriever.models.retriever import load_retriever
+from raytriever.prompts import Side
 
 
 def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,6 +26,61 @@ def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypat
     monkeypatch.setattr(module, "WINDOW", 40)
     monkeypatch.setitem(module.TOKEN_BUDGET, "cpu", 200)
     np.testing.assert_allclose(encode_texts(retriever, texts, "passage"), one_by_one, atol=1e-5)
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_cores")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_batches_in_threads_give_the_same_bytes(tiny_encoder: Path, precision: str) -> None:
+    retriever = load_for_encoding(ModelConfig(str(tiny_encoder)), precision, torch.device("cpu"))
+    rng = np.random.default_rng(1)
+    texts = ["a" * int(n) for n in rng.integers(1, 80, 300)]
+    inputs = retriever.assemble(retriever.contents(texts, "passage"), "passage")
+    rows = module.batches([len(ids) for ids in inputs], 400)
+    rows[5] = []  # whose texts are left out
+    running, done, threads = [], [], set()
+    encode = retriever.encode
+
+    def noted(tokens: TokenBatch, side: Side) -> torch.Tensor:
+        threads.add((current_thread().name, torch.get_num_threads()))
+        return encode(tokens, side)
+
+    retriever.encode = noted  # type: ignore[method-assign]
+    together = module.start_encoding(
+        retriever, inputs, rows, "passage", lambda batches: running.append(set(batches)), done.append
+    ).result()
+    assert {cores for _, cores in threads} == {1}
+    assert torch.get_num_threads() == 2
+    assert set().union(*running) == set(range(len(rows)))
+    assert 1 <= max(map(len, running)) <= 2
+    assert sum(done) == sum(map(len, rows))
+    threads.clear()
+    alone = module.start_encoding(retriever, inputs, rows, "passage", one_at_a_time=True).result()
+    assert threads == {("MainThread", 2)}
+    assert together.tobytes() == alone.tobytes()
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_an_error_in_a_thread_ends_all(tiny_encoder: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
+    calls: list[int] = []
+
+    def broken(tokens: TokenBatch, side: Side) -> torch.Tensor:
+        calls.append(len(calls))
+        raise RuntimeError("no memory")
+
+    retriever.encode = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no memory"):
+        module.start_encoding(retriever, [np.array([1, 2])] * 60, [[row] for row in range(60)], "passage")
+    assert len(calls) <= 4
+    assert torch.get_num_threads() == 2
 
 
 def test_a_budget_smaller_than_one_text_still_encodes_it() -> None:

@@ -7,6 +7,7 @@ compiled functions in parallel, because those with `prange` take seconds to comp
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ PARTS = 4
 # exp(x) = 2^n exp(r) with |r| <= log(2) / 2; the polynomial's relative error is below 2e-7.
 _TERMS = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
 _ERROR_SCALE, _ERROR_TERMS = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_MOST = 20.0  # beyond it the normal distribution is 0 or 1, and its density 0
 _LOWEST = -87.0  # exp of it is the smallest normal float32
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
 
@@ -222,20 +224,11 @@ def gelu(typing, values, at, count):  # type: ignore[no-untyped-def]
 
     def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
         values, at, count = values
-        pointer, one = address_of(context, builder, signature.args[0], values, at), _constant(1.0)
+        pointer = address_of(context, builder, signature.args[0], values, at)
 
         def turn(number: Any, _: Sequence[Any]) -> list[Any]:
             value = load_vector(builder, pointer, number)
-            is_negative = builder.fcmp_ordered("<", value, _constant(0.0))
-            size = builder.select(is_negative, builder.fneg(value), value)
-            share = builder.fdiv(one, _multiply_add(builder, size, _constant(_ERROR_SCALE / 2**0.5), one))
-            total = _constant(_ERROR_TERMS[-1])
-            for term in reversed((0.0, *_ERROR_TERMS[:-1])):
-                total = _multiply_add(builder, total, share, _constant(term))
-            # Phi(-|x|) is half of the complement of the error function.
-            tail = builder.fmul(_exp(builder, builder.fmul(builder.fmul(size, size), _constant(-0.5))), total)
-            tail = builder.fmul(tail, _constant(0.5))
-            below = builder.select(is_negative, tail, builder.fsub(one, tail))
+            below, _ = _normal(builder, value)
             store_vector(builder, builder.fmul(value, below), pointer, number)
             return []
 
@@ -243,6 +236,48 @@ def gelu(typing, values, at, count):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return signature, generate
+
+
+@intrinsic
+def gelu_gradients(typing, values, gradients, out, at, count):  # type: ignore[no-untyped-def]
+    """Write the products of `gradients` and of the derivative of `gelu` at `values` to `out`, from element `at` on."""
+    signature = types.void(values, gradients, out, types.intp, types.intp)
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        *arrays, at, count = values
+        values, gradients, out = (
+            address_of(context, builder, kind, array, at)
+            for kind, array in zip(signature.args[:3], arrays, strict=True)
+        )
+
+        def turn(number: Any, _: Sequence[Any]) -> list[Any]:
+            value = load_vector(builder, values, number)
+            slope = builder.fadd(*_normal(builder, value))
+            store_vector(builder, builder.fmul(load_vector(builder, gradients, number), slope), out, number)
+            return []
+
+        build_loop(builder, count, LANES, [], turn)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _normal(builder: Any, value: Any) -> tuple[Any, Any]:
+    """Return the normal distribution at a vector of numbers, and the numbers times its density."""
+    one, most = _constant(1.0), _constant(_MOST)
+    is_negative = builder.fcmp_ordered("<", value, _constant(0.0))
+    size = builder.select(is_negative, builder.fneg(value), value)
+    size = builder.select(builder.fcmp_ordered(">", size, most), most, size)  # keeps a NaN
+    share = builder.fdiv(one, _multiply_add(builder, size, _constant(_ERROR_SCALE / 2**0.5), one))
+    total = _constant(_ERROR_TERMS[-1])
+    for term in reversed((0.0, *_ERROR_TERMS[:-1])):
+        total = _multiply_add(builder, total, share, _constant(term))
+    bell = _exp(builder, builder.fmul(builder.fmul(size, size), _constant(-0.5)))
+    # The distribution at -|x| is half of the complement of the error function.
+    tail = builder.fmul(builder.fmul(bell, total), _constant(0.5))
+    below = builder.select(is_negative, tail, builder.fsub(one, tail))
+    signed = builder.select(is_negative, builder.fneg(size), size)
+    return below, builder.fmul(signed, builder.fmul(bell, _constant((2 * math.pi) ** -0.5)))
 
 
 # ------------------------------------------------------------------------------------------------------------- building

@@ -1,4 +1,4 @@
-"""Attention of an encoder that trains on a CPU; `train_on_cpu` puts in it and the dropout of `models.cpu.dropout`.
+"""Attention of an encoder that trains on a CPU; `train_on_cpu` puts in it, dropout and GELU of this package.
 
 Attention (Vaswani et al. 2017, section 3.2.1), registered with transformers by name. The backward pass of torch's fused
 attention takes a third of a step on a CPU, and its dropout draws serially. This attention is two products and a
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from raytriever.models.cpu.attention import attend, supports
 from raytriever.models.cpu.dropout import Dropout, draw_key, drop, drops_by_key
+from raytriever.models.cpu.gelu import Gelu
 from raytriever.models.retriever import Retriever
 
 NAME = "raytriever_training"
@@ -30,13 +31,16 @@ LONGEST = 512
 
 
 def train_on_cpu(retriever: Retriever) -> None:
-    """Replace attention and dropout of every tower by those that are fast on a CPU, in place; parameters are kept."""
+    """Replace attention, dropout and GELU of every tower by those that are fast on a CPU; parameters are kept."""
     longest = max(retriever.description.query_length, retriever.description.passage_length)
     for tower in {retriever.query, retriever.passage}:
         use_cpu_attention(tower.backbone, longest)
     for name, module in list(retriever.named_modules()):
         if type(module) is nn.Dropout:
             retriever.set_submodule(name, Dropout(module.p).train(module.training))
+        # Of the feed-forward layers of BERT and its like, in the registry of transformers.
+        elif name.endswith(".intermediate_act_fn") and getattr(module, "act", None) is nn.functional.gelu:
+            retriever.set_submodule(name, Gelu())
 
 
 def use_cpu_attention(backbone: nn.Module, longest: int) -> None:

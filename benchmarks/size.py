@@ -1,14 +1,16 @@
 """The whole route at growing sizes, on a generated data set like MS MARCO's.
 
-Run: `python benchmarks/size.py [--documents 100000 1000000 8800000] [--stages NAME ...] [--folder DIR] [--json PATH]`.
+Run: `python benchmarks/size.py [--documents 100000 1000000 8800000] [--stages NAME ...] [--kill] [--folder DIR]
+[--json PATH]`.
 The ordinary commands run one after another, each in a process of its own, with an encoder of two layers and width 64.
 For each stage and size: seconds, processor seconds, the largest memory of the driver and of its workers, and bytes on
 the disk; and the exponent e of the growth between two sizes, processor seconds ~ documents^e. The stages at the end add
 10,000 passages to the corpus, the embeddings and the indexes.
 
 A stage that has finished is not run again: its figures are kept in the folder, and all figures there are reported. A
-stage that failed ends the run with the end of its log. Without the stage `train`, later stages use the encoder as it
-was generated. 8.8 M documents need 60 GB of disk.
+stage that failed ends the run with the end of its log. With --kill each stage up to `ivfpq` is run once more, killed
+after half of its time, and given again; reported are the processor seconds that this cost. Without the stage `train`,
+later stages use the encoder as it was generated. 8.8 M documents need 60 GB of disk.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 from argparse import Namespace
 from dataclasses import asdict
@@ -37,7 +40,7 @@ STAGES = {
     "bm25": "evaluate --datasets {prepare} --split dev --model bm25 --metrics ndcg@10,mrr@10,recall@1000,auc",
     "mine": "mine --dataset {prepare} --method bm25 --num-negatives 10",
     "train": "train --dataset {prepare} --model {generate}/encoder --negatives-table {mine} --negatives-per-query 2 "
-    "--max-steps 200 --refresh-every 100 --refresh-mode sync --test-split dev --allow-split-overlap",
+    "--max-steps 200 --refresh-every 100 --refresh-mode sync --refresh-pool 2 --test-split dev --allow-split-overlap",
     "encode": "encode --dataset {prepare} --model {model}",
     "evaluate": "evaluate --datasets {prepare} --split dev --model {model} --metrics ndcg@10,mrr@10,recall@1000,auc",
     "mine-dense": "mine --dataset {prepare} --method dense --num-negatives 10 --relative-margin 0.05 "
@@ -51,6 +54,8 @@ STAGES = {
     "ivfpq-added": "index --dataset {prepare-added} --model {model} --embeddings {encode-added} --index ivfpq",
 }
 ADDED = 10_000
+MAKERS = ("prepare", "bm25", "encode")  # of what later stages and later runs of the same command find
+KILLED = "-killed"
 LINEAR = ("prepare", "encode", "evaluate")
 DRIVER_GB, EXPONENT, MINING_MINUTES, PAPERS = 3.0, 1.05, 60, 8_000_000
 
@@ -75,7 +80,7 @@ def run(stage: str, documents: int, folder: Path) -> None:
     if stage.endswith("-added") and (updated := folder / stage.removesuffix("-added")).name in ("hnsw", "ivfpq"):
         shutil.copytree(updated, output)
     before = size_of(folder)
-    code, usage = measure(command(stage, documents, folder), environment(folder), log)
+    code, usage = measure(command(stage, documents, folder, output), environment(folder), log)
     if code:
         lines = log.read_text(errors="replace").splitlines()[-12:]
         sys.exit("\n".join([f"size.py: {stage} of {documents:,} documents failed (exit code {code}):", *lines]))
@@ -83,16 +88,37 @@ def run(stage: str, documents: int, folder: Path) -> None:
     figures.write_text(json.dumps(content, indent=1))
 
 
-def command(stage: str, documents: int, folder: Path) -> list[str]:
+def run_killed(stage: str, documents: int, folder: Path) -> None:
+    """Run a stage that has finished once more, with a kill after half of its time, unless that has been done."""
+    figures, killed = folder / "figures" / f"{stage}{KILLED}.json", folder / "killed"
+    if figures.exists():
+        return
+    output, log, undisturbed = killed / stage, folder / "logs" / f"{stage}{KILLED}.log", figures_of(stage, folder)
+    shutil.rmtree(output, ignore_errors=True)
+    variables = environment(folder)
+    if stage in MAKERS:  # which would copy what was made before
+        shutil.rmtree(killed / "cache", ignore_errors=True)
+        variables["RAYTRIEVER_CACHE"] = str(killed / "cache")
+    words = command(stage, documents, folder, output)
+    used = []
+    for seconds in (undisturbed["seconds"] / 2, math.inf):
+        code, usage = measure(words, variables, log, seconds)
+        used.append(usage.processor_seconds)
+        if code and code != -signal.SIGKILL:
+            sys.exit(f"size.py: {stage} of {documents:,} documents failed after a kill (exit code {code}): see {log}")
+    shutil.rmtree(output)
+    figures.write_text(json.dumps({"lost": sum(used) - undisturbed["processor_seconds"]}, indent=1))
+
+
+def command(stage: str, documents: int, folder: Path, output: Path) -> list[str]:
     """Return the words of a stage's command."""
-    output = str(folder / stage)
     if stage == "generate":
-        return [sys.executable, __file__, "--generate", output, "--documents", str(documents)]
+        return [sys.executable, __file__, "--generate", str(output), "--documents", str(documents)]
     if stage == "add":
-        return [sys.executable, __file__, "--add", str(folder / "generate"), output]
+        return [sys.executable, __file__, "--add", str(folder / "generate"), str(output)]
     model = folder / "train" / "model" if figures_of("train", folder) else folder / "generate" / "encoder"
     words = STAGES[stage].format(model=model, **{name: folder / name for name in STAGES}).split()
-    return [sys.executable, str(REPOSITORY / "jobs" / f"{words[0]}.py"), *words[1:], "--output", output]
+    return [sys.executable, str(REPOSITORY / "jobs" / f"{words[0]}.py"), *words[1:], "--output", str(output)]
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -134,6 +160,10 @@ def ends_of(stage: str, figures: dict[int, dict[str, float]]) -> dict[str, End]:
         ends[f"{name}: driver, anonymous (GB)"] = End(driver, f"<= {DRIVER_GB:g}", driver <= DRIVER_GB)
         for key in ("driver_resident", "workers_anonymous", "workers_resident", "disk"):
             ends[f"{name}: {key.replace('_', ', ')} (GB)"] = End(values[key] / 1e9, "-", True)
+        if "lost" in values:
+            share = values["lost"] / values["processor_seconds"]
+            ends[f"{name}: killed after half of its time, lost (processor seconds)"] = End(values["lost"], "-", True)
+            ends[f"{name}: killed after half of its time, lost (share)"] = End(share, "-", True)
     for small, large in pairwise(figures):
         for key, unit in (("processor_seconds", "time"), ("driver_anonymous", "driver's memory")):
             exponent = math.log(figures[large][key] / figures[small][key]) / math.log(large / small)
@@ -151,6 +181,9 @@ def arguments() -> Namespace:
     flags.add_argument("--documents", type=int, nargs="+", default=[100_000, 1_000_000, 8_800_000], metavar="N")
     flags.add_argument(
         "--stages", nargs="+", choices=STAGES, default=list(STAGES), metavar="NAME", help="stages to run"
+    )
+    flags.add_argument(
+        "--kill", action="store_true", help="run each stage once more, and kill it after half of its time"
     )
     flags.add_argument("--folder", type=Path, default=Path("size"), help="folder of the outputs (default: size)")
     flags.add_argument("--generate", type=Path, metavar="DIR", help="only write the data set and the encoder")
@@ -174,8 +207,14 @@ def main() -> None:
             run(stage, documents, at_size)
             seconds = figures_of(stage, at_size)["seconds"]
             print(f"{documents:,} {stage}: {seconds:,.0f} s", file=sys.stderr, flush=True)
+            if options.kill and stage not in ("generate", "add") and not stage.endswith("-added"):
+                run_killed(stage, documents, at_size)
     figures = {
-        stage: {documents: found for documents, at_size in folders.items() if (found := figures_of(stage, at_size))}
+        stage: {
+            documents: found | figures_of(f"{stage}{KILLED}", at_size)
+            for documents, at_size in folders.items()
+            if (found := figures_of(stage, at_size))
+        }
         for stage in STAGES
     }
     ends = {name: end for stage, sizes in figures.items() for name, end in ends_of(stage, sizes).items()}

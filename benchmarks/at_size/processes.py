@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -37,8 +38,13 @@ class Usage:
         self.workers_resident = max(self.workers_resident, workers[1])
 
 
-def measure(command: Sequence[str], environment: Mapping[str, str], log: Path) -> tuple[int, Usage]:
-    """Run a command with its output in a file; return its exit code and what it used."""
+def measure(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, kill_after: float = math.inf
+) -> tuple[int, Usage]:
+    """Run a command with its output in a file; return its exit code and what it used.
+
+    After `kill_after` seconds the command gets SIGKILL, and its workers are waited for.
+    """
     usage, began = Usage(), time.monotonic()
     processor: dict[psutil.Process, float] = {}
     with (
@@ -53,6 +59,10 @@ def measure(command: Sequence[str], environment: Mapping[str, str], log: Path) -
                     processor[one] = max(processor.get(one, 0.0), _processor_seconds(one))
                 below = [_memory(child) for child in children]
                 usage.add(_memory(root), (sum(one[0] for one in below), sum(one[1] for one in below)))
+                if time.monotonic() - began >= kill_after:
+                    process.kill()
+                    process.wait()
+                    psutil.wait_procs(children, timeout=60)
                 time.sleep(SECONDS)
         except psutil.NoSuchProcess:
             process.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -77,6 +78,15 @@ def test_memory_of_a_driver_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp
     assert 0 < usage.processor_seconds < 2 * usage.seconds
 
 
+def test_a_command_is_killed_with_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    processes = importlib.import_module("at_size.processes")
+    code, usage = processes.measure([sys.executable, "-c", "while True: pass"], os.environ, tmp_path / "log", 1.0)
+    assert code == -signal.SIGKILL
+    assert 1 <= usage.seconds < 3
+    assert usage.processor_seconds > 0.2
+
+
 def test_exponents_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     size = importlib.import_module("size")
@@ -86,6 +96,8 @@ def test_exponents_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         10_000: usage | {"processor_seconds": 40.0, "driver_anonymous": 4e9},
     }
     ends = size.ends_of("encode", figures)
+    figures[1000]["lost"] = 0.5
+    assert size.ends_of("encode", figures)["encode, 1,000: killed after half of its time, lost (share)"].value == 0.25
     growth = ends["encode, 1,000 to 10,000: exponent of time"]
     assert growth.value == pytest.approx(1.301, abs=0.001)
     assert not growth.holds

@@ -215,21 +215,25 @@ def transpose(typing, rows, at, stride, out, to, line):  # type: ignore[no-untyp
 
 
 @intrinsic
-def gelu(typing, values, at, count):  # type: ignore[no-untyped-def]
-    """Replace `count` elements x, a multiple of 16, by x Phi(x), with the normal distribution Phi.
+def gelu(typing, values, out, at, count):  # type: ignore[no-untyped-def]
+    """Write x Phi(x) of `count` numbers x, a multiple of 16, to `out`, from element `at` on.
 
-    Its error function has errors below 3e-7 (Abramowitz & Stegun, 1964, equation 7.1.26).
+    Phi is the normal distribution, with an error function that has errors below 3e-7 (Abramowitz & Stegun, 1964,
+    equation 7.1.26). `out` may be `values`.
     """
-    signature = types.void(values, types.intp, types.intp)
+    signature = types.void(values, out, types.intp, types.intp)
 
     def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        values, at, count = values
-        pointer = address_of(context, builder, signature.args[0], values, at)
+        values, out, at, count = values
+        values, out = (
+            address_of(context, builder, kind, array, at)
+            for kind, array in zip(signature.args[:2], (values, out), strict=True)
+        )
 
         def turn(number: Any, _: Sequence[Any]) -> list[Any]:
-            value = load_vector(builder, pointer, number)
+            value = load_vector(builder, values, number)
             below, _ = _normal(builder, value)
-            store_vector(builder, builder.fmul(value, below), pointer, number)
+            store_vector(builder, builder.fmul(value, below), out, number)
             return []
 
         build_loop(builder, count, LANES, [], turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from raytriever.errors import StorageError
 from raytriever.experiment.train import bytes_of_run
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import INDEXES, IndexConfig
-from raytriever.index.approximate.store import FINDER, write_index
+from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.search.approximate import IndexJob, bytes_of_finder, memory_of_building, run_index
@@ -30,6 +31,9 @@ from raytriever.storage import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from indexes import write_index
 
 DOCUMENTS = 3_000
 

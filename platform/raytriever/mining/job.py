@@ -153,9 +153,9 @@ def _folder_of_blocks(
     """Make the folder of the finished blocks in the cache, named after all that decides the table."""
     rows = hashlib.sha256()
     for column in vars(dataset.negatives).values() if dataset.negatives else ():
-        rows.update(np.ascontiguousarray(column))
+        rows.update(np.ascontiguousarray(column).data)
     if dataset.answers:
-        rows.update(np.ascontiguousarray(dataset.answers.queries))
+        rows.update(np.ascontiguousarray(dataset.answers.queries).data)
         for text in dataset.answers.texts:
             rows.update(key_of(str(text)))
     decides = [
@@ -167,7 +167,7 @@ def _folder_of_blocks(
         job.seed,
         job.round,
         documents.meta["key"] if documents else None,
-        hashlib.sha256(np.ascontiguousarray(embeddings.queries)).hexdigest() if embeddings else None,
+        hashlib.sha256(np.ascontiguousarray(embeddings.queries).data).hexdigest() if embeddings else None,
         judge.digest() if judge else None,
     ]
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.index.approximate.index import ApproximateIndex, Finder, recall
 from raytriever.index.approximate.roargraph import RoarGraph
-from raytriever.index.approximate.store import KINDS, index_directory, read_index, write_index
+from raytriever.index.approximate.store import KINDS, index_directory, read_index
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import check_finite
 from raytriever.reading.arrays import read_array
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from indexes import write_index
 
 SET = control(1_200, 40, width=24, rank=8, common=4, own=2)
 BUILD: dict[str, Callable[[int], Finder]] = {

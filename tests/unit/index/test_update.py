@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,12 @@ from raytriever.cli.main import run
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.store import read_index, read_meta, write_index
+from raytriever.index.approximate.store import read_index, read_meta
 from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import top_k
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from indexes import write_index
 
 ROWS, WIDTH = 1_000, 16
 

@@ -133,13 +133,6 @@ def index_directory(path: Path, replace: bool = False) -> Iterator[UnfinishedInd
         yield UnfinishedIndex(folder, content)
 
 
-def write_index(path: Path, index: ApproximateIndex, kind: str, meta: Mapping[str, Any], replace: bool = False) -> None:
-    """Write an index that is in memory; see `index_directory` and `UnfinishedIndex.save`."""
-    with index_directory(path, replace) as unfinished:
-        unfinished.write_embeddings([index.embeddings], index.embeddings.shape)
-        unfinished.save(index, kind, meta)
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """Read the inputs and settings of an index; only names and sizes of files are checked.
 

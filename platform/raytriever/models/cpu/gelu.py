@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from raytriever.vectors import LANES, gelu, gelu_gradients, in_threads
 
-_BLOCK = 1 << 10  # numbers that stay in the first-level cache between the copy and the function
+_BLOCK = 1 << 10  # numbers, of which threads take some at a time
 
 
 class Gelu(nn.Module):
@@ -57,11 +57,8 @@ def _apply(states: Tensor, activated: Tensor) -> None:
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
 def _activate(first, last, values, out):  # type: ignore[no-untyped-def]
-    for block in range(first, last):
-        start, end = block * _BLOCK, min(values.size, (block + 1) * _BLOCK)
-        for i in range(start, end):
-            out[i] = values[i]
-        gelu(out, start, end - start)
+    start, end = first * _BLOCK, min(values.size, last * _BLOCK)
+    gelu(values, out, start, end - start)
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)

@@ -112,7 +112,7 @@ def _apply(start, end, states, up, down, is_double, results):  # type: ignore[no
         count = min(BLOCK, end * ROWS - top, len(states) - top)
         if is_double:
             _multiply(states, top, count, inputs, up, between, 0)
-            gelu(between, 0, count * between.shape[1])
+            gelu(between, between, 0, count * between.shape[1])
             _multiply(between, 0, count, others, down, results, top)
         else:
             _multiply(states, top, count, inputs, up, results, top)

@@ -220,8 +220,8 @@ def _encode_side_by_side(
     cores, lock = torch.get_num_threads(), Lock()
     numbers, running = iter(range(len(rows))), set[int]()
 
-    def work() -> None:
-        torch.set_num_threads(cores // threads)  # of this thread alone, and of threads that begin meanwhile
+    def work(first: bool) -> None:
+        torch.set_num_threads(cores // threads + first)  # of this thread alone, and of threads that begin meanwhile
         with torch.inference_mode():
             while True:
                 with lock:
@@ -239,7 +239,7 @@ def _encode_side_by_side(
 
     with ThreadPoolExecutor(threads) as pool:
         try:
-            for worker in [pool.submit(work) for _ in range(threads)]:
+            for worker in [pool.submit(work, each < cores % threads) for each in range(threads)]:
                 worker.result()
         finally:
             with lock:  # after an error or an interruption no thread begins another batch

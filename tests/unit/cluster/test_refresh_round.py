@@ -24,6 +24,8 @@ from raytriever.encoding.shards import ShardEncoder, tokenisation_of
 from raytriever.encoding.writer import StoreWriter
 from raytriever.index.exact import search
 from raytriever.losses.engine.workers import ALONE
+from raytriever.mining import miner
+from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.config import TrainingConfig
@@ -145,6 +147,33 @@ def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Ma
     again = Pool(two)
     rounds().run(2, two, again)
     assert again.rows == ALL
+
+
+def test_an_interrupted_mining_continues_after_its_last_block(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = take_snapshot(retriever, ALONE)
+    rounds().run(1, one, Pool(one))
+    mined: list[int] = []
+    mine_block = CandidateFilter._mine
+
+    def interrupted(self, finder, rows, first, end):  # type: ignore[no-untyped-def]
+        if len(mined) == 2:
+            mined.append(-1)
+            raise KeyboardInterrupt
+        mined.append(int(rows[0]))
+        return mine_block(self, finder, rows, first, end)
+
+    monkeypatch.setattr(miner, "BLOCK", 100)
+    monkeypatch.setattr(CandidateFilter, "_mine", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rounds().run(2, one, Pool(one))
+    rounds().run(2, one, Pool(one))
+    assert mined[2] == -1
+    assert len(set(mined)) == len(mined) > 4
+    whole, continued = (read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2))
+    assert np.array_equal(whole.documents, continued.documents)
+    assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
 def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(

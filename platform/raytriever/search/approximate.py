@@ -208,13 +208,13 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
         rows: number of passages.
         width: components of an embedding.
     """
-    vectors, positions = 4 * width, 8
+    vectors, halves, positions = 4 * width, 2 * width, 8
     neighbours = 4 * config.value("degree")
     of_row = {
         "flat": 0,
         "ivf": vectors + positions,
         "ivfpq": (config.code_bytes or default_code_bytes(width)) + positions,
-        "hnsw": vectors + 2 * neighbours,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
+        "hnsw": halves + 2 * neighbours,  # the lowest layer, which nearly all nodes are in alone, has twice the degree
         "vamana": vectors + neighbours,
         "roargraph": 2 * neighbours,  # and those that connect all nodes
     }[config.index]

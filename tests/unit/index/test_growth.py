@@ -10,7 +10,7 @@ import pytest
 from numpy import ndarray
 
 from raytriever.index.approximate import growth
-from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf
+from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.growth import grow
 from raytriever.index.approximate.index import recall
 from raytriever.index.exact.search import top_k
@@ -120,3 +120,27 @@ def test_memory_that_is_reserved_changes_nothing(rows: ndarray, tmp_path: Path) 
     assert content(with_more, tmp_path / "reserved") == content(
         Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1), tmp_path / "plain"
     )
+
+
+def test_a_graph_that_an_earlier_version_wrote_in_float32_grows(rows: ndarray, tmp_path: Path) -> None:
+    earlier = Hnsw(faiss.IndexHNSWFlat(WIDTH, 8, faiss.METRIC_INNER_PRODUCT)).add(rows[:500], 1)
+    content(earlier, tmp_path / "earlier")
+    grown = Hnsw.load(tmp_path / "earlier", (500, WIDTH))
+    grown.reserve(ROWS)
+    grown = grown.add(rows[500:], 1)
+    assert grown.bytes == earlier.add(rows[500:], 1).bytes
+    true = top_k(rows, rows, 10, np.arange(ROWS))[1]
+    assert recall(grown.find(rows, 10, 60, 1).rows, true).mean() > 0.9
+
+
+def test_the_copy_of_a_graph_takes_half_of_the_embeddings(rows: ndarray) -> None:
+    bytes_of_graph = [Hnsw.empty(width, 8, 40, 3).add(rows[:, :width], 1).bytes for width in (8, WIDTH)]
+    assert bytes_of_graph[1] - bytes_of_graph[0] == 2 * ROWS * (WIDTH - 8)
+
+
+def test_a_graph_holds_embeddings_beyond_the_range_of_float16(rows: ndarray) -> None:
+    queries = np.random.default_rng(1).standard_normal((100, WIDTH)).astype(np.float32)
+    large = rows * np.float32(2e4)  # some components are beyond 65,504
+    true = top_k(queries, large, 10, np.arange(ROWS))[1]
+    found = Hnsw.empty(WIDTH, 8, 40, 3).add(large, 1).find(queries, 10, 60, 1).rows
+    assert recall(found, true).mean() > 0.9

@@ -131,6 +131,7 @@ class _Experiment:
         evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
         stages = Stages(self.run, opened, self.log)
         stages.find_negatives(indexes.of)
+        del indexes  # of a large corpus, the terms take much of the memory of this process
         self.log(f"{base.model.model}: {self.retriever.summary()}")
         self.log(f"evaluating {base.model.model} before training")
         precision = base.training.precision

@@ -20,6 +20,7 @@ from raytriever.errors import StorageError
 from raytriever.mining.filters import REASONS
 from raytriever.reading.arrays import Shape, read_arrays
 from raytriever.storage import disk_errors, write_atomically
+from raytriever.terminal import warn
 
 _REMEDY = "delete it, and run the command again"
 _TYPES = {"queries": "int64", "documents": "int64", "ranks": "int64", "scores": "float32", "verdicts": "int64"}
@@ -49,7 +50,7 @@ class MinedBlock:
         return self.queries, self.documents, self.ranks, self.scores
 
 
-@dataclass(frozen=True)
+@dataclass
 class FinishedBlocks:
     """Finished blocks of one mining.
 
@@ -70,13 +71,16 @@ class FinishedBlocks:
         return None
 
     def write(self, method: str, start: int, block: MinedBlock) -> None:
-        """Write a block."""
+        """Write a block. After one that cannot be written, none is kept."""
         if self.folder is None:
             return
         packed = io.BytesIO()
         np.savez(packed, **{name: getattr(block, name).astype(dtype) for name, dtype in _TYPES.items()})
-        with suppress(StorageError):
+        try:
             write_atomically(self._file(method, start), packed.getvalue())
+        except StorageError as error:
+            warn(f"finished blocks are not kept, so a mining that is stopped begins again: {error}")
+            self.folder = None
 
     def _file(self, method: str, start: int) -> Path:
         assert self.folder is not None

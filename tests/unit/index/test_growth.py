@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
+from raytriever import capacity
 from raytriever.index.approximate import growth
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.growth import grow
@@ -97,15 +98,23 @@ def test_a_graph_of_blocks_finds_as_much(rows: ndarray) -> None:
     assert found["grown"] > 0.9
 
 
-def test_nothing_is_kept_for_long_on_a_full_disk_or_of_a_short_build(
-    rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
+    rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begin, load = KINDS["hnsw"](rows)
     kept = tmp_path / "indexes" / "kept"
     with monkeypatch.context() as patch:
-        patch.setattr(growth, "free_space", lambda folder: 1_000)
+        patch.setattr(capacity, "free_space", lambda folder: 1_000)
         grow(begin, load, rows, 1, kept)
     assert not kept.exists()
+    said = capsys.readouterr().err
+    assert said.count("not kept, so a build that is stopped begins again: ") == 1
+    assert "1.0 KB is free" in said
+    grow(begin, load, rows, 1, tmp_path / "file" / "kept")
+    assert "begins again: " not in capsys.readouterr().err
+    (tmp_path / "indexes" / "file").touch()
+    grow(begin, load, rows, 1, tmp_path / "indexes" / "file" / "kept")
+    assert "begins again: " in capsys.readouterr().err
     monkeypatch.setattr(growth, "LEAST_SECONDS", 60.0)
     grow(begin, load, rows, 1, kept)
     assert not kept.exists()

@@ -69,10 +69,13 @@ def test_finished_blocks_are_not_mined_again(
     assert mined_blocks == []
 
 
-def test_mining_goes_on_where_no_block_can_be_written(word_data: Data, tmp_path: Path) -> None:
+def test_mining_goes_on_where_no_block_can_be_written(
+    word_data: Data, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.touch()
     mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
+    assert capsys.readouterr().err.count("not kept, so a mining that is stopped begins again: ") == 1
     assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
     assert FinishedBlocks(file / "blocks").read("dense", 0) is None
 

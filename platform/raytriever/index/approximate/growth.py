@@ -18,11 +18,12 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.cache import keep_within_bound
-from raytriever.capacity import free_space
+from raytriever.capacity import check_disk
 from raytriever.errors import StorageError
 from raytriever.index.approximate.faiss_finders import Hnsw, Ivf
 from raytriever.progress import Progress
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.storage import committed_directory, disk_errors, read_manifest
+from raytriever.terminal import warn
 
 BLOCK = 1 << 16
 LEAST_SECONDS, MOST_SHARE = 60.0, 0.05
@@ -59,7 +60,11 @@ def grow(
             start += len(block)
             progress.advance(len(block))
             if folder is not None and monotonic() - began >= max(LEAST_SECONDS, seconds / MOST_SHARE):
-                seconds = _keep(finder, folder)
+                try:
+                    seconds = _keep(finder, folder)
+                except StorageError as error:
+                    warn(f"the unfinished index is not kept, so a build that is stopped begins again: {error}")
+                    folder = None
                 began = monotonic()
     return finder
 
@@ -73,12 +78,16 @@ def _kept(load: Callable[[Path, tuple[int, ...]], F], width: int, folder: Path |
 
 
 def _keep(finder: Ivf | Hnsw, folder: Path) -> float:
-    """Write a finder, if the disk has room, and return the seconds that it took."""
+    """Write a finder, and return the seconds that it took.
+
+    Raises:
+        StorageError: the disk has no room or is not writable.
+    """
     before = monotonic()
-    with suppress(OSError, StorageError):  # the build goes on where nothing can be kept
+    with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        if free_space(folder.parent) >= _COPIES * finder.bytes:
-            with committed_directory(folder, {"rows": finder.index.ntotal}, replace=folder.exists()) as aside:
-                finder.save(aside)
-            keep_within_bound(folder)
+        check_disk(folder, _COPIES * finder.bytes, "copies of the unfinished index")
+        with committed_directory(folder, {"rows": finder.index.ntotal}, replace=folder.exists()) as aside:
+            finder.save(aside)
+        keep_within_bound(folder)
     return monotonic() - before

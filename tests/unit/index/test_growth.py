@@ -120,15 +120,19 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
     assert not kept.exists()
 
 
-def test_memory_that_is_reserved_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
+def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
     reserved = Hnsw.empty(WIDTH, 8, 40, 3)
     reserved.reserve(ROWS)
     assert reserved.index.ntotal == 0
-    with_more = reserved.add(rows[:500], 1)
-    with_more.reserve(ROWS)
-    assert content(with_more, tmp_path / "reserved") == content(
-        Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1), tmp_path / "plain"
-    )
+    links = reserved.index.hnsw
+    arrays = (links.neighbors, links.levels, links.offsets, faiss.downcast_index(reserved.index.storage).codes)
+    before = [int(array.data()) for array in arrays]
+    full = reserved.add(rows[:500], 1).add(rows[500:], 1)
+    assert [int(array.data()) for array in arrays] == before  # no array has outgrown its memory and was copied
+    assert links.neighbors.size() > ROWS * links.nb_neighbors(0)
+    full.reserve(ROWS)
+    plain = Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1).add(rows[500:], 1)
+    assert content(full, tmp_path / "reserved") == content(plain, tmp_path / "plain")
 
 
 def test_a_graph_that_an_earlier_version_wrote_in_float32_grows(rows: ndarray, tmp_path: Path) -> None:

@@ -240,12 +240,17 @@ class Hnsw:
     def reserve(self, rows: int) -> None:
         """Get the memory of so many rows at once: an array that grows is copied, and both are in memory then."""
         links, copy = self.index.hnsw, faiss.downcast_index(self.index.storage)
+        degree = links.nb_neighbors(1)
+        # One row of `degree` is in the second layer, one of its square in the third. They are drawn: a little more.
+        upper = degree * int(1.1 * rows / (degree - 1) + 100)
         for array, size in (
-            (copy.codes, copy.code_size),
-            (links.neighbors, links.nb_neighbors(0)),
+            (copy.codes, rows * copy.code_size),
+            (links.neighbors, rows * links.nb_neighbors(0) + upper),
+            (links.levels, rows),
+            (links.offsets, rows + 1),
         ):
             before = array.size()
-            array.resize(max(before, rows * size))
+            array.resize(max(before, size))
             array.resize(before)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:

@@ -139,7 +139,10 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     needed = bytes_of_finder(job.config, rows, width)
     remedy = "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else "use --index ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
-    check_memory(memory_of_building(job.config, rows, width), content, remedy)
+    memory = memory_of_building(job.config, rows, width)
+    if existing and job.config.index == "hnsw":
+        memory += needed  # FAISS copies the arrays of a graph that grows
+    check_memory(memory, content, remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
     report(f"{job.model.model}: {retriever.summary()}")

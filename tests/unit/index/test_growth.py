@@ -110,10 +110,10 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
     said = capsys.readouterr().err
     assert said.count("not kept, so a build that is stopped begins again: ") == 1
     assert "1.0 KB is free" in said
-    grow(begin, load, rows, 1, tmp_path / "file" / "kept")
+    grow(begin, load, rows, 1, tmp_path / "with-room" / "kept")
     assert "begins again: " not in capsys.readouterr().err
-    (tmp_path / "indexes" / "file").touch()
-    grow(begin, load, rows, 1, tmp_path / "indexes" / "file" / "kept")
+    (tmp_path / "file").touch()
+    grow(begin, load, rows, 1, tmp_path / "file" / "kept")
     assert "begins again: " in capsys.readouterr().err
     monkeypatch.setattr(growth, "LEAST_SECONDS", 60.0)
     grow(begin, load, rows, 1, kept)

@@ -5,7 +5,7 @@
    codes (IVF-PQ) it stores a few bytes per document, the product-quantised difference to the centre. It then proposes
    more documents than requested, because the full embeddings decide the final order.
 3. `Hnsw` walks from sparse layers of a graph down to the layer of all documents. It has a copy of the embeddings in
-   float16, which is faster to read than float32 and finds as much. The graph is built by dot products between
+   float16, which is faster to read than float32 and finds nearly as much. The graph is built by dot products between
    documents, so it suits normalised embeddings. Built by several threads, it depends on their timing. Built by one
    thread, it depends only on the embeddings and the seed.
 

@@ -1,7 +1,7 @@
 """Interruption by Ctrl-C, SIGTERM (from `ray job stop`) or SIGHUP (from a closed terminal), without loss or damage.
 
 1. Each signal raises KeyboardInterrupt in the main thread. In code where Python would print the exception and continue,
-   or keep a lock forever, it is raised a moment later.
+   keep a lock forever, or forget a thread, it is raised a moment later.
 2. Not all such code is known, so functions that wait long also call `check_interrupted`.
 """
 
@@ -16,9 +16,15 @@ from types import FrameType
 from typing import Any
 
 LATER_SECONDS = 0.02
-# Modules and their functions ("" for all): callbacks whose exceptions Python ignores, and the lock of logging, which
-# callbacks take and release around every fork.
-_DELICATE = {("weakref", ""), ("importlib._bootstrap", "cb"), ("logging", "_acquireLock"), ("logging", "_releaseLock")}
+# Modules and their functions ("" for all): callbacks whose exceptions Python ignores, the lock of logging, which
+# callbacks take and release around every fork, and the start of a thread that its pool has yet to note.
+_DELICATE = {
+    ("weakref", ""),
+    ("importlib._bootstrap", "cb"),
+    ("logging", "_acquireLock"),
+    ("logging", "_releaseLock"),
+    ("concurrent.futures.thread", "_adjust_thread_count"),
+}
 
 _interrupted = threading.Event()
 

@@ -258,4 +258,29 @@ def test_an_interruption_ends_the_arms_of_all_threads(tmp_path: Path) -> None:
 
     with interruptible(), pytest.raises(KeyboardInterrupt):
         run_arms(run, pairs_of(tmp_path, 4), 2)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("raytriever-arm")]
+    assert not threads_of_arms()
+
+
+def test_an_interruption_while_a_thread_starts_ends_its_arm_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(number: int, arm: Arm, seed: int) -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            check_interrupted()
+            time.sleep(0.1)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        run_arms(run, pairs_of(tmp_path, 4), 2)
+    assert not threads_of_arms()
+
+
+def threads_of_arms() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("raytriever-arm")]

@@ -66,7 +66,8 @@ class Run:
         **script: object,
     ) -> TrainingSetup:
         """Run, saved every `saved` steps, and killed when step `die_at` is logged, before it can be saved; the
-        run's end without it. A table is read by the next step, or `late`, when that may be."""
+        run's end without it. A checkpoint is written by the next step. So is a table read, or `late`, when that may
+        be."""
         pool = ScriptedPool(self.dataset, self.negatives, **script)
         self.pools.append(pool)
         work, recorder = self.make(folder=self.folder / "checkpoints", checkpoint_steps=saved, **SETTINGS)
@@ -77,9 +78,8 @@ class Run:
                 self.logged.setdefault(step, {}).setdefault(name, value)  # as the recorder does
             if "loss" in measured:  # nothing is used before it is on the disk
                 assert read_ledger(self.negatives).version(step - 1) == measured["negatives_round"]
-            if not late:
-                for thread in readers():
-                    thread.join()
+            for thread in threads("saver") if late else threads("saver", "refresh"):
+                thread.join()
             if step == die_at and "loss" in measured:
                 raise Killed
 
@@ -99,8 +99,8 @@ class Run:
         return [measured["negatives_round"] for _, measured in sorted(self.logged.items())]
 
 
-def readers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "refresh"]
+def threads(*names: str) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name in names]
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def test_no_table_is_still_read_when_training_has_ended(
 
     monkeypatch.setattr("scripted_pool.read_negatives", slowly)
     begin("run").live(die_at=die_at, every=STEPS - 2, late=True)
-    assert not readers()
+    assert not threads("refresh")
 
 
 def test_a_recorded_table_that_is_gone_or_another_one_is_refused(

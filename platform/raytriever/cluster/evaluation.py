@@ -60,7 +60,7 @@ def evaluate_in_session(
 
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
-        workers = pool_workers(pool, Gauges(output.name)) if pool else Workers()
+        workers = pool_workers(pool, Gauges(output.name)) if pool else None
         gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:

@@ -1,7 +1,7 @@
 """Evaluation job: measure models on several data sets, write the directory of the evaluation, and format the results.
 
-The directory is written whole or not at all. Each measurement is stored at once (`measurements`), so an interrupted
-evaluation continues after the last one.
+The directory is written whole or not at all. Each measurement is stored at once (`measurements`), and a long search
+stores its ranking so far, so an interrupted evaluation continues there.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.prompts import Prompts
+from raytriever.search.exact import search_store
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
@@ -72,7 +73,7 @@ def run_evaluation(
         fresh: replace results of another command too.
         tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
-        workers: functions that encode and search.
+        workers: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.
 
@@ -97,7 +98,8 @@ def run_evaluation(
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
-    measure = partial(_measure, job=job, encoders=encoders, workers=workers or Workers(), store=store)
+    workers = workers or Workers(search=partial(search_store, unfinished=store.folder))
+    measure = partial(_measure, job=job, encoders=encoders, workers=workers, store=store)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:

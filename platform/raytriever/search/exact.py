@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -20,13 +21,14 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import Corpus, tie_order, top_k_of_blocks
+from raytriever.index.exact.search import Corpus, best_keys, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.unfinished import UnfinishedSearch
 from raytriever.storage import disk_errors
 from raytriever.terminal import one_line, warn
 
@@ -38,14 +40,27 @@ def search_store(
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
+    unfinished: Path | None = None,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`.
+
+    Args:
+        store, queries, k, ties, exclude: see `top_k_of_blocks`.
+        unfinished: folder in which the ranking so far is kept from time to time. After a kill, the same search
+            continues with it. None to keep none.
 
     Raises:
         ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
-    return top_k_of_blocks(queries, searchable_blocks(store), k, ties, exclude)
+    order, rows = TieOrder.of(ties), store.meta["shard_rows"]
+    search = UnfinishedSearch.of(unfinished, store, queries, max(0, min(k, len(ties))), ties, exclude)
+    for group in search.groups(-(-len(store) // rows)):
+        blocks = searchable_blocks(store, group)
+        most = min(len(store), len(group) * rows)
+        search.keys = best_keys(queries, blocks, k, order, exclude, documents=most, before=search.keys)
+    search.remove()
+    return order.read(search.keys)
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:

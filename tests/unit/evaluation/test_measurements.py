@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever.encoding import writer
+from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.datasets import describe_datasets
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
@@ -22,6 +24,7 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import Workers
 from raytriever.models.config import ModelConfig
+from raytriever.search import unfinished
 from raytriever.tracking.tracker import Tracker
 
 # Stops for ever where the second model begins: the first one is measured by then.
@@ -53,7 +56,7 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
         precision="fp32",
     )
     lines: list[str] = []
-    workers = Workers() if encode is None else Workers(encode)
+    workers = Workers(encode) if encode else None
     run_evaluation(job, output, False, Unheard, lines.append, workers)
     return [line for line in lines if "measured before" in line]
 
@@ -103,6 +106,30 @@ def test_what_was_measured_before_an_interruption_is_used(
     ]
     assert content(output) == content(undisturbed)
     assert not unfinished.exists()
+
+
+def test_a_search_that_was_killed_is_gone_on_with(
+    undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr(writer, "_SMALLEST", 8)  # rows of a shard
+    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
+    output, read, reads = tmp_path / "out", EmbeddingStore.shard, []
+
+    def shard(store: EmbeddingStore, number: int, *rows: slice) -> np.ndarray:
+        reads.append(number)
+        if len(reads) == 3:
+            raise InterruptedError("killed")
+        return read(store, number, *rows)
+
+    monkeypatch.setattr(EmbeddingStore, "shard", shard)
+    with pytest.raises(InterruptedError):
+        evaluate(tiny_encoder, tiny_dataset, output)
+    assert reads == [0, 1, 2]
+    evaluate(tiny_encoder, tiny_dataset, output)
+    assert reads[3:5] == [2, 3]
+    assert content(output) == content(undisturbed)
 
 
 def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from numpy import ndarray
 
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, StorageError
+from raytriever.index.exact import search as exact
 from raytriever.index.exact.search import top_k
+from raytriever.search import unfinished
 from raytriever.search.exact import search_store
 
 ROWS, WIDTH, SHARD_ROWS = 100, 8, 16
@@ -54,3 +56,88 @@ def test_queries_and_ties_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         search_store(store, np.ones((1, WIDTH), np.float32), 3, np.arange(7))
     with pytest.raises(ModelError, match=r"width 8, but the queries have 4"):
         search_store(store, np.ones((1, 4), np.float32), 3, np.arange(ROWS))
+
+
+class Killed(BaseException):
+    """As sudden as a signal."""
+
+
+def kill_at(shard: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kill a search when it reads a shard, and return the list of the shards that it reads."""
+    read, reads = EmbeddingStore.shard, []
+
+    def shard_of(store: EmbeddingStore, number: int) -> ndarray:
+        if number == shard:
+            raise Killed
+        reads.append(number)
+        return read(store, number)
+
+    monkeypatch.setattr(EmbeddingStore, "shard", shard_of)
+    return reads
+
+
+@pytest.fixture(params=["quick", "torch"])
+def kept_often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the ranking after every shard, of both ways to search."""
+    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(exact, "SMALL_CORPUS", 0 if request.param == "quick" else ROWS)
+
+
+@pytest.mark.usefixtures("kept_often")
+def test_a_search_that_was_killed_continues_after_its_last_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    queries, embeddings = (rng.standard_normal((count, WIDTH)).astype(np.float32) for count in (5, ROWS))
+    store = write_store(tmp_path / "store", embeddings, {})
+    ties, exclude, folder = rng.permutation(ROWS), np.array([3, -1, 50, 99, 7]), tmp_path / "unfinished"
+    expected = search_store(store, queries, 20, ties, exclude)
+    with monkeypatch.context() as patch:
+        kill_at(4, patch)
+        with pytest.raises(Killed):
+            search_store(store, queries, 20, ties, exclude, folder)
+    reads = kill_at(-1, monkeypatch)
+    for other in ((queries + 1, 20, ties, exclude), (queries, 19, ties, exclude), (queries, 20, ties, None)):
+        search_store(store, *other, folder)  # which it must not take for its own
+        assert reads == list(range(7))
+        reads.clear()
+    actual = search_store(store, queries, 20, ties, exclude, folder)
+    assert reads == [4, 5, 6]
+    for one, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.usefixtures("kept_often")
+def test_a_damaged_ranking_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embeddings = np.random.default_rng(2).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    store, folder = write_store(tmp_path / "store", embeddings, {}), tmp_path / "unfinished"
+    with monkeypatch.context() as patch:
+        kill_at(4, patch)
+        with pytest.raises(Killed):
+            search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=folder)
+    [file] = folder.glob("search-*/ranking.npy")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    expected = search_store(store, embeddings[:3], 5, np.arange(ROWS))
+    actual = search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=folder)
+    for one, wanted in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(one, wanted)
+
+
+@pytest.mark.usefixtures("kept_often")
+def test_a_search_whose_ranking_cannot_be_kept_says_so_once_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embeddings = np.random.default_rng(3).standard_normal((ROWS, WIDTH)).astype(np.float32)
+    store = write_store(tmp_path / "store", embeddings, {})
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("no space left on the disk", str(tmp_path))
+
+    monkeypatch.setattr(unfinished, "committed_directory", fail)
+    scores, _ = search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=tmp_path / "unfinished")
+    np.testing.assert_array_equal(scores, top_k(embeddings[:3], embeddings, 5, np.arange(ROWS))[0])
+    assert capsys.readouterr().err.count("is not kept") == 1

@@ -29,6 +29,7 @@ class Scan:
         k: number of documents per query.
         order: order of equal scores.
         exclude: for each query a document that is not returned, or -1.
+        before: rankings of the blocks of an earlier scan, changed in place; None for none.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Scan:
         k: int,
         order: TieOrder,
         exclude: Int64[ndarray, " queries"] | None,
+        before: UInt64[ndarray, "queries k"] | None = None,
     ) -> None:
         refuse_forked()
         self._queries = np.ascontiguousarray(queries, np.float32)
@@ -44,8 +46,10 @@ class Scan:
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
         self._product: Any = Tiles(self._queries) if has_matrix_units() else Panels(self._queries)
         self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1], self._product.unit)
-        self._best = np.full((len(queries), k), NONE)
+        self._best = np.full((len(queries), k), NONE) if before is None else before
         self._thresholds = np.full(len(queries), -np.inf)
+        if before is not None and k:
+            self._thresholds[:] = order.read(before[:, -1:])[0][:, 0]
         capacity = 2 * k + 512
         chunk = min(len(queries), max(FEWEST_QUERIES, SIEVE_BYTES // (8 * capacity)))
         self._rows, self._scores = np.empty((chunk, capacity), np.int32), np.empty((chunk, capacity), np.float32)

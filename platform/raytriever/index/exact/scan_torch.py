@@ -37,7 +37,7 @@ class TorchScan:
     """Rankings of queries over the documents added so far, computed on a device; see `scan.Scan`.
 
     Args:
-        queries, k, order, exclude: see `scan.Scan`.
+        queries, k, order, exclude, before: see `scan.Scan`.
         device: device of the search.
         documents: largest number of documents that are added.
         corpus: all documents, if they are on the device already; then none are added, and they stay.
@@ -52,13 +52,14 @@ class TorchScan:
         device: torch.device,
         documents: int,
         corpus: ResidentDocuments | None = None,
+        before: UInt64[ndarray, "queries k"] | None = None,
     ) -> None:
         refuse_forked()
         self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
         check_finite(self._queries, "query")
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._best = np.full((len(queries), k), NONE)
-        self._is_first = True
+        self._best = np.full((len(queries), k), NONE) if before is None else before
+        self._is_first = before is None
         free = free_bytes(device)
         self._tile_bytes = max(1, min(TILE_BYTES, int(TILE_SHARE * free)))
         self._stays = corpus is not None

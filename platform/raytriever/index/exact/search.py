@@ -200,10 +200,12 @@ def best_keys(
     exclude: Int64[ndarray, " queries"] | None = None,
     device: torch.device | None = None,
     documents: int | None = None,
+    before: UInt64[ndarray, "queries k"] | None = None,
 ) -> UInt64[ndarray, "queries k"]:
     """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`.
 
-    `documents` is the largest number of documents in the blocks, by default that of the corpus.
+    `documents` is the largest number of documents in the blocks, by default that of the corpus. `before` are the keys
+    of other blocks; these are added to them, in place.
     """
     if k < 1:
         raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
@@ -212,9 +214,9 @@ def best_keys(
     most = len(order.ranks) if documents is None else documents
     scan: Scan | TorchScan
     if _is_for_torch(device, len(queries), most):
-        scan = TorchScan(queries=queries, k=size, order=order, exclude=exclude, device=device, documents=most)
+        scan = TorchScan(queries, size, order, exclude, device, most, before=before)
     else:
-        scan = Scan(queries, size, order, exclude)
+        scan = Scan(queries, size, order, exclude, before)
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()

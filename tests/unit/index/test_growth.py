@@ -31,7 +31,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
 KINDS = {
     "ivf": lambda rows: (partial(Ivf.trained, rows, None, None, 3, 1), Ivf.load),
     "ivfpq": lambda rows: (partial(Ivf.trained, rows, None, 4, 3, 1), Ivf.load),
-    "hnsw": lambda rows: (partial(Hnsw.empty, WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3)),
+    "hnsw": lambda rows: (lambda *_: Hnsw.empty(WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3)),
 }
 
 
@@ -78,6 +78,32 @@ def test_a_killed_build_continues_with_the_same_bytes(
     added.clear()
     assert content(grow(begin, load, rows, 1, kept), tmp_path / "again") == whole
     assert len(added) == 8
+
+
+@pytest.mark.parametrize("lists", [3, 20])  # some rows are drawn for the few lists
+def test_a_killed_kmeans_continues_and_learns_what_faiss_learns(
+    lists: int, rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, kept = partial(Ivf.trained, rows, lists, 4, 3, 1), tmp_path / "indexes" / "kept"
+    plain = faiss.IndexIVFPQ(faiss.IndexFlatIP(WIDTH), WIDTH, lists, 4, 8, faiss.METRIC_INNER_PRODUCT)
+    plain.cp.seed = plain.pq.cp.seed = 3
+    plain.cp.min_points_per_centroid = 1
+    plain.train(rows)
+    train, left = faiss.Clustering.train, [4]
+
+    def trained(self, *arguments):  # type: ignore[no-untyped-def]
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        train(self, *arguments)
+
+    monkeypatch.setattr(faiss.Clustering, "train", trained)
+    with pytest.raises(KeyboardInterrupt):
+        grow(begin, Ivf.load, rows, 1, kept)
+    left[0] = 6
+    grown = grow(begin, Ivf.load, rows, 1, kept)
+    assert left == [0]
+    assert content(grown, tmp_path / "grown") == content(Ivf(plain).add(rows, 1), tmp_path / "plain")
 
 
 def test_blocks_of_an_inverted_file_do_not_change_it(rows: ndarray, tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def _finder(
         train = partial(Ivf.trained, embeddings, config.lists, code_bytes, seed, threads)
         return grow(train, Ivf.load, embeddings, threads, folder)
     if config.index == "hnsw":
-        begin, load = partial(Hnsw.empty, width, degree, beam, seed), partial(Hnsw.load, seed=seed)
-        return grow(begin, load, embeddings, threads, folder)
+        load = partial(Hnsw.load, seed=seed)
+        return grow(lambda *_: Hnsw.empty(width, degree, beam, seed), load, embeddings, threads, folder)
     if config.index == "vamana":
         return Vamana.build(embeddings, degree, beam, threads)
     if training is None or not len(training):

@@ -18,6 +18,7 @@ TPAMI 42(4), 2020."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from math import sqrt
@@ -30,9 +31,10 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.index.approximate.index import Proposal
+from raytriever.reading.arrays import read_array
 from raytriever.storage import disk_errors
 
-FILE = "index.faiss"
+FILE, CENTRES = "index.faiss", "centres.npy"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.
 PER_LIST, CODES = 39, 256
 # Most training vectors of a list, which FAISS draws and copies.
@@ -105,6 +107,29 @@ class Flat:
 
 
 @dataclass(frozen=True)
+class Centres:
+    """Centres of the lists of an inverted file, after some iterations of k-means."""
+
+    values: Float32[ndarray, "lists width"]
+    iterations: int
+
+    def save(self, folder: Path) -> None:
+        """Write the centres into a folder."""
+        with disk_errors(folder):
+            np.save(folder / CENTRES, self.values)
+
+    @classmethod
+    def load(cls, folder: Path, width: int, iterations: int) -> Centres:
+        """Read the file of `save`; raises `StorageError` if it is missing or of another width."""
+        return cls(read_array(folder / CENTRES, ["float32"], (None, width), "build the index again"), iterations)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the centres."""
+        return self.values.nbytes
+
+
+@dataclass(frozen=True)
 class Ivf:
     """Finder by an inverted file; effort is the number of lists that are read.
 
@@ -126,6 +151,8 @@ class Ivf:
         code_bytes: int | None,
         seed: int,
         threads: int,
+        begun: Centres | None = None,
+        after_iteration: Callable[[Centres], None] = lambda centres: None,
     ) -> Ivf:
         """Train an inverted file; it has no rows yet.
 
@@ -135,6 +162,8 @@ class Ivf:
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
             seed: seed of k-means and the quantiser.
             threads: see `Finder.find`.
+            begun: centres of an earlier training with the same arguments, which is continued.
+            after_iteration: called with the centres after each iteration of k-means but the last.
 
         Raises:
             ConfigError: there are more lists than rows, too few rows for codes, or the width is not divisible.
@@ -153,7 +182,8 @@ class Ivf:
             index.pq.cp.seed = seed
         index.cp.seed = seed
         index.cp.min_points_per_centroid = 1  # the number of lists is set by our rule or by the user
-        index.train(embeddings)
+        _learn_centres(index, embeddings, begun, after_iteration)
+        index.train(embeddings)  # of the codes alone, because there are centres
         return cls(index, 1 if code_bytes is None else REFINE)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
@@ -189,6 +219,27 @@ class Ivf:
         """Bytes of the centres, and of an 8-byte number and an embedding or a code for every row."""
         index = self.index
         return int(4 * index.nlist * index.d + index.ntotal * (8 + index.code_size))
+
+
+def _learn_centres(
+    index: Any, embeddings: ndarray, begun: Centres | None, after_iteration: Callable[[Centres], None]
+) -> None:
+    """Learn the centres of an inverted file with the bits of `index.train`, one iteration at a time."""
+    lists, width, settings = index.nlist, index.d, index.cp
+    total, settings.niter = settings.niter, 1
+    if len(embeddings) > lists * settings.max_points_per_centroid:  # drawn as FAISS does, once for all iterations
+        order = np.empty(len(embeddings), np.int32)
+        faiss.rand_perm(faiss.swig_ptr(order), len(order), settings.seed)
+        embeddings = embeddings[order[: lists * settings.max_points_per_centroid]]
+    centres = begun or Centres(np.empty((0, width), np.float32), 0)
+    for iteration in range(min(centres.iterations, total - 1), total):
+        clustering = faiss.Clustering(width, lists, settings)
+        faiss.copy_array_to_vector(centres.values.ravel(), clustering.centroids)
+        clustering.train(embeddings, index.quantizer)
+        centres = Centres(faiss.vector_to_array(clustering.centroids).reshape(lists, width), iteration + 1)
+        if iteration + 1 < total:  # the last one also fills the quantiser
+            after_iteration(centres)
+    settings.niter = total
 
 
 def default_lists(rows: int) -> int:

@@ -156,7 +156,7 @@ def _errno(error: Exception) -> int:
 
 @contextmanager
 def committed_directory(
-    path: Path | str, meta: Mapping[str, Any] | None = None, *, replace: bool = False
+    path: Path | str, meta: Mapping[str, Any] | None = None, *, replace: bool = False, begun: Path | None = None
 ) -> Iterator[Path]:
     """Yield a directory to write into that appears at `path` whole, or not at all.
 
@@ -164,6 +164,7 @@ def committed_directory(
         path: where the directory stands afterwards; its parents are made.
         meta: kept in the manifest; read when the block ends, so that the block may still fill it.
         replace: replace an existing directory (it is moved, and moved back on failure).
+        begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
@@ -173,11 +174,15 @@ def committed_directory(
         refuse_existing(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
         aside = _hidden(path)
         lock = acquire(aside)
         try:
-            aside.mkdir()
+            if begun is None:
+                aside.mkdir()
+            else:
+                os.rename(begun, aside)
+                lock_file_of(begun).unlink(missing_ok=True)
+            _sweep(path)
             yield aside
             _seal(aside, meta or {})
             check_owner(path)
@@ -340,14 +345,19 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Remove the temporary directories of killed writers of `path`: those without an owner that are not new."""
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}{_ASIDE}*"):
+    """Remove the temporary directories of killed writers of `path` that are not new."""
+    for leftover in leftovers(path):
         with suppress(OSError):
-            if not leftover.is_dir() or time.time() - leftover.stat().st_mtime < _STALE_SECONDS:
-                continue
-            if owner_of(leftover) is None:
+            if time.time() - leftover.stat().st_mtime >= _STALE_SECONDS:
                 shutil.rmtree(leftover, ignore_errors=True)
                 lock_file_of(leftover).unlink(missing_ok=True)
+
+
+def leftovers(path: Path | str) -> list[Path]:
+    """Return the temporary directories that killed writers of a directory have left: those without an owner."""
+    path = Path(os.path.abspath(path))
+    there = path.parent.glob(f".{glob.escape(path.name)}{_ASIDE}*")
+    return [leftover for leftover in there if leftover.is_dir() and owner_of(leftover) is None]
 
 
 def fsync(path: Path) -> None:

@@ -3,7 +3,7 @@
 1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
    pool of processes, or by a `Runner` that uses Ray; shards that an earlier preparation has are copied (`reuse`).
-   Positions are computed (`assemble`).
+   Positions are computed (`assemble`). A preparation that was killed is continued (`unfinished`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
 
@@ -38,16 +38,16 @@ from raytriever.data.prepare.shards import (
     ShardReport,
     ShardWriter,
     bytes_of_shards,
-    make_folders,
 )
 from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.unfinished import begin, find_unfinished
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError
 from raytriever.machine import usable_cores
 from raytriever.processes import submit, worker_pool
-from raytriever.storage import cache_folder, committed_directory, one_writer
+from raytriever.storage import cache_folder, committed_directory, files_below, one_writer
 from raytriever.terminal import warn
 
 
@@ -247,12 +247,18 @@ def _make(
     name, read = source.name, {part.where for part in plan.parts}
     sizes = [(file.where, file.size) for file in source.files if file.where in read]
     total = sum(size for _, size in sizes)
-    check_disk(folder, bytes_of_shards(sizes, request.tokenisation is not None), "the shards of the data set")
+    unfinished_key = f"{key} {chunk_bytes(total)}"
+    begun = find_unfinished(folder, unfinished_key)
+    there = sum(file.stat().st_size for file in files_below(begun)) if begun else 0
+    needed = bytes_of_shards(sizes, request.tokenisation is not None) - there
+    check_disk(folder, max(0, needed), "the shards of the data set")
     report(f"{name}: preparing {format_size(total)} of {plan.format} data")
     meta: dict[str, Any] = {"kind": "dataset", "key": key, "source": source.where}
     settings = settings_digest([VERSION, _reads(plan)], plan.format, request.tokenisation)
     earlier = find_earlier(folder)
-    with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace) as aside:
+    with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace, begun=begun) as aside:
+        if shards := begin(aside, unfinished_key):
+            report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
         writer = ReusingShardWriter(plan.parts, aside, request.tokenisation, settings, earlier)
         _fill(writer, request, name, plan, total, run, meta, report)
 
@@ -268,7 +274,6 @@ def _fill(
     report: Report,
 ) -> None:
     aside = writer.folder
-    make_folders(aside)
     reports = []
     rows, last_report = 0, time.monotonic()
     first_chunks = FirstChunks(plan.parts, request.max_bad_rows)

@@ -26,6 +26,7 @@ from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.prepared import prepared_meta
 from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.unfinished import finished, record
 from raytriever.data.records import Document, Records
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_arrow
@@ -111,9 +112,18 @@ class ReusingShardWriter(ShardWriter):
     earlier: EarlierShards
 
     def __call__(self, chunk: Chunk) -> ShardReport:
-        """Copy or write the shard of a chunk; raises `DataError` if its part is broken as a whole."""
-        digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
+        """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
         report = ShardReport(chunk.part, chunk.number, rows=0)
+        with disk_errors(self.folder):
+            if there := finished(self.folder, report.stem):
+                return there
+        report = self._copy_or_write(chunk, report)
+        with disk_errors(self.folder):
+            record(self.folder, report)
+        return report
+
+    def _copy_or_write(self, chunk: Chunk, report: ShardReport) -> ShardReport:
+        digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
         with disk_errors(self.folder):
             if self.earlier.copy(digest, self.folder / DOCUMENTS, report.stem):
                 return replace(self._write_keys(report, chunk.first_row), digest=digest, is_copied=True)

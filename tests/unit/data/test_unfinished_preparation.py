@@ -1,0 +1,165 @@
+"""A preparation that was killed continues with its finished shards, and ends with the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raytriever import capacity
+from raytriever.data.formats.chunks import Chunk, Parsed
+from raytriever.data.formats.plan import Part
+from raytriever.data.prepare import pipeline, shards
+from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
+from raytriever.data.prepare.shards import WORK
+from raytriever.errors import StorageError
+from raytriever.storage import FileEntry, leftovers, read_manifest
+
+CHUNK, FINISHED = 1 << 12, 5
+KILLED = f"""
+import os, signal, sys
+from pathlib import Path
+from raytriever.data.prepare import pipeline
+
+def run(writer, total):
+    for number, report in enumerate(pipeline.in_this_process(writer, total)):
+        yield report
+        if number == {FINISHED - 1}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+pipeline._SMALLEST = {CHUNK}
+pipeline.prepare(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data set of which the first file alone has more than `FINISHED` chunks; one of its rows is bad."""
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
+    folder, draw = tmp_path / "words", random.Random(0)
+    (folder / "qrels").mkdir(parents=True)
+    rows = [{"_id": f"d{n}", "text": " ".join(draw.choices(("one", "two", "three"), k=30))} for n in range(400)]
+    lines = [json.dumps(row) for row in rows]
+    lines[7] = "{"
+    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "one"}\n')
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
+    return folder
+
+
+@pytest.fixture
+def killed(source: Path, tmp_path: Path) -> Path:
+    """The hidden directory of a preparation of `out` that was killed."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    [leftover] = leftovers(tmp_path / "out")
+    assert len(list((leftover / WORK).glob("*.json"))) == FINISHED
+    return leftover
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of the chunks that are parsed."""
+    numbers: list[int] = []
+    parse = shards.parse_chunk
+
+    def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
+        numbers.append(chunk.number)
+        return parse(part, chunk)
+
+    monkeypatch.setattr(shards, "parse_chunk", parse_chunk)
+    return numbers
+
+
+def go_on(source: Path, output: Path) -> tuple[dict[str, FileEntry], list[str]]:
+    """Prepare; return the files with their digests, and the lines that were said."""
+    lines: list[str] = []
+    prepare(Request(str(source)), in_this_process, output, lines.append)
+    return read_manifest(output)["files"], [line for line in lines if "killed" in line]
+
+
+def nothing(leftover: Path) -> None: ...
+
+
+def cut_off(leftover: Path) -> None:
+    """What a killed process writes: a part of a shard, and of the files that `assemble` makes."""
+    (leftover / "documents" / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
+    (leftover / WORK / f"00000-{FINISHED:06d}.begun").touch()
+    (leftover / "documents.live.npy").write_bytes(b"")
+
+
+def damage(leftover: Path) -> None:
+    file = leftover / "documents" / "00000-000002.arrow"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def lose(leftover: Path) -> None:
+    (leftover / WORK / "00000-000002.documents.npz").unlink()
+
+
+def damage_record(leftover: Path) -> None:
+    (leftover / WORK / "00000-000002.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("harm", "again"), [(nothing, []), (cut_off, []), (damage, [2]), (lose, [2]), (damage_record, [2])]
+)
+def test_finished_shards_stay(
+    harm: Callable[[Path], None],
+    again: list[int],
+    source: Path,
+    killed: Path,
+    parsed: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))  # or its shards would be copied
+        whole, said = go_on(source, tmp_path / "whole")
+    assert said == []
+    first_file = parsed[: parsed.index(0, 1)]
+    assert len(first_file) > FINISHED + 2
+    parsed.clear()
+    harm(killed)
+    files, said = go_on(source, tmp_path / "out")
+    assert said == [f"words: a preparation was killed; continuing after {FINISHED} shards"]
+    assert parsed[: parsed.index(0)] == again + first_file[FINISHED:]
+    assert files == whole
+    assert read_manifest(tmp_path / "out")["meta"] == read_manifest(tmp_path / "whole")["meta"]
+    assert not killed.exists()
+    assert not leftovers(tmp_path / "out")
+
+
+def test_shards_of_other_files_or_chunks_do_not(
+    source: Path, killed: Path, parsed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_SMALLEST", 2 * CHUNK)
+        assert go_on(source, tmp_path / "out")[1] == []
+    assert parsed[:2] == [0, 1]
+    assert killed.exists()  # a new one may be another command's
+    with (source / "corpus.jsonl").open("a") as stream:
+        stream.write('{"_id": "last", "text": "one"}\n')
+    assert go_on(source, tmp_path / "out")[1] == []
+
+
+def test_what_is_there_needs_no_room(
+    source: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(file.stat().st_size for file in killed.rglob("*") if file.is_file())
+    needed = shards.bytes_of_shards([(str(file), file.stat().st_size) for file in source.rglob("*.*sonl")], False)
+    monkeypatch.setattr(capacity, "free_space", lambda folder: needed - size - 10)
+    with pytest.raises(StorageError, match="the shards of the data set"):
+        go_on(source, tmp_path / "out")
+    assert killed.exists()
+    monkeypatch.setattr(capacity, "free_space", lambda folder: needed - size // 2)
+    go_on(source, tmp_path / "out")

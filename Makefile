@@ -42,7 +42,9 @@ test test-all: export OMP_WAIT_POLICY = PASSIVE
 # Three files at a time, a thread each: many tests wait for processes to start, or are too small for two threads. Files
 # in their own order, so that the long ones of Ray and of process groups are not last. Bytecode is written whatever the
 # environment says: the tests start hundreds of processes.
+# Ray's workers have the lowest priority by default, and would wait for all other tests.
 test: export OMP_NUM_THREADS = 1
+test: export RAY_worker_niceness = 0
 test: $(VENV)/.tests
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

@@ -174,6 +174,7 @@ def committed_directory(
         refuse_existing(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(path, begun)  # first, because the disk may be full
         aside = _hidden(path)
         lock = acquire(aside)
         try:
@@ -182,7 +183,6 @@ def committed_directory(
             else:
                 os.rename(begun, aside)
                 lock_file_of(begun).unlink(missing_ok=True)
-            _sweep(path)
             yield aside
             _seal(aside, meta or {})
             check_owner(path)
@@ -344,11 +344,11 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
     fsync(path.parent)
 
 
-def _sweep(path: Path) -> None:
-    """Remove the temporary directories of killed writers of `path` that are not new."""
+def _sweep(path: Path, begun: Path | None) -> None:
+    """Remove the temporary directories of killed writers of `path` that are not new, but not `begun`."""
     for leftover in leftovers(path):
         with suppress(OSError):
-            if time.time() - leftover.stat().st_mtime >= _STALE_SECONDS:
+            if leftover != begun and time.time() - leftover.stat().st_mtime >= _STALE_SECONDS:
                 shutil.rmtree(leftover, ignore_errors=True)
                 lock_file_of(leftover).unlink(missing_ok=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -110,8 +111,29 @@ def damage_record(leftover: Path) -> None:
     (leftover / WORK / "00000-000002.json").write_text("{")
 
 
+def add_field(leftover: Path) -> None:
+    """As a version whose reports say more."""
+    file = leftover / WORK / "00000-000002.json"
+    content = json.loads(file.read_text())
+    content["report"]["later"] = 1
+    file.write_text(json.dumps(content))
+
+
+def grow_old(leftover: Path) -> None:
+    os.utime(leftover, (0, 0))
+
+
 @pytest.mark.parametrize(
-    ("harm", "again"), [(nothing, []), (cut_off, []), (damage, [2]), (lose, [2]), (damage_record, [2])]
+    ("harm", "again"),
+    [
+        (nothing, []),
+        (cut_off, []),
+        (grow_old, []),
+        (damage, [2]),
+        (lose, [2]),
+        (damage_record, [2]),
+        (add_field, [2]),
+    ],
 )
 def test_finished_shards_stay(
     harm: Callable[[Path], None],

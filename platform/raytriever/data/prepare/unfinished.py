@@ -68,7 +68,7 @@ def finished(folder: Path, stem: str) -> ShardReport | None:
     """Return the report of a shard that is finished and whole; None for others. A damaged one is removed."""
     if not _record_file(folder, stem).exists():
         return None
-    with suppress(OSError, StorageError):
+    with suppress(OSError, StorageError, TypeError):  # TypeError: a report of another version
         there = read_json(_record_file(folder, stem), _Record, _REMEDY)
         if all((folder / name).is_file() and sha256_of(folder / name) == sha for name, sha in there["files"].items()):
             return ShardReport(**{**there["report"], "bad": tuple(there["report"]["bad"])})

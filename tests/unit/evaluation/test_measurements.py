@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from raytriever import unfinished
 from raytriever.encoding import writer
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.datasets import describe_datasets
@@ -24,7 +25,6 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import Workers
 from raytriever.models.config import ModelConfig
-from raytriever.search import unfinished
 from raytriever.tracking.tracker import Tracker
 
 # Stops for ever where the second model begins: the first one is measured by then.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import capacity
+from raytriever import capacity, unfinished
 from raytriever.index.approximate import growth
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.growth import grow
@@ -23,8 +23,8 @@ ROWS, WIDTH, BLOCK = 1_000, 16, 128
 def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
     """Rows that are added in eight blocks, each of which is kept."""
     monkeypatch.setattr(growth, "BLOCK", BLOCK)
-    monkeypatch.setattr(growth, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(growth, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
     return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
@@ -134,14 +134,14 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
         grow(begin, load, rows, 1, kept)
     assert not kept.exists()
     said = capsys.readouterr().err
-    assert said.count("not kept, so a build that is stopped begins again: ") == 1
+    assert said.count("a build is not kept while it runs, so one that is stopped begins again: ") == 1
     assert "1.0 KB is free" in said
     grow(begin, load, rows, 1, tmp_path / "with-room" / "kept")
     assert "begins again: " not in capsys.readouterr().err
     (tmp_path / "file").touch()
     grow(begin, load, rows, 1, tmp_path / "file" / "kept")
     assert "begins again: " in capsys.readouterr().err
-    monkeypatch.setattr(growth, "LEAST_SECONDS", 60.0)
+    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 60.0)
     grow(begin, load, rows, 1, kept)
     assert not kept.exists()
 

@@ -15,18 +15,18 @@ from raytriever.interruption import end_with_parent
 from raytriever.machine import clean_processes
 
 
-def worker_pool(workers: int, preload: str, begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
+def worker_pool(workers: int, preload: list[str], begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
     """Return a pool of processes; use it with `submit`.
 
     Args:
         workers: number of processes.
-        preload: module that the processes share.
+        preload: modules that the processes share; the first pool of this process decides.
         begin: called with `arguments` when a process starts.
         arguments: of `begin`.
     """
     # Forked from an empty server: this process may have threads, and spawning is slow.
     context = clean_processes()
-    context.set_forkserver_preload([preload])
+    context.set_forkserver_preload(preload)
     return ProcessPoolExecutor(workers, context, _begin, (begin, arguments))
 
 

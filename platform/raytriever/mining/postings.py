@@ -252,7 +252,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
 def _in_processes(blocks: Iterable[tuple[Path, list[str]]], analyser: Analyser) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
     workers = usable_cores()
-    pool = worker_pool(workers, "raytriever.mining.postings", _ignore)
+    pool = worker_pool(workers, ["raytriever.mining.postings"], _ignore)
     pending: deque[Future[None]] = deque()
     try:
         for folder, texts in blocks:

@@ -333,6 +333,8 @@ def _side_meta(side: AssembledSide) -> dict[str, Any]:
 
 
 TRIES = 3
+# PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.
+_SHARED = [__name__, "pyarrow", "pandas"]
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
@@ -347,7 +349,7 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     losses: Counter[tuple[int, int]] = Counter()
     lost: list[Chunk] = []
     while True:
-        with worker_pool(workers, "raytriever.data.prepare.shards", _begin, writer) as pool:
+        with worker_pool(workers, _SHARED, _begin, writer) as pool:
             waiting: dict[Future[ShardReport], Chunk] = {}
             try:
                 while True:

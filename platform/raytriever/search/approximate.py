@@ -140,8 +140,6 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     remedy = "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else "use --index ivfpq"
     content = "the structures of the index, and the embeddings that it learns from,"
     memory = memory_of_building(job.config, rows, width)
-    if existing and job.config.index == "hnsw":
-        memory += needed  # FAISS copies the arrays of a graph that grows
     check_memory(memory, content, remedy)
     check_disk(output, needed + rows * (4 * width + 16), "the files of the index")
     training = _queries(retriever, dataset, training_split) if training_split else None
@@ -193,7 +191,7 @@ def _updated(
     report: Callable[[str], None],
 ) -> ApproximateIndex | None:
     """Return the index at `output` with the documents of now; None if it must be built again."""
-    index = read_index(output)
+    index = read_index(output, grows=True)
     threads = torch.get_num_threads()
     updated = update_index(index, documents, existing["built"], threads, unfinished.write_embeddings)
     if updated is not None:

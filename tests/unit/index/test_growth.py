@@ -31,7 +31,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
 KINDS = {
     "ivf": lambda rows: (partial(Ivf.trained, rows, None, None, 3, 1), Ivf.load),
     "ivfpq": lambda rows: (partial(Ivf.trained, rows, None, 4, 3, 1), Ivf.load),
-    "hnsw": lambda rows: (lambda *_: Hnsw.empty(WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3)),
+    "hnsw": lambda rows: (lambda *_: Hnsw.empty(WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3, mapped=True)),
 }
 
 
@@ -147,8 +147,7 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
 
 
 def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
-    reserved = Hnsw.empty(WIDTH, 8, 40, 3)
-    reserved.reserve(ROWS)
+    reserved = Hnsw.empty(WIDTH, 8, 40, 3).reserve(ROWS)
     assert reserved.index.ntotal == 0
     links = reserved.index.hnsw
     arrays = (links.neighbors, links.levels, links.offsets, faiss.downcast_index(reserved.index.storage).codes)
@@ -156,18 +155,24 @@ def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tm
     full = reserved.add(rows[:500], 1).add(rows[500:], 1)
     assert [int(array.data()) for array in arrays] == before  # no array has outgrown its memory and was copied
     assert links.neighbors.size() > ROWS * links.nb_neighbors(0)
-    full.reserve(ROWS)
     plain = Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1).add(rows[500:], 1)
-    assert content(full, tmp_path / "reserved") == content(plain, tmp_path / "plain")
+    assert content(full.reserve(ROWS), tmp_path / "reserved") == content(plain, tmp_path / "plain")
 
 
-def test_a_graph_that_an_earlier_version_wrote_in_float32_grows(rows: ndarray, tmp_path: Path) -> None:
-    earlier = Hnsw(faiss.IndexHNSWFlat(WIDTH, 8, faiss.METRIC_INNER_PRODUCT)).add(rows[:500], 1)
-    content(earlier, tmp_path / "earlier")
-    grown = Hnsw.load(tmp_path / "earlier", (500, WIDTH))
-    grown.reserve(ROWS)
-    grown = grown.add(rows[500:], 1)
-    assert grown.bytes == earlier.add(rows[500:], 1).bytes
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["float16", "float32-of-an-earlier-version"])
+def test_a_graph_grows_from_its_file_and_is_in_memory_once(is_earlier: bool, rows: ndarray, tmp_path: Path) -> None:
+    first, degree = Hnsw.empty(WIDTH, 8, 40, 3), 8
+    if is_earlier:
+        first = Hnsw(faiss.IndexHNSWFlat(WIDTH, degree, faiss.METRIC_INNER_PRODUCT), seed=3)
+        first.index.hnsw.efConstruction = 40
+    first = first.add(rows[:500], 1)
+    content(first, tmp_path / "first")
+    mapped = Hnsw.load(tmp_path / "first", (500, WIDTH), seed=3, mapped=True)
+    large = mapped.index.hnsw.neighbors, faiss.downcast_index(mapped.index.storage).codes
+    assert not any(array.is_owned for array in large)
+    grown = mapped.reserve(ROWS).add(rows[500:], 1)
+    assert grown.bytes == first.add(rows[500:], 1).bytes
+    assert content(grown, tmp_path / "grown") == content(first, tmp_path / "whole")
     true = top_k(rows, rows, 10, np.arange(ROWS))[1]
     assert recall(grown.find(rows, 10, 60, 1).rows, true).mean() > 0.9
 

@@ -81,9 +81,9 @@ def test_the_command_updates_the_index_of_a_data_set_that_has_changed(
 
     assert "hnsw over 60 passages of width 32, built in" in index(texts)
     changed = [*texts[2:], "new is newest"]
-    with monkeypatch.context() as patch:  # FAISS copies a graph that grows
+    with monkeypatch.context() as patch:
         needed = bytes_of_finder(IndexConfig(), 59, 32)
-        patch.setattr(capacity, "free_system_memory", lambda: 2 * needed - 1)
+        patch.setattr(capacity, "free_system_memory", lambda: needed - 1)
         assert "the structures of the index, and the embeddings that it learns from, need" in index(changed)
     output = index(changed)
     assert "hnsw over 59 passages of width 32, updated in" in output

@@ -87,7 +87,7 @@ def _finder(
         train = partial(Ivf.trained, embeddings, config.lists, code_bytes, seed, threads)
         return grow(train, Ivf.load, embeddings, threads, folder)
     if config.index == "hnsw":
-        load = partial(Hnsw.load, seed=seed)
+        load = partial(Hnsw.load, seed=seed, mapped=True)
         return grow(lambda *_: Hnsw.empty(width, degree, beam, seed), load, embeddings, threads, folder)
     if config.index == "vamana":
         return Vamana.build(embeddings, degree, beam, threads)

@@ -57,14 +57,18 @@ def write_faiss(index: Any, folder: Path) -> None:
             raise StorageError("FAISS cannot write its index", str(folder), "free some disk space") from error
 
 
-def read_faiss(folder: Path, shape: tuple[int, ...]) -> Any:
+def read_faiss(folder: Path, shape: tuple[int, ...], mapped: bool = False) -> Any:
     """Read a FAISS index over embeddings of this shape; the caller has checked its digest.
+
+    Args:
+        folder, shape: of the index and of its embeddings.
+        mapped: whether the large arrays stay in the file, memory-mapped; then no row can be added.
 
     Raises:
         StorageError: this version of FAISS cannot read the index, or the index is of other embeddings.
     """
     try:
-        index = faiss.read_index(str(folder / FILE))
+        index = faiss.read_index(str(folder / FILE), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
         raise StorageError("this version of FAISS cannot read the index", str(folder), "build it again") from error
     if (index.ntotal, index.d) != shape:
@@ -201,8 +205,9 @@ class Ivf:
         """Add rows after those that are there; the centres and the quantiser do not change."""
         return replace(self, index=_added(self.index, embeddings, threads))
 
-    def reserve(self, rows: int) -> None:
-        """Do nothing: the lists grow one by one."""
+    def reserve(self, rows: int) -> Ivf:
+        """Return the finder as it is: the lists grow one by one."""
+        return self
 
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
@@ -284,25 +289,30 @@ class Hnsw:
             beam: number of documents in the beam while a document is inserted (`efConstruction`).
             seed: seed of the layers.
         """
-        index = faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
+        index = _graph(width, degree)
         index.hnsw.efConstruction = beam
         return cls(index, seed=seed)
 
-    def reserve(self, rows: int) -> None:
-        """Get the memory of so many rows at once: an array that grows is copied, and both are in memory then."""
-        links, copy = self.index.hnsw, faiss.downcast_index(self.index.storage)
-        degree = links.nb_neighbors(1)
+    def reserve(self, rows: int) -> Hnsw:
+        """Return the graph with the memory of so many rows: an array that grew would be copied, and be there twice.
+
+        A graph that `load` has mapped can be extended afterwards.
+        """
+        source, links, degree = self.index, self.index.hnsw, self.index.hnsw.nb_neighbors(1)
+        is_earlier = isinstance(source, faiss.IndexHNSWFlat)
+        target = faiss.IndexHNSWFlat(source.d, degree, source.metric_type) if is_earlier else _graph(source.d, degree)
+        target.hnsw.efConstruction = links.efConstruction
         # One row of `degree` is in the second layer, one of its square in the third. They are drawn: a little more.
         upper = degree * int(1.1 * rows / (degree - 1) + 100)
-        for array, size in (
-            (copy.codes, rows * copy.code_size),
-            (links.neighbors, rows * links.nb_neighbors(0) + upper),
-            (links.levels, rows),
-            (links.offsets, rows + 1),
-        ):
-            before = array.size()
-            array.resize(max(before, size))
-            array.resize(before)
+        code_size = faiss.downcast_index(source.storage).code_size
+        sizes = (rows * code_size, rows * links.nb_neighbors(0) + upper, rows, rows + 1)
+        for array, earlier, size, item in zip(_arrays(target), _arrays(source), sizes, (1, 4, 4, 8), strict=True):
+            array.resize(max(size, earlier.size()))
+            array.resize(earlier.size())
+            faiss.memcpy(array.data(), earlier.data(), item * earlier.size())
+        target.ntotal = target.storage.ntotal = source.ntotal
+        target.hnsw.entry_point, target.hnsw.max_level = links.entry_point, links.max_level
+        return replace(self, index=target)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""
@@ -325,10 +335,22 @@ class Hnsw:
 
     @classmethod
     def load(
-        cls, folder: Path, shape: tuple[int, ...], hidden: Int64[ndarray, " hidden"] | None = None, seed: int = 0
+        cls,
+        folder: Path,
+        shape: tuple[int, ...],
+        hidden: Int64[ndarray, " hidden"] | None = None,
+        seed: int = 0,
+        mapped: bool = False,
     ) -> Hnsw:
-        """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder."""
-        return cls(read_faiss(folder, shape), hidden, seed)
+        """Read the files of `save`; the caller has checked the digests of the folder.
+
+        Args:
+            folder: of the files.
+            shape: of the embeddings.
+            hidden, seed: see the class.
+            mapped: whether the graph stays in its file until `reserve`, before which no row can be added.
+        """
+        return cls(read_faiss(folder, shape, mapped), hidden, seed)
 
     @property
     def bytes(self) -> int:
@@ -336,3 +358,13 @@ class Hnsw:
         links = self.index.hnsw
         graph = 4 * links.neighbors.size() + 8 * links.offsets.size() + 4 * links.levels.size()
         return int(graph + faiss.downcast_index(self.index.storage).codes.size())
+
+
+def _graph(width: int, degree: int) -> Any:
+    return faiss.IndexHNSWSQ(width, faiss.ScalarQuantizer.QT_fp16, degree, faiss.METRIC_INNER_PRODUCT)
+
+
+def _arrays(graph: Any) -> tuple[Any, ...]:
+    """Return the embeddings, links, levels and offsets of a graph: arrays of 1, 4, 4 and 8 bytes."""
+    links = graph.hnsw
+    return faiss.downcast_index(graph.storage).codes, links.neighbors, links.levels, links.offsets

@@ -53,8 +53,8 @@ def grow(
     kept = _read(work, load, embeddings.shape[1])
     if kept is None or isinstance(kept, Centres):
         kept = begin(kept, lambda centres: offer(centres, {"iterations": centres.iterations}))
-    finder, start = kept, kept.index.ntotal
-    finder.reserve(len(embeddings))
+    finder, start = kept.reserve(len(embeddings)), kept.index.ntotal
+    del kept
     with Progress("index", len(embeddings), "passage", done=start) as progress:
         while start < len(embeddings):
             block = np.ascontiguousarray(embeddings[start : start + BLOCK])

@@ -39,14 +39,15 @@ _REMEDY = "build the index again"
 EMBEDDINGS = "embeddings.npy"
 _ARRAYS = ("documents", "ties")
 
-# Reader of each kind: called with the folder, the embeddings, the metadata of the index, and the hidden rows.
-_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any], ndarray], Finder]] = {
-    "flat": lambda folder, embeddings, built, hidden: Flat(embeddings),
-    "ivf": lambda folder, embeddings, built, hidden: Ivf.load(folder, embeddings.shape, hidden),
-    "ivfpq": lambda folder, embeddings, built, hidden: Ivf.load(folder, embeddings.shape, hidden),
-    "hnsw": lambda folder, embeddings, built, hidden: Hnsw.load(folder, embeddings.shape, hidden),
-    "vamana": lambda folder, embeddings, built, hidden: Vamana.load(folder, built["degree"], embeddings.shape),
-    "roargraph": lambda folder, embeddings, built, hidden: RoarGraph.load(folder, embeddings),
+# Reader of each kind: called with the folder, the embeddings, the metadata of the index, the hidden rows, and whether
+# rows will be added.
+_READERS: dict[str, Callable[[Path, ndarray, Mapping[str, Any], ndarray, bool], Finder]] = {
+    "flat": lambda folder, embeddings, built, hidden, grows: Flat(embeddings),
+    "ivf": lambda folder, embeddings, built, hidden, grows: Ivf.load(folder, embeddings.shape, hidden),
+    "ivfpq": lambda folder, embeddings, built, hidden, grows: Ivf.load(folder, embeddings.shape, hidden),
+    "hnsw": lambda folder, embeddings, built, hidden, grows: Hnsw.load(folder, embeddings.shape, hidden, mapped=grows),
+    "vamana": lambda folder, embeddings, built, hidden, grows: Vamana.load(folder, built["degree"], embeddings.shape),
+    "roargraph": lambda folder, embeddings, built, hidden, grows: RoarGraph.load(folder, embeddings),
 }
 KINDS = tuple(_READERS)
 
@@ -148,8 +149,12 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 @activity("opening the index")
-def read_index(path: Path) -> ApproximateIndex:
+def read_index(path: Path, grows: bool = False) -> ApproximateIndex:
     """Open an index. Every file is compared with its digest once, and again after it has changed.
+
+    Args:
+        path: directory of the index.
+        grows: whether `update_index` will add rows: then a graph of HNSW is not read before it has the memory of all.
 
     Raises:
         StorageError: the directory is damaged, or is not a finished index of this version.
@@ -166,7 +171,7 @@ def read_index(path: Path) -> ApproximateIndex:
         if len(values) and not least <= int(values.min()) <= int(values.max()) < len(ties):
             reason = f"holds positions outside of a corpus of {len(ties):,} documents"
             raise StorageError(reason, str(path / f"{name}.npy"), _REMEDY)
-    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta, np.flatnonzero(documents < 0))
+    finder = _READERS[meta["index"]](path / FINDER, embeddings, meta, np.flatnonzero(documents < 0), grows)
     return ApproximateIndex(
         finder=finder, embeddings=embeddings, documents=documents, ties=ties, effort=int(meta["effort"])
     )

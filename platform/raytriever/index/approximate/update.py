@@ -59,7 +59,7 @@ def update_index(
         return None
     new = np.ascontiguousarray(rows.embeddings[added], np.float32)
     return ApproximateIndex(
-        finder=replace(finder.add(new, threads), hidden=hidden),
+        finder=replace(finder.reserve(len(documents)).add(new, threads), hidden=hidden),
         embeddings=join([index.embeddings, new], (len(documents), new.shape[1])),
         documents=documents,
         ties=rows.ties,

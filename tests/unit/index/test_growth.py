@@ -31,7 +31,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
 KINDS = {
     "ivf": lambda rows: (partial(Ivf.trained, rows, None, None, 3, 1), Ivf.load),
     "ivfpq": lambda rows: (partial(Ivf.trained, rows, None, 4, 3, 1), Ivf.load),
-    "hnsw": lambda rows: (lambda *_: Hnsw.empty(WIDTH, 8, 40, 3), partial(Hnsw.load, seed=3, mapped=True)),
+    "hnsw": lambda rows: (lambda *_: Hnsw.empty(WIDTH, 8, 30, 3), partial(Hnsw.load, seed=3, mapped=True)),
 }
 
 
@@ -147,7 +147,7 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
 
 
 def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tmp_path: Path) -> None:
-    reserved = Hnsw.empty(WIDTH, 8, 40, 3).reserve(ROWS)
+    reserved = Hnsw.empty(WIDTH, 8, 30, 3).reserve(ROWS)
     assert reserved.index.ntotal == 0
     links = reserved.index.hnsw
     arrays = (links.neighbors, links.levels, links.offsets, faiss.downcast_index(reserved.index.storage).codes)
@@ -155,16 +155,16 @@ def test_memory_that_is_reserved_is_enough_and_changes_nothing(rows: ndarray, tm
     full = reserved.add(rows[:500], 1).add(rows[500:], 1)
     assert [int(array.data()) for array in arrays] == before  # no array has outgrown its memory and was copied
     assert links.neighbors.size() > ROWS * links.nb_neighbors(0)
-    plain = Hnsw.empty(WIDTH, 8, 40, 3).add(rows[:500], 1).add(rows[500:], 1)
+    plain = Hnsw.empty(WIDTH, 8, 30, 3).add(rows[:500], 1).add(rows[500:], 1)
     assert content(full.reserve(ROWS), tmp_path / "reserved") == content(plain, tmp_path / "plain")
 
 
 @pytest.mark.parametrize("is_earlier", [False, True], ids=["float16", "float32-of-an-earlier-version"])
 def test_a_graph_grows_from_its_file_and_is_in_memory_once(is_earlier: bool, rows: ndarray, tmp_path: Path) -> None:
-    first, degree = Hnsw.empty(WIDTH, 8, 40, 3), 8
+    first, degree = Hnsw.empty(WIDTH, 8, 30, 3), 8
     if is_earlier:
         first = Hnsw(faiss.IndexHNSWFlat(WIDTH, degree, faiss.METRIC_INNER_PRODUCT), seed=3)
-        first.index.hnsw.efConstruction = 40
+        first.index.hnsw.efConstruction = 30
     first = first.add(rows[:500], 1)
     content(first, tmp_path / "first")
     mapped = Hnsw.load(tmp_path / "first", (500, WIDTH), seed=3, mapped=True)
@@ -186,5 +186,5 @@ def test_a_graph_holds_embeddings_beyond_the_range_of_float16(rows: ndarray) -> 
     queries = np.random.default_rng(1).standard_normal((100, WIDTH)).astype(np.float32)
     large = rows * np.float32(2e4)  # some components are beyond 65,504
     true = top_k(queries, large, 10, np.arange(ROWS))[1]
-    found = Hnsw.empty(WIDTH, 8, 40, 3).add(large, 1).find(queries, 10, 60, 1).rows
+    found = Hnsw.empty(WIDTH, 8, 30, 3).add(large, 1).find(queries, 10, 60, 1).rows
     assert recall(found, true).mean() > 0.9

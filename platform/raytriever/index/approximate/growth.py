@@ -1,8 +1,10 @@
 """Fill a finder by FAISS a block of rows at a time, and keep it now and then, so that a killed build continues.
 
-FOLDER/manifest.json    the digest of the file, and the number of rows or of iterations
-FOLDER/index.faiss      the index of the first rows
-FOLDER/centres.npy      or the centres of an inverted file that are being learnt"""
+    FOLDER/manifest.json    the digest of the file, and the number of rows or of iterations
+    FOLDER/index.faiss      the index of the first rows
+    FOLDER/centres.npy      or the centres of an inverted file that are being learnt
+
+`unfinished.UnfinishedWork` decides how often."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +16,7 @@ from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.growth import grow
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.store import read_index
-from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import top_k
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from indexes import write_index
 
 ROWS, WIDTH, BLOCK = 1_000, 16, 128
 
@@ -185,7 +179,7 @@ def test_a_graph_grows_from_its_file_and_is_in_memory_once(is_earlier: bool, row
     assert recall(grown.find(rows, 10, 60, 1).rows, true).mean() > 0.9
 
 
-def test_a_continued_build_and_an_update_leave_the_graph_in_its_file_until_there_is_room(
+def test_a_continued_build_leaves_the_graph_in_its_file_until_there_is_room(
     rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserve, are_mapped, config = Hnsw.reserve, [], IndexConfig(index="hnsw")
@@ -195,13 +189,11 @@ def test_a_continued_build_and_an_update_leave_the_graph_in_its_file_until_there
         return reserve(self, count)
 
     monkeypatch.setattr(Hnsw, "reserve", recorded)
-    documents = DocumentVectors.of(rows[:900])
+    documents = DocumentVectors.of(rows)
     whole = build_index(documents, config, None, 0, 1, tmp_path / "kept")
     again = build_index(documents, config, None, 0, 1, tmp_path / "kept")
     assert content(again.finder, tmp_path / "again") == content(whole.finder, tmp_path / "whole")
-    write_index(tmp_path / "index", whole, "hnsw", {})
-    assert update_index(read_index(tmp_path / "index", grows=True), DocumentVectors.of(rows), 900, 1) is not None
-    assert are_mapped == [False, True, True]
+    assert are_mapped == [False, True]
 
 
 def test_the_copy_of_a_graph_takes_half_of_the_embeddings(rows: ndarray) -> None:

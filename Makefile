@@ -52,12 +52,14 @@ test-all: $(VENV)/.tests
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not gpu"
 
 # On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy, pyarrow and pytest; nothing is installed.
+# Warnings of versions that are not pinned are no errors. With pytest-xdist, six files at a time.
 GPU_TESTS = $(shell grep -rlE 'mark\.gpu|cuda: torch\.device' tests --include='test_*.py')
 test-gpu:
 	@$(PYTHON) -c 'import importlib.util, sys; importlib.util.find_spec("torch") or sys.exit("$(PYTHON) has no torch: name a Python that has it, as in make PYTHON=python3.12 test-gpu")'
 	@$(PYTHON) -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "torch " + torch.__version__ + " finds no CUDA device: install a build of torch for CUDA and a driver that it supports")'
 	PYTHONPATH=platform PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(PYTHON) -m pytest -m gpu -o addopts=--import-mode=importlib \
-		-W ignore::pytest.PytestConfigWarning $(GPU_TESTS)
+		-o filterwarnings=default -W ignore::pytest.PytestConfigWarning \
+		$$($(PYTHON) -c 'import importlib.util as i; print("-p xdist.plugin -n 6 --dist loadfile" * bool(i.find_spec("xdist")))') $(GPU_TESTS)
 
 check: $(VENV)/.tests
 	$(BIN)/ruff format --check .

@@ -40,10 +40,27 @@ def report(title: str, ends: dict[str, End], to: Path | None) -> None:
     width = max(len(name) for name in ends)
     print(f"{title}, {date.today()}, {machine()}")
     for name, end in ends.items():
-        print(f"{name:<{width}}  {end.value:>10.4g}  {end.target:<22} {'holds' if end.holds else 'FAILS'}")
+        print(end_line(name, end, width))
     if to is not None:
-        content = {"machine": machine(), "ends": {name: asdict(end) for name, end in ends.items()}}
-        to.write_text(json.dumps(content, indent=2) + "\n")
+        write_ends(ends, to)
+
+
+def end_line(name: str, end: End, width: int = 75) -> str:
+    """Return a result as a line of a table."""
+    return f"{name:<{width}}  {end.value:>10.4g}  {end.target:<22} {'holds' if end.holds else 'FAILS'}"
+
+
+def write_ends(ends: dict[str, End], to: Path) -> None:
+    """Write results as JSON, with the machine."""
+    content = {"machine": machine(), "ends": {name: asdict(end) for name, end in ends.items()}}
+    part = to.with_name(f"{to.name}.part")
+    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.replace(to)
+
+
+def read_ends(path: Path) -> dict[str, End]:
+    """Read the results of a file."""
+    return {name: End(**end) for name, end in json.loads(path.read_text())["ends"].items()}
 
 
 def machine() -> str:

@@ -48,11 +48,17 @@ SECTIONS = (
         "gpu-estimate",
         "Estimated steps on a GPU",
         "gpu_estimate.py",
-        "Estimates for an H200 from counted operations, padded and packed; nothing here was measured on a GPU.",
+        "Estimates for an H200 from counted operations, padded and packed, before anything was measured.",
     ),
     ("gpu-losses", "Losses on a GPU", "gpu.py --sections losses", "MW against the cross-entropy of stored scores."),
     ("gpu-training", "Training on a GPU", "gpu.py --sections training", "Steps against sentence-transformers."),
     ("gpu-retrieval", "Encoding and search on a GPU", "gpu.py --sections retrieval", "Against the bare arithmetic."),
+    (
+        "gpu-kernels",
+        "Kernels on a GPU",
+        "gpu.py --sections kernels",
+        "Where the time of a step goes; the largest kernels.",
+    ),
     ("gpu-repeat", "Repeated trainings on a GPU", "gpu.py --sections repeat", "Equal losses, also after a stop."),
     ("memory", "Memory plan", "memory.py", "Planned memory of `train --dry-run` against allocated bytes."),
     (
@@ -124,32 +130,6 @@ SECTIONS = (
 )
 # Figures with a threshold of sections that appear before they are measured, for want of a GPU.
 UNMEASURED = {
-    "gpu-losses": {
-        "mw, bf16 / cross_entropy, bf16 (x)": "at most 1",
-        "mw, fp32: relative error of the loss": "at most 1e-05",
-        **{f"mw, {precision}: two runs have the same bits": "1" for precision in ("fp32", "tf32", "bf16")},
-        "mw, bf16, 65,536 x 393,216 (s)": "runs",
-    },
-    "gpu-training": {
-        **{
-            f"{case}: raytriever / sentence-transformers (x)": "at least 1.3"
-            for case in (
-                "minilm, batch 64",
-                "minilm, batch 8,192",
-                "xlm-r-base, batch 1,024",
-                "xlm-r-large, batch 1,024",
-            )
-        },
-        "xlm-r-large, batch 1,024: raytriever, MFU": "at least 0.45",
-    },
-    "gpu-retrieval": {
-        **{f"{shape}: encode / forward pass alone (x)": "at least 0.85" for shape in ("minilm", "xlm-r-large")},
-        **{
-            f"search 10,000 x 1,000,000 x 384, k = {k}: raytriever / mm and topk (x)": "at most 1.5"
-            for k in (10, 100, 1_000)
-        },
-        "mine 10,000 queries in 1,000,000 documents, depth 100: mining / search alone (x)": "",
-    },
     "gpu-repeat": {
         f"{loss}: {what} the same losses": "1"
         for loss in ("mw", "infonce", "lsepair")
@@ -183,7 +163,7 @@ def _head() -> Iterator[str]:
     yield "# Benchmarks\n"
     yield "<!-- `python benchmarks/page.py` writes this page from the results; do not edit it. -->\n"
     yield "Where a section names no machine, its figures were measured on two cores of an AMD EPYC (AVX-512, no GPU)."
-    yield "**Nothing has been measured on a GPU yet.** `make bench` measures all of them again. A threshold is what the"
+    yield "`make bench` measures all of them again, and `benchmarks/gpu.py` those of a GPU. A threshold is what the"
     yield "benchmark demands; without one the figure is only reported. (x) is a ratio of times or speeds as the figure"
     yield "names it.\n"
     yield "How often intervals contain the truth is on the page [intervals](explanation/intervals.md).\n"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 
 import torch
+
+from ends import End
+
+# Titles and values, as they are measured.
+Figures = Iterator[tuple[str, End]]
+Cases = Iterator[tuple[str, Figures]]
+IN_A_ROW = 3
 
 
 def synchronize(device: torch.device) -> None:
@@ -16,7 +24,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
-    """Return the median seconds of a call, warmed up twice; on a GPU those between two events around it."""
+    """Return the median seconds of a call, warmed up twice; on a GPU of three calls in a row, as steps follow steps."""
     for _ in range(2):
         work()
     synchronize(device)
@@ -25,10 +33,11 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            work()
+            for _ in range(IN_A_ROW):
+                work()
             end.record()
             end.synchronize()
-            durations.append(begin.elapsed_time(end) / 1000)
+            durations.append(begin.elapsed_time(end) / 1000 / IN_A_ROW)
         else:
             began = time.perf_counter()
             work()
@@ -47,3 +56,26 @@ def peak_gb(work: Callable[[], object], device: torch.device) -> float:
     work()
     torch.cuda.synchronize(device)
     return (torch.cuda.max_memory_allocated(device) - before) / 1e9
+
+
+def reported(value: float) -> End:
+    """Return a figure without a goal."""
+    return End(value, "reported", True)
+
+
+def at_most(value: float, limit: float, device: torch.device) -> End:
+    """Return a figure with a goal, which counts on a GPU alone."""
+    return End(value, f"at most {limit}", value <= limit) if device.type == "cuda" else reported(value)
+
+
+def at_least(value: float, limit: float, device: torch.device) -> End:
+    """Return a figure with a goal, which counts on a GPU alone."""
+    return End(value, f"at least {limit}", value >= limit) if device.type == "cuda" else reported(value)
+
+
+def release(device: torch.device) -> None:
+    """Give back the memory of what is no longer used."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 
 from ends import End
+from on_gpu.measuring import Cases, Figures
 from on_gpu.models import contents, write_model
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds
@@ -22,8 +22,8 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
 
 STEPS, STOP = 6, 4
-SHAPES = {"full": ("minilm", 64), "tiny": ("tiny", 4)}
-LOSSES = {"full": ("mw", "infonce", "lsepair"), "tiny": ("mw",)}
+SHAPES = {"full": ("minilm", 64), "short": ("minilm", 64), "tiny": ("tiny", 4)}
+LOSSES = {"full": ("mw", "infonce", "lsepair"), "short": ("mw",), "tiny": ("mw",)}
 
 
 class _Interrupted(Exception):
@@ -48,22 +48,22 @@ class _Source:
         return Batch(queries, retriever.batch_of(passages, "passage"), ids)
 
 
-def measure(device: torch.device, size: str) -> dict[str, End]:
-    """Return for each loss whether its trainings repeat."""
+def cases(device: torch.device, size: str, scratch: Path) -> Cases:
+    """Yield each loss."""
     shape, queries = SHAPES[size]
-    ends = {}
-    with TemporaryDirectory() as scratch:
-        directory = write_model(Path(scratch), shape, device)
-        for loss in LOSSES[size]:
-            first, second, resumed = (
-                _losses(Path(scratch) / f"{loss}-{name}", directory, loss, queries, device, stop)
-                for name, stop in (("first", None), ("second", None), ("resumed", STOP))
-            )
-            ends[f"{loss}: two trainings have the same losses"] = End(float(first == second), "1", first == second)
-            ends[f"{loss}: a resumed training has the same losses"] = End(
-                float(first == resumed), "1", first == resumed
-            )
-    return ends
+    directory = write_model(scratch, shape, device)
+    for loss in LOSSES[size]:
+        yield loss, repeated(loss, directory, queries, device, scratch)
+
+
+def repeated(loss: str, directory: Path, queries: int, device: torch.device, scratch: Path) -> Figures:
+    """Say whether the trainings of a loss repeat."""
+    first, second, resumed = (
+        _losses(scratch / f"{loss}-{name}", directory, loss, queries, device, stop)
+        for name, stop in (("first", None), ("second", None), ("resumed", STOP))
+    )
+    yield f"{loss}: two trainings have the same losses", End(float(first == second), "1", first == second)
+    yield f"{loss}: a resumed training has the same losses", End(float(first == resumed), "1", first == resumed)
 
 
 def _losses(

@@ -3,6 +3,7 @@
 1. Each signal raises KeyboardInterrupt in the main thread. In code where Python would print the exception and continue,
    keep a lock forever, or forget a thread, it is raised a moment later.
 2. Not all such code is known, so functions that wait long also call `check_interrupted`.
+3. Only commands install these handlers. A program that uses the library keeps its own.
 """
 
 from __future__ import annotations

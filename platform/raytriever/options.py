@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 from raytriever.errors import ConfigError
@@ -21,6 +22,7 @@ def option(
     help: str,
     *,
     choices: Iterable[str] | None = None,
+    pattern: str | None = None,
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
@@ -35,17 +37,19 @@ def option(
         default: default value.
         help: one sentence for `--help`, with the unit if there is one.
         choices: allowed strings.
+        pattern: regular expression of further allowed strings.
         minimum: smallest allowed number.
         above: lower bound that the number must exceed.
         maximum: largest allowed number.
         reads: function that makes the value from a flag or a file; its ValueError says what to give.
-        form: form of the value for `--help`, for a setting with `reads`.
+        form: form of the value for `--help`, for a setting with `reads`; that of `pattern` otherwise.
         needs: settings without which this one has no effect; see `NEEDS`. One of several is enough.
         formerly: earlier name of the setting, which flags and files may still use.
     """
     allowed = tuple(choices) if choices is not None else None
     metadata: dict[str, Any] = {"help": help, "choices": allowed, "minimum": minimum, "above": above}
     metadata |= {
+        "pattern": pattern,
         "maximum": maximum,
         "reads": reads,
         "form": form,
@@ -110,8 +114,11 @@ def check_options(config: Any) -> None:
             refuse_secrets(value, where)
         if rule.get("reads") is not None:
             read_option(field, value, where)
-        if rule["choices"] is not None and value not in rule["choices"]:
-            raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]))
+        pattern = rule.get("pattern")
+        is_other = pattern is not None and re.fullmatch(pattern, str(value)) is not None
+        if rule["choices"] is not None and value not in rule["choices"] and not is_other:
+            other = f", or give {rule['form']}" if pattern else ""
+            raise ConfigError(f"unknown value {value!r}", where, did_you_mean(str(value), rule["choices"]) + other)
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError("is out of range", where, "give a number of at most 18 digits")
         if isinstance(value, float) and not math.isfinite(value):
@@ -128,8 +135,8 @@ def check_options(config: Any) -> None:
 
 
 # Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list contains
-# one of them); `loss!=triplet` has another value.
-NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.-]+))?")
+# one of them, and `*` is any text); `loss!=triplet` has another value.
+NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.*:-]+))?")
 
 
 def needs_of(*kinds: type) -> dict[str, tuple[str, ...]]:
@@ -192,6 +199,6 @@ def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
     if not sign:
         return None if is_set != bool(negated) else (present, "" if negated else flag)
     parts = {part.strip() for part in str(value).split(",")}
-    if bool(parts & set(values.split("|"))) == (sign == "="):
+    if any(fnmatchcase(part, each) for part in parts for each in values.split("|")) == (sign == "="):
         return None
     return present, f"{flag} {' or '.join(values.split('|'))}" if sign == "=" else f"another {flag}"

@@ -17,6 +17,13 @@ import json
 import sys
 
 import raytriever as rt
+from torch.nn import functional
+
+MARGIN = 5.0
+
+def hinge(scores, positives, negatives):
+    worst = scores.masked_fill(~positives, 1e4).amin(1)
+    return functional.relu(MARGIN + scores.masked_fill(~negatives, -1e4).amax(1) - worst).mean()
 
 data = rt.load_dataset(sys.argv[1])
 model = rt.load_model(sys.argv[2], precision="fp32")
@@ -29,6 +36,8 @@ report.save("results")
 index = rt.build_index(run.model, data)
 [hits] = index.search(["what is abcdef"], top_k=5)
 page = rt.compare([run, report], "page.html")
+own = rt.train(data, model, num_workers=2, grad_cache_chunk=4, output="runs/own", precision="fp32",
+               **settings | {"max_steps": 4, "loss": hinge})
 try:
     rt.train(data, model, output="runs/mine", max_steps=1)
     refused = ""
@@ -37,6 +46,7 @@ except rt.ConfigError as error:
 print(json.dumps({
     "metrics": report.metrics, "run": run.metrics, "again": again.metrics, "hits": [hit.document_id for hit in hits],
     "negatives": len(hard), "page": page.exists(), "rows": len(report.to_pandas()), "refused": refused,
+    "own": own.metrics["after"],
 }))
 """
 

@@ -133,10 +133,31 @@ def test_a_refresh_reserves_spare_gpus_and_hides_the_others(
     assert len(list((tmp_path / "evaluations").glob("*.json"))) == 2
     [encoder] = seen("ray::Encoder")
     assert encoder in {"0", "1"}
-    assert seen("ray::Miner") == seen("ray::CheckpointEvaluator") == {""}
+    assert seen("ray::Miner") == {""}
+    assert not seen("ray::CheckpointEvaluator")
     texts = [event.text for event in events if hasattr(event, "text")]
     assert "Refreshes encode on 1 GPU, because 1 of 2 GPUs train: --refresh-pool is 3." in texts
-    assert "Checkpoints are evaluated on a CPU: the 1 workers leave no GPU free." in texts
+    assert "Checkpoints are evaluated on the GPU of the first worker, while training waits." in texts
+
+
+def test_a_refresh_uses_the_gpu_of_training_where_no_other_is_left(
+    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
+) -> None:
+    config = Config(
+        data=DataConfig(dataset=str(tiny_dataset), negatives_per_query=1),
+        model=case.model,
+        training=TrainingConfig(batch_size=16, precision="fp32", max_steps=4, eval_steps=4, num_workers=2),
+        refresh=RefreshConfig(refresh_every=2, refresh_mode="sync", refresh_negatives=3),
+    )
+    table = build_negatives_table(case.dataset, config.data, "", lambda: Bm25Index(case.dataset.passages()))
+    events: list[Any] = []
+    train_on_cluster(config, [str(case.dataset.location)], table, 4, tmp_path, events.append, in_process=True)
+    [adopted] = read_ledger(tmp_path / "negatives").adopted_rounds
+    assert (adopted.snapshot, adopted.used_from) == (2, 2)
+    assert not seen("ray::Miner")
+    assert not seen("ray::Encoder")
+    texts = [event.text for event in events if hasattr(event, "text")]
+    assert "Refreshes use the GPU of the first worker, while training waits for them." in texts
 
 
 @pytest.mark.parametrize("gpus", [0.0, 0.5])

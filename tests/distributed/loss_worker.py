@@ -6,6 +6,7 @@ The result is each loss's value, statistics and averaged parameter gradients.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,8 @@ from raytriever.losses.registry import build_loss
 from raytriever.training.parallel.process_group import current_workers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
+# Two losses of a user.
+OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
 NESTED, SOFT, GUIDED = " nested", " soft", " guided"  # behind the name of a loss
 
 
@@ -56,9 +59,10 @@ def main() -> dict[str, torch.Tensor]:
     out: dict[str, torch.Tensor] = {}
     for name in (
         *LOSS_NAMES,
-        *(f"{name}{NESTED}" for name in LOSS_NAMES),
+        *OWN_LOSSES,
+        *(f"{name}{NESTED}" for name in (*LOSS_NAMES, *OWN_LOSSES)),
         *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES),
-        *(f"{name}{GUIDED}" for name in LOSS_NAMES),
+        *(f"{name}{GUIDED}" for name in (*LOSS_NAMES, *OWN_LOSSES)),
     ):
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]

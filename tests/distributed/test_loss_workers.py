@@ -11,6 +11,8 @@ import torch
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path.append(str(Path(__file__).parent))
+from loss_worker import OWN_LOSSES
 from process_group import run_groups
 
 SIZES = (1, 2, 4)
@@ -28,7 +30,8 @@ def results() -> Results:
     "name",
     [
         *LOSS_NAMES,
-        *(f"{name} {way}" for way in ("nested", "guided") for name in LOSS_NAMES),
+        *OWN_LOSSES,
+        *(f"{name} {way}" for way in ("nested", "guided") for name in (*LOSS_NAMES, *OWN_LOSSES)),
         *(f"{name} soft" for name in SOFT_LABEL_LOSSES),
     ],
 )

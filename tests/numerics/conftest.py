@@ -1,8 +1,29 @@
-"""Put the literal losses of this folder, and what all tests share, on the path of its tests."""
+"""Put the literal losses of this folder, and what all tests share, on the path of its tests; MW's kernel for a sham."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "support")]
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+sys.path.insert(0, str(Path(__file__).parent))
+from host_kernels import HostKernels
+from sham_device import Counts, sham_device
+
+
+@pytest.fixture(scope="session")
+def host_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the kernels compiled for this processor."""
+    return tmp_path_factory.mktemp("walk")
+
+
+@pytest.fixture
+def sham(host_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    """A sham CUDA device on which MW runs the kernels that a real one would."""
+    kernels = HostKernels(host_library)
+    monkeypatch.setattr("raytriever.losses.mw.cuda.kernels_of", lambda device: kernels)
+    with sham_device() as counts:
+        yield counts

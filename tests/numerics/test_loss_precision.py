@@ -15,11 +15,18 @@ from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.sweep import Products
 from raytriever.losses.registry import build_loss
 
-DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+DEVICES = ("cpu", "sham", pytest.param("cuda", marks=pytest.mark.gpu))
 every_loss = pytest.mark.parametrize("name", SCORE_LOSSES)
-on_devices = pytest.mark.parametrize("device", DEVICES)
+on_devices = pytest.mark.parametrize("device", DEVICES, indirect=True)
 # A power of two, so that embeddings divided by it are rounded as they are.
 TAU = 0.125
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "sham":
+        request.getfixturevalue("sham")
+    return "cpu" if request.param == "cpu" else "cuda:0"
 
 
 def moved(ids: BatchIds, device: str) -> BatchIds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from literal import Example, auc, example, literal
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.joint import joint
 from raytriever.losses.registry import LOSSES, build_loss
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
@@ -213,3 +215,12 @@ def test_rand1_draws_evenly_by_seed_step_and_query_alone() -> None:
     assert torch.equal(draw_positive(columns, flipped)[:, 0].flip(0), drawn)
     later = dataclasses.replace(ids, step=3)
     assert 0.5 < float((draw_positive(columns, later)[:, 0] != drawn).float().mean()) < 0.8
+
+
+def test_a_small_joint_loss_keeps_its_digits() -> None:
+    """At tau 0.01 scores are near 60; their float32 values are 4e-6 apart, and so large is the loss."""
+    negatives, is_positive = torch.tensor([48.0, 40.0]), torch.tensor([[True, False], [True, True]])
+    positives = torch.tensor([[60.0, torch.nan], [61.0, 61.0]])
+    value = joint(negatives, positives, is_positive)
+    first, second = np.log1p(np.exp(-12.0)), np.log(2 + np.exp(-21.0))
+    assert value.tolist() == pytest.approx([first, second], rel=1e-6, abs=0)

@@ -107,6 +107,9 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
         def synchronize(self) -> None:
             counts.syncs[f"stream {line_of_caller()}"] += 1
 
+        def is_capturing(self) -> bool:
+            return False
+
     default = Stream()
 
     @contextmanager
@@ -157,9 +160,12 @@ def _replacements(device: Device, properties: SimpleNamespace) -> list[tuple[Any
         "default_stream": lambda *_: default, "stream": use_stream,
         "get_rng_state": lambda *_: device.random_state.clone(), "set_rng_state": set_random_state,
         "manual_seed": device.seed, "manual_seed_all": device.seed,
+        # A build for CUDA would ask the driver, which need not be there.
+        "is_current_stream_capturing": lambda: False,
     }  # fmt: skip
     return [
         *((cuda, attribute, value) for attribute, value in functions.items()),
+        (torch.accelerator, "current_stream", lambda *_: default),
         (torch, "autocast", Autocast),
         (torch, "tensor", make),
         (torch, "as_tensor", make_from),

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 CUDA = torch.device("cuda", 0)
 _COPIES = frozenset({"_to_copy", "copy_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+# Products whose overloads `dtype` and `dtype_out` torch computes on CUDA alone.
+_PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)
 # Files of the frames between an operator and the line that calls it.
 _BETWEEN = ("/sham_tensor.py", "torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/utils/_python_dispatch.py")
 
@@ -241,9 +243,7 @@ class Device:
                 self.counts.copy(to_device, is_pinned, waits=not (is_pinned and non_blocking))
                 return  # the copy engine runs it, and no kernel
         if name not in NO_KERNEL:
-            line = line_of_caller()
-            self.counts.launches[line] += 1
-            self.counts.operators[name] += 1
+            line = self.count_kernel(name)
         masks = (
             [one for one in args[1] or [] if isinstance(one, Tensor) and one.dtype == torch.bool]
             if (name in _INDEXING)
@@ -252,6 +252,13 @@ class Device:
         sizes = name == "repeat_interleave" and kwargs.get("output_size") is None
         if here and (name in SYNCS or masks or sizes):
             self.counts.syncs[f"{name} {line or line_of_caller()}"] += 1
+
+    def count_kernel(self, name: str) -> str:
+        """Count one launch, and return its line."""
+        line = line_of_caller()
+        self.counts.launches[line] += 1
+        self.counts.operators[name] += 1
+        return line
 
     @contextmanager
     def _random(self) -> Iterator[None]:
@@ -274,10 +281,25 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
     name = func.overloadpacket.__name__
     if name in flash_attention.OPERATORS:
         return flash_attention.compute(name, args, kwargs)
-    if func is torch.ops.aten.mm.dtype:  # products of bf16, sums of `out_dtype`
-        left, right, out_dtype = args
-        return left.to(out_dtype) @ right.to(out_dtype)
+    if func.overloadpacket in _PRODUCTS and func._overloadname in ("dtype", "dtype_out"):
+        return _product(func.overloadpacket, *args, **kwargs)
     return func(*args, **kwargs)
+
+
+def _product(packet: Any, *args: Any, beta: float = 1, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+    """Return the product of operands in half precision with sums of the type `args[-1]`, by the rules of CUDA."""
+    *added, left, right, out_dtype = args
+    if left.dtype != right.dtype:
+        raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {left.dtype} and {right.dtype}")
+    if out_dtype not in (left.dtype, torch.float32):
+        raise RuntimeError("out_dtype must be the same as input dtype or fp32 for fp16/bf16 inputs")
+    if out is not None and out.dtype != out_dtype:
+        raise RuntimeError("out_dtype must be the same as the dtype of the provided out tensor")
+    if added and added[0].dtype not in (left.dtype, out_dtype):
+        raise RuntimeError("self dtype must match either out_dtype or mat1 dtype")
+    factors = {"beta": beta, "alpha": alpha} if added else {}
+    result: Tensor = packet(*(one.to(out_dtype) for one in (*added, left, right)), **factors)
+    return result if out is None else out.copy_(result)
 
 
 def _inner(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,10 +47,12 @@ def test_benchmarks_import_what_there_is() -> None:
     assert absent == []
 
 
-@pytest.mark.parametrize("section", ["on_gpu.losses", "on_gpu.retrieval", "on_gpu.repeat"], indirect=True)
-def test_small_sizes_run_on_a_cpu(section: ModuleType) -> None:
-    ends = section.measure(CPU, "tiny")
-    assert all(end.value > 0 for name, end in ends.items() if not name.endswith("(GB)"))
+@pytest.mark.parametrize(
+    "section", ["on_gpu.losses", "on_gpu.retrieval", "on_gpu.repeat", "on_gpu.kernels"], indirect=True
+)
+def test_small_sizes_run_on_a_cpu(section: ModuleType, tmp_path: Path) -> None:
+    ends = {title: end for _, figures in section.cases(CPU, "tiny", tmp_path) for title, end in figures}
+    assert all(end.value > 0 for name, end in ends.items() if not name.endswith(("(GB)", "without a kernel")))
     assert all(end.holds for end in ends.values() if end.target == "1")
 
 
@@ -73,7 +76,7 @@ def test_both_libraries_train_on_the_same_tokens(section: ModuleType, tmp_path: 
     texts = [len(column["attention_mask"]) for column in columns]
     assert texts == [case.queries] * len(columns)
     assert expected / case.queries == pytest.approx(rates["tokens_per_second"] / rates["queries_per_second"])
-    assert section.theirs(case, directory, CPU)[0] > 0
+    assert all(rate > 0 for _, rate, _ in section.theirs(case, directory, CPU))
 
 
 @pytest.mark.parametrize("section", ["gpu_estimate"], indirect=True)
@@ -92,3 +95,28 @@ def test_a_missing_gpu_is_one_line() -> None:
     assert done.stderr == (
         "benchmarks/gpu.py: torch finds no CUDA device: use a machine with one, or --device cpu --size tiny\n"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_both_sittings_on_a_gpu_run_without_one(tmp_path: Path) -> None:
+    own = {"DEVICE": "cpu", "SIZE": "tiny", "SHAPE": "tiny", "STRATEGIES": "zero1", "MARK": "not gpu", "WORKERS": "2"}
+    own |= {"TESTS": "tests/unit/models/test_varlen.py", "PARTS": "losses:60:mw retrieval:60:search kernels:60:mw"}
+    own |= {"PYTHON": sys.executable, "OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work")}
+    printed = {
+        name: subprocess.run(
+            ["bash", str(BENCHMARKS / "on_gpu" / "sitting.sh"), name],
+            env={**os.environ, **own},
+            cwd=BENCHMARKS.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for name in ("right", "worth")
+    }
+    assert "5 of 5 checks ran" in printed["right"]
+    assert re.search(r"\d+ passed in", printed["right"])
+    assert "same bits True" in printed["right"], printed["right"]
+    assert "exit status" not in printed["worth"], printed["worth"]
+    names = {path.name.partition("-20")[0] for path in (tmp_path / "out").glob("gpu-*.json")}
+    assert names == {"gpu-losses", "gpu-retrieval", "gpu-kernels"}

@@ -15,9 +15,9 @@ import pytest
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import UserError
+from raytriever.evaluation.differences.significance import read_best_rows
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.results import read_results
-from raytriever.evaluation.significance import read_best_rows
 from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison

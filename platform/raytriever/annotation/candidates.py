@@ -18,6 +18,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.annotation.config import BM25, DENSE
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
@@ -26,7 +27,6 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.filters import normalise
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store

@@ -1,4 +1,4 @@
-"""One call of the public API: locks, interruption, and errors that name arguments instead of flags."""
+"""One call of the public API: locks, and errors that name arguments instead of flags."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from raytriever.activity import activity
 from raytriever.errors import UserError
-from raytriever.interruption import interruptible
 from raytriever.locking import acquire
 from raytriever.storage import disk_errors, lock_errors
 from raytriever.terminal import warn
@@ -49,7 +48,7 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def working(name: str, output: Path | None = None) -> Iterator[None]:
-    """Do long work: SIGTERM and a closed terminal end it as Ctrl-C does, and no other process writes `output`.
+    """Do long work. No other process writes `output`. The handlers of signals stay those of the caller's program.
 
     Args:
         name: of the function, for the line that is shown while nothing else is.
@@ -58,7 +57,7 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
     Raises:
         InUseError: another process is writing the directory.
     """
-    with interruptible(), activity(f"raytriever.{name} is working"):
+    with activity(f"raytriever.{name} is working"):
         if output is None:
             yield
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -250,14 +250,28 @@ def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> st
     return explicit or next(iter(precisions), None)
 
 
-def check_texts(texts: Sequence[str]) -> list[str]:
-    """Return texts as a list; raises `ConfigError` where they are one string, or not all strings."""
+def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
+    """Return texts as a list.
+
+    Args:
+        texts: a sequence, a Series, a column of `datasets`, an array or an iterator.
+        argument: its name.
+
+    Raises:
+        ConfigError: it is one text, a collection without an order or with names, or contains something else than texts.
+    """
     if isinstance(texts, str | bytes):
-        raise ConfigError("is one text, not a list of texts", "texts", "put it in a list")
+        raise ConfigError("is one text, not a list of texts", argument, "put it in a list")
+    # A frame and a table of `datasets` iterate over the names of their columns, or over rows.
+    is_table = hasattr(texts, "columns") or hasattr(texts, "column_names")
+    if is_table or isinstance(texts, Mapping | Set) or not isinstance(texts, Iterable):
+        raise ConfigError(
+            f"is {type(texts).__name__}, not a list of texts", argument, "give a list, or one column of a table"
+        )
     checked = list(texts)
     for index, text in enumerate(checked):
         if not isinstance(text, str):
-            raise ConfigError(f"text {index} is {type(text).__name__}, not str", "texts", "give strings")
+            raise ConfigError(f"text {index} is {type(text).__name__}, not str", argument, "give strings")
     return checked
 
 

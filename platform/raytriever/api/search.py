@@ -65,7 +65,7 @@ class Index:
             ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range.
             ModelError: the embedding of a query is not finite.
         """
-        texts = check_texts(queries)
+        texts = check_texts(queries, "queries")
         for index, text in enumerate(texts):
             if not text.strip():
                 raise ConfigError(f"query {index} is empty", "queries", "give a few words")

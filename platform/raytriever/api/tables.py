@@ -159,10 +159,12 @@ def hub_tables(splits: Any) -> Files:
             "needs the package `datasets`", "from_huggingface", "install it: pip install datasets"
         ) from error
     if isinstance(splits, datasets.Dataset):
+        splits = splits.with_format(None)  # rows of Python values, whatever the format of the user
         return pair_files(Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None)
     if not isinstance(splits, datasets.DatasetDict):
         remedy = "give a Dataset or a DatasetDict"
         raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
+    splits = splits.with_format(None)
     is_judged = {"corpus", "queries"} <= splits.keys()
     rows: dict[str, Rows] = {}
     titles: dict[str, str] = {}

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -26,6 +27,7 @@ from raytriever.config import (
     from_dict,
 )
 from raytriever.errors import ConfigError
+from raytriever.losses.own.register import loss_setting
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
@@ -192,7 +194,7 @@ def mine_hard_negatives(
 def train(
     data: Dataset | str | os.PathLike[str],
     model: ModelLike = "minilm",
-    loss: str = "mw",
+    loss: str | Callable[..., Any] = "mw",
     *,
     hard_negatives: HardNegatives | str | os.PathLike[str] | None = None,
     max_steps: int | None = None,
@@ -219,7 +221,8 @@ def train(
     Args:
         data: the data set, with a split `train`; `test` is measured, and `dev` decides when to stop.
         model: the encoder to begin from.
-        loss: its name, such as `mw`, `infonce` or `lsepair`.
+        loss: its name, such as `mw`, `infonce` or `lsepair`; `FILE.py:NAME` or a function for a loss of your own
+            (docs/tutorials/own-loss.md); or a name that `rt.losses.register` has given it.
         hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
             them as `negatives_per_query` says, by default up to 5.
         max_steps: optimiser steps.
@@ -261,7 +264,7 @@ def train(
         }.items()
         if value is not None
     }
-    explicit |= {"dataset": source_of(data), "loss": loss, **settings}
+    explicit |= {"dataset": source_of(data), "loss": loss_setting(loss), **settings}
     if isinstance(data, Dataset):
         explicit.setdefault("max_bad_rows", data.max_bad_rows)
     config = settings_of(model)

@@ -140,7 +140,9 @@ def _parser() -> Parser:
         help="GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
     )
     parser.add_argument(
-        "--run-name", metavar="NAME", help="name of the study, for trackers (default: study-NAME-SCALE)"
+        "--run-name",
+        metavar="NAME",
+        help="name of the study, for trackers (default: study-NAME-SCALE; of a file study-NAME-own)",
     )
     add_trackers(parser)
     add_wait(parser)

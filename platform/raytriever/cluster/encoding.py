@@ -31,7 +31,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import QuarantineReport
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
-from raytriever.encoding.encode import TOKEN_BUDGET
+from raytriever.encoding.encode import token_budget
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
@@ -162,7 +162,7 @@ def run_encoding(
         report_prompts(retriever, opened.name, log)
         side: Side = "query" if config.side == "query" else "passage"
         # The number of tokens in a batch changes the last bits of embeddings, so a resumed store keeps its number.
-        tokens = config.batch_tokens or TOKEN_BUDGET["cuda" if on_gpus else "cpu"]
+        tokens = config.batch_tokens or token_budget(retriever, "cuda" if on_gpus else "cpu")
         plan = plan_embeddings(model, retriever, opened, side, config.dtype, tokens, on_gpu=on_gpus)
         work = writer_at(output.absolute(), plan)
         work.check()

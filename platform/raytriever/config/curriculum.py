@@ -65,7 +65,7 @@ class Curriculum:
     @property
     def losses(self) -> str:
         """The losses in the order of training, joined by `then`."""
-        return " then ".join(dict.fromkeys(stage.config.loss.loss for stage in self.all_stages))
+        return " then ".join(dict.fromkeys(stage.config.loss.title for stage in self.all_stages))
 
     @property
     def hash(self) -> str:
@@ -179,7 +179,7 @@ def default_run_name(curriculum: Curriculum) -> str:
     parts = (
         Path(config.data.dataset).name,
         Path(config.model.model).name,
-        *(stage.name or stage.config.loss.loss for stage in curriculum.all_stages),
+        *(stage.name or stage.config.loss.title for stage in curriculum.all_stages),
         f"seed{config.training.seed}",
     )
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")

@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
-from raytriever.losses.config import DISTILLATION_LOSSES, LossConfig, check_loss
+from raytriever.losses.config import LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option, with_current_names
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -90,7 +90,7 @@ def _check_splits(data: DataConfig) -> None:
 def _check_teacher(config: Config) -> None:
     """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
     check_changed(config.data, config.loss, only=["teacher"])
-    learner = f"--loss {config.loss.loss}" if config.loss.loss in DISTILLATION_LOSSES else "--soft-labels"
+    learner = "--soft-labels" if config.loss.soft_labels else f"--loss {config.loss.title}"
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:

@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Rows, TokenColumn
+from raytriever.data.copies import Forms
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -121,11 +122,13 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
             Chained([side.texts for side in documents]),
             stored_digest=_digest([side.digest for side in documents], names),
             bm25_language=documents[0].bm25_language,
+            stored_forms=_chained_forms([side.stored_forms for side in documents]),
         ),
         queries=Queries(
             _chained_ids([side.ids for side in queries], names),
             Chained([side.texts for side in queries]),
             stored_digest=_digest([side.digest for side in queries], names),
+            stored_forms=_chained_forms([side.stored_forms for side in queries]),
         ),
         judgements=judgements,
         quarantine=QuarantineReport(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
@@ -133,6 +136,12 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
         tokens=_chained_tokens([dataset.tokens for dataset in datasets]),
         parts=tuple(datasets),
     )
+
+
+def _chained_forms(parts: Sequence[Forms | None]) -> Forms | None:
+    """Return the forms of all texts, with which copies are found across data sets; None if a part has none."""
+    stored = [part for part in parts if part is not None]
+    return np.concatenate(stored) if len(stored) == len(parts) else None
 
 
 def starts_of(dataset: RetrievalDataset) -> tuple[Int64[ndarray, " parts+1"], Int64[ndarray, " parts+1"]]:

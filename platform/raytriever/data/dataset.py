@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from raytriever.data.answers import Answers, QueryPrompts
 from raytriever.data.columns import TokenColumn
+from raytriever.data.copies import Copies, Forms, forms_of
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
 
@@ -25,7 +26,8 @@ from raytriever.data.quarantine import QuarantineReport
 class Documents:
     """Corpus: three columns of equal length. A title may be empty, a text may not.
 
-    `stored_digest` is the value of `digest`, if the process that wrote the columns recorded it. `bm25_language` is the
+    `stored_digest` and `stored_forms` are what the process that wrote the columns recorded of them: `digest`, and the
+    forms of the joined titles and texts (`copies`). `bm25_language` is the
     language that the user names for BM25, a code of `languages.LANGUAGES`; None to detect it.
     """
 
@@ -34,6 +36,7 @@ class Documents:
     texts: Sequence[str]
     stored_digest: str | None = None
     bm25_language: str | None = None
+    stored_forms: Forms | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -44,14 +47,25 @@ class Documents:
         contents = (key_of(title, text) for title, text in zip(self.titles, self.texts, strict=True))
         return self.stored_digest or digest_of(map(key_of, self.ids), contents)
 
+    @cached_property
+    def forms(self) -> Forms:
+        """Forms of the passages; computed, which reads all of them, for data sets of earlier versions."""
+        return forms_of(Passages(self)) if self.stored_forms is None else self.stored_forms
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Passages that are copies of earlier ones."""
+        return Copies.of(self.forms)
+
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of all splits: two columns of equal length; `stored_digest` as in `Documents`."""
+    """Queries of all splits: two columns of equal length; `stored_digest` and `stored_forms` as in `Documents`."""
 
     ids: Sequence[str]
     texts: Sequence[str]
     stored_digest: str | None = None
+    stored_forms: Forms | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -60,6 +74,16 @@ class Queries:
     def digest(self) -> str:
         """SHA-256 over ids and texts."""
         return self.stored_digest or digest_of(map(key_of, self.ids), map(key_of, self.texts))
+
+    @cached_property
+    def forms(self) -> Forms:
+        """Forms of the queries, without prompts of their own."""
+        return forms_of(self.texts) if self.stored_forms is None else self.stored_forms
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Queries that are copies of earlier ones."""
+        return Copies.of(self.forms)
 
 
 @dataclass(frozen=True)

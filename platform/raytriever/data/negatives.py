@@ -3,7 +3,8 @@
 In memory each column is one array. The rows of a query are adjacent, hardest first. Ten million rows need a quarter of
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
-1. A document that is relevant to a query is no negative of it. Such rows are left out and counted.
+1. A document that is relevant to a query or to an equal one is no negative of it, and nor are its copies
+   (`data.copies`). Such rows are left out and counted.
 2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
    and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
@@ -96,7 +97,7 @@ class NegativesTable:
             )
         ]
         pairs = columns[0] * len(dataset.documents) + columns[1]
-        relevant = np.isin(pairs, _relevant_pairs(dataset))
+        relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), _relevant_pairs(dataset))
         order = np.lexsort((columns[2], columns[3], pairs))
         order = order[~relevant[order]]
         again = np.zeros(len(order), dtype=bool)
@@ -177,11 +178,14 @@ class NegativesTable:
 
 
 def _relevant_pairs(dataset: RetrievalDataset) -> Int64[ndarray, " pairs"]:
-    pairs = [
-        rows.queries[rows.scores > 0] * len(dataset.documents) + rows.documents[rows.scores > 0]
-        for rows in dataset.judgements.values()
-    ]
+    relevant = [rows.where(rows.scores > 0) for rows in dataset.judgements.values()]
+    pairs = [_first_pairs(dataset, rows.queries, rows.documents) for rows in relevant]
     return np.concatenate(pairs) if pairs else np.zeros(0, dtype=np.int64)
+
+
+def _first_pairs(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> Int64[ndarray, " pairs"]:
+    """Return a number for each pair, the same for pairs of equal texts."""
+    return dataset.queries.copies.first(queries) * len(dataset.documents) + dataset.documents.copies.first(documents)
 
 
 def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: ndarray) -> None:

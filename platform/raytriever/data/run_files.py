@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.sources import open_stream, reading
+from raytriever.data.formats.rows import numbered_rows
 from raytriever.errors import DataError
 
 _FORM = "a line is `query Q0 document rank score tag`"
@@ -38,24 +38,14 @@ def read_run(
     row_of = {dataset.queries.ids[query]: row for row, query in enumerate(queries)}
     documents = {name: position for position, name in enumerate(dataset.documents.ids)}
     rankings: list[list[tuple[float, str, int]]] = [[] for _ in queries]
-    number = [0]
-    with open_stream(where) as stream, reading(where, number):
-        for line in stream:
-            number[0] += 1
-            if not line.strip():
-                continue
-            query, document, score = _columns(line, f"{where}:{number[0]}")
-            row = row_of.get(query, row_of.get(unquote(query)))
-            if row is None:
-                continue
-            position = documents.get(document, documents.get(unquote(document)))
-            if position is None:
-                raise DataError(
-                    f"unknown document id {document[:60]!r}",
-                    f"{where}:{number[0]}",
-                    f"is it a run over {dataset.name}?",
-                )
-            rankings[row].append((score, dataset.documents.ids[position], position))
+    for line, query, document, score in _rows(where):
+        row = row_of.get(query, row_of.get(unquote(query)))
+        if row is None:
+            continue
+        position = documents.get(document, documents.get(unquote(document)))
+        if position is None:
+            raise DataError(f"unknown document id {document[:60]!r}", line, f"is it a run over {dataset.name}?")
+        rankings[row].append((score, dataset.documents.ids[position], position))
     if not any(rankings):
         raise DataError(f"ranks none of the {len(queries):,} queries", where, f"is it a run over {dataset.name}?")
     table = np.full((len(queries), depth), -1, dtype=np.int64)
@@ -78,19 +68,22 @@ def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[n
     """
     row_of = {query: row for row, query in enumerate(queries)}
     scores: list[list[float]] = [[] for _ in queries]
-    number = [0]
-    with open_stream(where) as stream, reading(where, number):
-        for line in stream:
-            number[0] += 1
-            query, _, score = _columns(line, f"{where}:{number[0]}")
-            row = row_of.get(query, row_of.get(unquote(query)))
-            if row is not None:
-                scores[row].append(score)
+    for _, query, _, score in _rows(where):
+        row = row_of.get(query, row_of.get(unquote(query)))
+        if row is not None:
+            scores[row].append(score)
     table = np.full((len(queries), depth), np.nan)
     for row, values in enumerate(scores):
         best = sorted(values, reverse=True)[:depth]
         table[row, : len(best)] = best
     return table
+
+
+def _rows(where: str) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the place of each line that is not blank, its query, document and score."""
+    for number, line in numbered_rows(where):
+        place = f"{where}:{number}"
+        yield place, *_columns(line, place)
 
 
 def _columns(line: bytes, where: str) -> tuple[str, str, float]:

@@ -1,17 +1,18 @@
 """Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
 
-A model answers a query that it was trained on from memory, which says nothing about other queries. Two texts count as
-the same if they differ only in case and white space."""
+A model answers a query that it was trained on from memory, which says nothing about other queries. `copies` says which
+texts count as the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
+from raytriever.data.copies import Forms
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 
@@ -33,8 +34,8 @@ def describe(
         "documents": f"{len(dataset.documents):,}",
         "queries": f"{len(dataset.queries):,}",
         "documents repeated under their id": f"{sides['documents']['repeated']:,}",
-        "documents with the text of another": f"{sides['documents']['same_text']:,}",
-        "queries with the text of another": f"{sides['queries']['same_text']:,}",
+        "passages that are copies of others, which count as one": f"{sides['documents']['same_text']:,}",
+        "queries that are copies of others, which count as one": f"{sides['queries']['same_text']:,}",
     }
     for split, rows in dataset.judgements.items():
         queries = np.unique(rows.queries)
@@ -103,19 +104,6 @@ class Overlap:
         )
 
 
-def plain_text(text: str) -> str:
-    """Return a text without differences of case and white space."""
-    return " ".join(text.casefold().split())
-
-
-def query_texts(dataset: RetrievalDataset, split: str) -> list[str]:
-    """Return the plain texts of a split's queries that have a positive."""
-    rows = dataset.judgements[split]
-    queries = np.unique(rows.queries[rows.scores > 0]).tolist()
-    texts = dataset.queries.texts
-    return [plain_text(texts[query]) for query in queries]
-
-
 def overlaps(
     trained: Iterable[tuple[RetrievalDataset, str]], measured: Sequence[tuple[RetrievalDataset, str]]
 ) -> list[Overlap]:
@@ -125,12 +113,18 @@ def overlaps(
         trained: data sets and the split of each that is trained on.
         measured: data sets and the split of each that is measured.
     """
-    texts: Collection[str] = {text for dataset, split in trained for text in query_texts(dataset, split)}
+    known = [_forms(dataset, split) for dataset, split in trained]
     counts = []
     for dataset, split in measured:
-        own = query_texts(dataset, split)
-        counts.append(Overlap(dataset.name, split, sum(text in texts for text in own), len(own)))
+        own = _forms(dataset, split)
+        shared = np.isin(own, np.concatenate(known)) if known else np.zeros(len(own), bool)
+        counts.append(Overlap(dataset.name, split, int(shared.sum()), len(own)))
     return counts
+
+
+def _forms(dataset: RetrievalDataset, split: str) -> Forms:
+    """Return the forms of a split's queries that have a positive."""
+    return dataset.queries.forms[dataset.positives(split).queries]
 
 
 def check_overlap(overlap: Overlap, allowed: bool) -> None:

@@ -5,8 +5,9 @@ of long texts count more (`models.packing.token_cost`), because attention is qua
 and the budget alone, so the same rows give the same bytes in every process. Results are in the order of the texts. On a
 CPU threads encode a batch each.
 
-Nothing waits for a GPU before all batches are queued. A thread makes the next batches in pinned memory and copies them
-on a stream of their own, and embeddings are copied back once a batch, into pinned memory.
+A thread tokenises the next texts. Nothing waits for a GPU before all batches are queued. Another thread makes the next
+batches in pinned memory and copies them on a stream of their own, and embeddings are copied back once a batch, into
+pinned memory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from raytriever.prompts import Prompts, Side
 WINDOW = 8_192
 # A CPU is fastest at 2,000 to 8,000 tokens per batch; a GPU needs enough tokens to stay busy.
 TOKEN_BUDGET = {"cpu": 4_096, "cuda": 65_536}
+# Numbers in the states of a layer. A batch of a narrow encoder has more tokens: Python takes 5 ms to launch any batch.
+_GPU_STATES = 1 << 26
 _AHEAD = 2  # batches that are made ahead of the encoder
 # Threads that encode a batch each on a CPU, and batches of each that make up for the wait at the end.
 MOST_THREADS, _PER_THREAD = 8, 4
@@ -85,11 +88,17 @@ def encode_texts(
         ModelError: an embedding is not finite.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
-    before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is tokenised
-    with Progress(title, len(texts), "text") as progress:
+    before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is launched
+
+    def tokenise(start: int) -> tuple[list[ndarray], str | Sequence[str] | None]:
+        own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
+        return retriever.contents(texts[start : start + WINDOW], side, own), own
+
+    with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
+        reading = reader.submit(tokenise, 0)
         for start in range(0, len(texts), WINDOW):
-            own = prompt if prompt is None or isinstance(prompt, str) else prompt[start : start + WINDOW]
-            contents = retriever.contents(texts[start : start + WINDOW], side, own)
+            contents, own = reading.result()
+            reading = reader.submit(tokenise, start + WINDOW)
             pending = _start_contents(retriever, contents, side, progress.advance, own)
             if before is not None:
                 embeddings[before[0] : start] = before[1].result()
@@ -247,9 +256,10 @@ def _encode_side_by_side(
             torch.set_num_threads(cores)
 
 
-def token_budget(retriever: Retriever) -> int:
-    """Return the default number of tokens per batch for the device of a retriever."""
-    return TOKEN_BUDGET[next(retriever.parameters()).device.type]
+def token_budget(retriever: Retriever, device: str | None = None) -> int:
+    """Return the default number of tokens per batch for a type of device, by default that of the retriever."""
+    device = device or next(retriever.parameters()).device.type
+    return max(TOKEN_BUDGET[device], _GPU_STATES // retriever.width if device == "cuda" else 0)
 
 
 def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:

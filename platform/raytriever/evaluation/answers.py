@@ -7,11 +7,12 @@ from collections.abc import Collection
 import numpy as np
 from numpy import ndarray
 
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.metrics.ranking import accuracy
 from raytriever.metrics.relevance import PerQuery
-from raytriever.mining.filters import contains_answer, normalise
+from raytriever.mining.filters import contains_answer
 
 ACCURACY = "accuracy_at_"
 

@@ -18,6 +18,9 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.copies import format_copies
+from raytriever.evaluation.differences.pairs import pair_lines
+from raytriever.evaluation.differences.significance import collect_marks, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.paper_table import latex, markdown, paper_tables
@@ -25,7 +28,6 @@ from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol, format_absent
 from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
-from raytriever.evaluation.significance import collect_marks, read_best_rows
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
@@ -114,7 +116,13 @@ def write_summary_files(
     tables = paper_tables(results.models, marks, split, baselines, best)
     text = markdown(tables)
     for name, about in results.about.items():
-        text += "".join(f"\n{name}: {line}\n" for line in [format_absent(about), *bm25_warnings(about)] if line)
+        text += "".join(
+            f"\n{name}: {line}\n"
+            for line in [format_absent(about), format_copies(about), *bm25_warnings(about)]
+            if line
+        )
+    if results.pairs:
+        text += "\n" + "\n".join(pair_lines(results.pairs, most=None)) + "\n"
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
     if results.forms:

@@ -18,7 +18,16 @@ from numpy import ndarray
 
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
+from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
+from raytriever.evaluation.differences.pairs import pair_lines, pair_rows
+from raytriever.evaluation.differences.significance import (
+    best_models,
+    best_rows,
+    collect_marks,
+    significance_points,
+    significance_rows,
+)
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
 from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
@@ -34,13 +43,6 @@ from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
-from raytriever.evaluation.significance import (
-    best_models,
-    best_rows,
-    collect_marks,
-    significance_points,
-    significance_rows,
-)
 from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evaluate_bm25
 from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
@@ -122,6 +124,7 @@ def run_evaluation(
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
             results.significance = significance_rows(values, job.baselines)
+            results.pairs = pair_rows(values)
             results.best = best_rows(best_models(results.models, values))
             write_summary_files(folder, results, request, job.datasets[0].split, job.baselines)
             if report is not None:
@@ -141,13 +144,20 @@ def format_results(results: Results) -> str:
         marks = {(model, metric): mark for (name, model, metric), mark in all_marks.items() if name == dataset}
         over = f", the mean over {len(about['parts'])} parts" if "parts" in about else ""
         table = metrics_table(rows, marks)
-        lines = [f"\n{about['split']} split of {dataset}{over}", table, format_absent(about), *bm25_warnings(about)]
+        lines = [
+            f"\n{about['split']} split of {dataset}{over}",
+            table,
+            format_absent(about),
+            format_copies(about),
+            *bm25_warnings(about),
+        ]
         blocks.append("\n".join(filter(None, lines)))
     notes = [systems_note(results.systems)] if len(results.systems) > 1 else []
     notes += bm25_analysers(results.about)
     if against := dict.fromkeys(row["against"] for row in results.significance):
         signs = [f"{pair} against {name}" for pair, name in zip(("+ -", "◆ ◇"), against, strict=False)]
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
+    notes += pair_lines(results.pairs)
     notes += auc_lines(results.auc_intervals)
     if results.calibration:
         notes.append(f"\n{calibration_table(results.calibration)}")

@@ -16,11 +16,12 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.copies import count_copies_above
 from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
-from raytriever.evaluation.significance import testable_values
 from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
@@ -97,13 +98,19 @@ class DatasetMeasurement:
         return {name: weights * np.concatenate([row[name] for row in rows]) for name in rows[0]}
 
     def counts(self) -> dict[str, Any]:
-        """Return the queries, documents and absent relevant documents of all parts, and the split."""
+        """Return figures of all parts and the split: queries, documents, absent documents, copies above relevant."""
         absent = [part.judged.count_absent() for part in self.parts]
         return {
             "queries": sum(len(part.judged.queries) for part in self.parts),
             "documents": sum(len(part.dataset.documents) for part in self.parts),
             "split": self.source.split,
             **{count: sum(one[count] for one in absent) for count in absent[0]},
+            "copies_above": {
+                model: sum(
+                    count_copies_above(part.dataset, part.judged, part.evaluations[model]) for part in self.parts
+                )
+                for model in self.models
+            },
         }
 
     def pools(self, model: str) -> ScoredPools:

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from raytriever.evaluation.differences.significance import BEST_RULE, Best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.significance import BEST_RULE, Best
 from raytriever.terminal import markdown_cell, markdown_table, one_line
 
 WIDE = 4

@@ -1,7 +1,7 @@
 """Results of an evaluation, and their file `results.json`.
 
     {"format": 1, "models": {NAME: {DATASET: {metric: value}}}, "about": {DATASET: {"queries", "documents", "split"}},
-     "significance": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
+     "significance": [...], "pairs": [...], "best": [...], "auc_intervals": [...], "calibration": [...],
      "forms": [...], "parts": {NAME: {PART: {metric: value}}}, "systems": {NAME: {...}}, "asked": {...}}
 
 `asked` is the content of the request. The same command replaces its results; another one is refused.
@@ -37,6 +37,7 @@ class Results:
         about: facts about each data set: its queries, documents, split and parts, the number of relevant documents
             that the corpus lacks, and, if BM25 is measured, the analysis of its documents.
         significance: a row for each data set, metric, model and baseline.
+        pairs: a row for each data set, metric and pair of three or more models, see `pairs.pair_rows`.
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
         auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
         calibration: a row for each data set, model and aim, see `pooled_scores.calibration_rows`.
@@ -50,6 +51,7 @@ class Results:
     parts: Rows = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
     significance: list[dict[str, Any]] = field(default_factory=list)
+    pairs: list[dict[str, Any]] = field(default_factory=list)
     best: list[dict[str, Any]] = field(default_factory=list)
     auc_intervals: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
@@ -61,7 +63,8 @@ class Results:
     def content(self, request: Mapping[str, Any]) -> str:
         """Return the text of `results.json`; NaN becomes null."""
         rows = ("significance", "best", "auc_intervals", "calibration")
-        parts = ("models", "parts", "about", *rows, *(["forms"] if self.forms else []), "systems", "missing")
+        some = [name for name in ("pairs", "forms") if getattr(self, name)]
+        parts = ("models", "parts", "about", *rows, *some, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
@@ -97,6 +100,7 @@ class About(TypedDict):
     absent_relevant: NotRequired[int]  # older versions did not count these three
     relevant: NotRequired[int]
     unanswerable_queries: NotRequired[int]
+    copies_above: NotRequired[dict[str, int]]  # by model, see `copies.count_copies_above`
     bm25: NotRequired[dict[str, AnalysisAbout]]
 
 
@@ -114,6 +118,27 @@ class SignificanceRow(TypedDict):
     p_holm: float | None
     effect: float | None
     mark: str | None
+
+
+class DifferenceRow(TypedDict):
+    """Test of two models on one metric."""
+
+    metric: str
+    model: str
+    against: str
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+    queries: int
+
+
+class TestedPair(DifferenceRow):
+    """One of all pairs of models, see `pairs.pair_rows`."""
+
+    dataset: str
+    effect: float | None
 
 
 class BestRow(TypedDict):
@@ -197,6 +222,7 @@ class ResultsContent(TypedDict):
     models: dict[str, dict[str, dict[str, float | None]]]
     about: dict[str, About]
     significance: NotRequired[list[SignificanceRow]]
+    pairs: NotRequired[list[TestedPair]]
     best: NotRequired[list[BestRow]]
     auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRow] | None]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from raytriever.evaluation.differences.pairs import pair_lines
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import format_absent, metric_title
-from raytriever.metrics.significance import LEVEL
 from raytriever.mining.analyser import analyser_line
 from raytriever.terminal import one_line
 
@@ -63,29 +63,10 @@ def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Describe the effect of training, and what the figures leave out, for below the table of a finished run.
 
     Args:
-        figures: content of `metrics.json`; earlier versions wrote no tests.
-        names: names of `before` and `after` in print.
+        figures: content of `metrics.json`; earlier versions did not test all pairs.
+        names: names of the systems in print.
     """
-    rows = [row for row in figures.get("significance", ()) if (row["model"], row["against"]) == ("after", "before")]
-    lines = [format_absent(figures.get("judged", {}))]
-    if rows:
-        lines.append(
-            f"Difference of {names['after']} - {names['before']}, {rows[0]['queries']:,} queries, paired t-test:"
-        )
-        lines.append(_difference_lines(rows))
+    lines = [format_absent(figures.get("judged", {})), *pair_lines(figures.get("pairs", ()), names)]
     if analysis := figures.get("bm25_analyser"):
         lines += [analyser_line(analysis), analysis["warning"]]
     return "\n".join(filter(None, lines))
-
-
-def _difference_lines(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format one line per metric: the difference of two systems, its 95 % interval, p, and its significance."""
-    titles = [metric_title(row["metric"]) for row in rows]
-    width = max(map(len, titles), default=0)
-    lines = []
-    for title, row in zip(titles, rows, strict=True):
-        outcome = "significant" if row["p_holm"] < LEVEL else "not significant"
-        interval = f"95 % {row['low']:+.4f} to {row['high']:+.4f}"
-        p = "p < 0.0001" if row["p"] < 1e-4 else f"p {row['p']:.4f}"
-        lines.append(f"  {title:<{width}}  {row['difference']:+.4f}  {interval}  {p}  {outcome}")
-    return "\n".join(lines)

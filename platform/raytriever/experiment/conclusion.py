@@ -9,10 +9,10 @@ from statistics import fmean
 
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import dump_config
+from raytriever.evaluation.differences.significance import significance_points
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
-from raytriever.evaluation.significance import significance_points
-from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.opening import OpenRun
 from raytriever.experiment.stages import best_checkpoint
 from raytriever.losses.engine.guide import MASKED
@@ -44,7 +44,8 @@ def conclude(
     """
     base, dataset = opened.curriculum.base, opened.dataset
     judged = select_judged_queries(dataset, base.data.test_split, Protocol())
-    tests, analysis = training_tests(dataset, evaluations), Analysis.of(dataset.documents)
+    tests, pairs = training_tests(dataset, evaluations)
+    analysis = Analysis.of(dataset.documents)
     write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
@@ -56,6 +57,7 @@ def conclude(
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
         tests,
+        pairs,
         [*analysis.lines, *masking_lines(folders)],
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
@@ -71,11 +73,12 @@ def conclude(
     points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
     points.append(Point("total_seconds", time.monotonic() - started, steps, now))
     tracker.log(points)
-    for name in ("config.yaml", "report.html", "figures", "model", PER_QUERY):
+    own = [LOSSES] * (run.path / LOSSES).exists()
+    for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):
         tracker.log_file(run.path / name)
     best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
     metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
-    run.finish(metrics | {"significance": tests, "judged": absent, "bm25_analyser": analysis.content()})
+    run.finish(metrics | {"significance": tests, "pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
 
 
 def masking_lines(folders: Sequence[Path]) -> list[str]:

@@ -8,34 +8,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.config import Config
 from raytriever.errors import ConfigError
+from raytriever.evaluation.results import DifferenceRow, TestedPair
+from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, disk_errors, write_atomically
 from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
+LOSSES = "losses"  # folder of the files of the user's own losses
 _REMEDY = "give another --output, or --fresh to replace the run"
-
-
-class DifferenceRow(TypedDict):
-    """Significance test between two systems on one metric."""
-
-    metric: str
-    model: str
-    against: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
-    queries: int
 
 
 class JudgedCounts(TypedDict):
@@ -59,6 +48,7 @@ class RunMetrics(TypedDict):
     before: dict[str, float]
     after: dict[str, float]
     significance: NotRequired[list[DifferenceRow]]
+    pairs: NotRequired[list[TestedPair]]
     judged: NotRequired[JudgedCounts]
     bm25_analyser: NotRequired[AnalyserWarning]
 
@@ -104,11 +94,19 @@ class RunDirectory:
             )
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
-    def begin(self, config_yaml: str) -> None:
-        """Create the directory and write its configuration. A new run removes the files of an older one."""
+    def begin(self, config_yaml: str, losses: Iterable[str] = ()) -> None:
+        """Create the directory and write its configuration. A new run removes the files of an older one.
+
+        Args:
+            config_yaml: text of the configuration.
+            losses: losses of the run. Those that are in files of the user are copied into the directory.
+        """
         if self.state == "new" and (self.path / CONFIG).is_file():
             shutil.rmtree(self.path)
         write_atomically(self.path / CONFIG, config_yaml)
+        for own in filter(None, map(LossFile.parse, losses)):
+            (self.path / LOSSES).mkdir(exist_ok=True)
+            write_atomically(self.path / LOSSES / own.file.name, own.read())
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json`, which marks the run as finished."""

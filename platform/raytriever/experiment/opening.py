@@ -31,6 +31,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.losses.loss import narrower_widths
+from raytriever.losses.own.source import pin
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
@@ -45,8 +46,10 @@ from raytriever.training.training_data import TrainingData
 Log = Callable[[str], None]
 
 
-def pin_model(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
-    """Return the settings with the encoder's revision as a commit; unchanged for an encoder on this machine.
+def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
+    """Return the settings with the encoder's revision as a commit, and losses in files with the digests of the files.
+
+    An encoder on this machine has no commit.
 
     Args:
         curriculum: settings of the command.
@@ -55,18 +58,19 @@ def pin_model(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
 
     Raises:
         ModelError: see `resolve_model`.
+        ConfigError: see `LossFile.read`.
     """
     model = curriculum.base.model
     recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
     commit = recorded or commit_of(model.model, model.revision)
-    if commit is None:
-        return curriculum
 
-    def pin(config: Config) -> Config:
-        return replace(config, model=replace(config.model, revision=commit))
+    def pinned(config: Config) -> Config:
+        model, loss = config.model, config.loss
+        revision = commit or model.revision
+        return replace(config, model=replace(model, revision=revision), loss=replace(loss, loss=pin(loss.loss)))
 
-    stages = tuple(replace(stage, config=pin(stage.config)) for stage in curriculum.stages)
-    return Curriculum(pin(curriculum.base), stages)
+    stages = tuple(replace(stage, config=pinned(stage.config)) for stage in curriculum.stages)
+    return Curriculum(pinned(curriculum.base), stages)
 
 
 def _recorded_commit(file: Path, model: str) -> str | None:

@@ -23,7 +23,7 @@ from raytriever.evaluation.systems import evaluate_bm25
 from raytriever.experiment.calibration import calibrate_trained
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
-from raytriever.experiment.opening import open_run, open_run_directory, pin_model
+from raytriever.experiment.opening import open_run, open_run_directory, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
@@ -77,7 +77,7 @@ def run_experiment(
     """
     started = time.monotonic()
     check_curriculum(curriculum)
-    curriculum = pin_model(curriculum, output, fresh)
+    curriculum = pin_sources(curriculum, output, fresh)
     run = open_run_directory(output, curriculum, fresh)
     if run.state == "finished":
         send_pending(output, trackers, log)
@@ -89,7 +89,7 @@ def run_experiment(
     written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
     check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
-    run.begin(dump_config(curriculum))
+    run.begin(dump_config(curriculum), [stage.config.loss.loss for stage in curriculum.all_stages])
     tracker = Spool.open(clients, run.path, run_name)
     with closing(tracker):
         return experiment.execute(tracker, run_name, started)

@@ -15,9 +15,14 @@ from raytriever.lazy import lazy_names
 if TYPE_CHECKING:
     from raytriever.errors import LossInputError
     from raytriever.losses.mw.functional import mann_whitney
+    from raytriever.losses.own.register import register
 
-__all__ = ["LossInputError", "mann_whitney"]
+__all__ = ["LossInputError", "mann_whitney", "register"]
 __getattr__, __dir__ = lazy_names(
     __name__,
-    {"raytriever.errors": ("LossInputError",), "raytriever.losses.mw.functional": ("mann_whitney",)},
+    {
+        "raytriever.errors": ("LossInputError",),
+        "raytriever.losses.mw.functional": ("mann_whitney",),
+        "raytriever.losses.own.register": ("register",),
+    },
 )

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.losses.own.source import PATTERN, LossFile
 from raytriever.options import check_changed, option
 from raytriever.paths import MODEL
 
@@ -54,7 +55,13 @@ def read_widths(value: Any) -> str:
 class LossConfig:
     """Name of the loss, and its constants."""
 
-    loss: str = option("mw", "the loss; docs/reference/losses.md explains each", choices=LOSS_NAMES)
+    loss: str = option(
+        "mw",
+        "the loss, or FILE.py:NAME of your own",
+        choices=LOSS_NAMES,
+        pattern=PATTERN,
+        form="FILE.py:NAME",
+    )
     temperature: float = option(
         0.01, "tau: scores are divided by it; not used by triplet", above=0, needs="loss!=triplet"
     )
@@ -79,7 +86,8 @@ class LossConfig:
     )
     loss_precision: str | None = option(
         None,
-        "operands of the loss's matrix products: fp32 (the default), tf32 (on a GPU) or bf16; sums and scores are fp32",
+        "operands of the loss's matrix products: fp32, tf32 (the default on a GPU that encodes in bf16) or bf16; "
+        "scores and sums are fp32",
         choices=("fp32", "tf32", "bf16"),
         needs=f"loss={'|'.join(SCORE_LOSSES)}",
     )
@@ -112,7 +120,15 @@ class LossConfig:
     @property
     def needs_teacher(self) -> bool:
         """True if the loss reads a teacher's scores."""
-        return self.loss in DISTILLATION_LOSSES or self.soft_labels
+        own = LossFile.parse(self.loss)
+        asks = own is not None and "teacher_scores" in own.arguments()
+        return asks or self.loss in DISTILLATION_LOSSES or self.soft_labels
+
+    @property
+    def title(self) -> str:
+        """Name of the loss; for one of a file, its name there."""
+        own = LossFile.parse(self.loss)
+        return self.loss if own is None else own.name
 
     @property
     def both_ways(self) -> bool:
@@ -126,5 +142,7 @@ class LossConfig:
 
 
 def check_loss(config: LossConfig) -> None:
-    """Raise `ConfigError` for a setting that the chosen loss does not have."""
+    """Raise `ConfigError` for a setting that the chosen loss does not have, or a file that holds no such loss."""
+    if own := LossFile.parse(config.loss):
+        own.arguments()
     check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision", "guide_margin"])

@@ -9,6 +9,8 @@ The drift of queries is measured as a distance, and as the squared maximum mean 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -59,28 +61,33 @@ def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> 
 @torch.no_grad()
 def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
     """Compute the mean Euclidean distance between a query and its positives, over all pairs of the global batch."""
-    total = candidates.queries.new_zeros(2, dtype=torch.float64)
-    relevance = candidates.relevance
-    for columns, is_positive in zip(relevance.positives.T, relevance.is_positive.T, strict=True):
-        difference = candidates.queries - candidates.embeddings[columns.clamp(min=0)]
-        total[0] += (torch.linalg.vector_norm(difference, dim=1) * is_positive).sum()
-        total[1] += is_positive.sum()
-    distance, pairs = workers.sum(total)
-    return (distance / pairs).to(candidates.queries.dtype)
+    total = sum(
+        _used(torch.linalg.vector_norm(candidates.queries - positives, dim=1), is_used).sum(dtype=torch.float64)
+        for positives, is_used in _positives(candidates)
+    )
+    assert isinstance(total, Tensor)
+    return (workers.sum(total) / candidates.relevance.positive_pairs).to(candidates.queries.dtype)
 
 
 @torch.no_grad()
 def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
     """Compute ||mean query - mean positive||^2 over the global batch; each positive of a query counts once."""
-    queries = candidates.queries.double()
-    sums = queries.new_zeros(2, queries.shape[1] + 1)
-    sums[0, :-1] = queries.sum(0)
-    sums[0, -1].fill_(len(queries))
     relevance = candidates.relevance
-    for columns, is_positive in zip(relevance.positives.T, relevance.is_positive.T, strict=True):
-        positives = candidates.embeddings[columns.clamp(min=0)].double()
-        sums[1, :-1] += (positives * is_positive[:, None]).sum(0)
-        sums[1, -1] += is_positive.sum()
-    sums = workers.sum(sums)
-    centres = sums[:, :-1] / sums[:, -1:]
-    return (centres[0] - centres[1]).square().sum().to(candidates.queries.dtype)
+    apart = candidates.queries.sum(0, dtype=torch.float64) / relevance.rows
+    for positives, is_used in _positives(candidates):
+        apart.sub_(_used(positives, is_used).sum(0, dtype=torch.float64), alpha=1 / relevance.positive_pairs)
+    apart = workers.sum(apart)
+    return (apart @ apart).to(candidates.queries.dtype)
+
+
+def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Iterate over the slots: embeddings of the positives of all rows, and whether a row has one if not all have."""
+    relevance = candidates.relevance
+    masks = [None] * relevance.slots.shape[1] if relevance.is_full else relevance.is_positive.T
+    for columns, is_used in zip(relevance.slots.T, masks, strict=True):
+        yield candidates.embeddings[columns], is_used
+
+
+def _used(values: Tensor, is_used: Tensor | None) -> Tensor:
+    """Return rows of values, 0 where they are not used."""
+    return values if is_used is None else values * is_used.reshape(-1, *[1] * (values.ndim - 1))

@@ -44,6 +44,15 @@ class LossShare:
     statistics: dict[str, Tensor]
 
 
+# Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
+UNIT = 1 + 2.0**-7
+# Below this temperature mw places its grid by the positives, for which the host waits anyway.
+SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
+
+
+ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], LossShare]
+
+
 @dataclass(frozen=True)
 class LossOutput:
     """Loss of the global batch, and its statistics.
@@ -62,14 +71,14 @@ class Loss(nn.Module):
 
     Args:
         config: settings of the loss.
-        scores: function that reduces a batch to a share, from `registry.LOSSES`.
+        scores: function that reduces a batch to a share, from `registry.LOSSES` or a file.
         unit_length: embeddings have length one, and nested embeddings are normalised too.
     """
 
     def __init__(
         self,
         config: LossConfig,
-        scores: Callable[[LossConfig, Candidates, BatchIds, Tensor, Workers], LossShare],
+        scores: ScoreLoss,
         unit_length: bool = False,
     ) -> None:
         super().__init__()
@@ -77,6 +86,8 @@ class Loss(nn.Module):
         self.unit_length = unit_length
         self._scores = scores
         self._widths, self._both_ways, self._sent = config.widths, config.both_ways, sent_type(config)
+        is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
+        self._known_bound = UNIT**2 / config.temperature if is_known else None
         # In double precision, so that a float64 batch uses the exact temperature.
         log_temperature = torch.tensor(config.temperature, dtype=torch.float64).log()
         if config.learn_temperature:
@@ -104,6 +115,7 @@ class Loss(nn.Module):
 
         Raises:
             LossInputError: shapes, types or ids do not agree, an embedding is not finite, or the guide's are missing.
+                Embeddings of length one on a GPU that are not finite make the loss NaN instead, which costs no wait.
         """
         check_batch(queries, passages, ids)
         if (guide is None) != (self.config.guide is None):
@@ -118,7 +130,10 @@ class Loss(nn.Module):
             batch = replace(batch, relevance=relevance)
         batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
         log_temperature = self.log_temperature.to(batch.queries).reshape(())
-        batch = replace(batch, largest_score=self._largest_score(batch, passages, log_temperature, workers))
+        bound = self._bound_without_wait(batch)
+        if bound is None:
+            bound = self._largest_score(batch, passages, log_temperature, workers)
+        batch = replace(batch, largest_score=bound)
         whole = self._reduce(batch, ids, log_temperature, workers)
         value, statistics = whole.value, {**whole.statistics, **masking, "temperature": log_temperature.detach().exp()}
         if widths:
@@ -137,7 +152,11 @@ class Loss(nn.Module):
     def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
         """Compute the loss and its statistics at one width, without the regulariser."""
         own = self._scores(self.config, batch, ids, log_temperature, workers)
-        value = sum_shares(own.share, workers)
+        share = own.share
+        if self._bound_without_wait(batch) is not None:
+            # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.
+            share = torch.add(share, batch.queries.detach().sum() + batch.embeddings.detach().sum(), alpha=0)
+        value = sum_shares(share, workers)
         statistics = {
             **own.statistics,
             "query_positive_distance": query_positive_distance(batch, workers),
@@ -147,13 +166,17 @@ class Loss(nn.Module):
             statistics["batch_auc"] = batch_auc(batch, workers)
         return LossOutput(value, statistics)
 
+    def _bound_without_wait(self, batch: Candidates) -> float | None:
+        """Return the upper bound of every |score| / tau that the host knows, if asking a GPU would make it wait."""
+        return self._known_bound if batch.queries.device.type == "cuda" else None
+
     @torch.no_grad()
     def _largest_score(
         self, batch: Candidates, passages: Tensor, log_temperature: Float[Tensor, ""], workers: Workers
     ) -> float:
         """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
 
-        The one moment of a loss at which the processor waits for the GPU.
+        The one moment of a loss at which the processor waits for the GPU; embeddings of length one need none there.
 
         Args:
             batch: the gathered batch, in working precision.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -18,10 +19,12 @@ from raytriever.losses.engine.workers import Workers
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
 from raytriever.losses.kl import kl_share
-from raytriever.losses.loss import Loss, LossOutput, LossShare, sent_type
+from raytriever.losses.loss import Loss, LossOutput, LossShare, ScoreLoss, sent_type
 from raytriever.losses.lsepair import LSEPAIR, LSEPAIR_MAXN, LSEPAIR_MAXP, LSEPAIR_MINP, LSEPAIR_MINP_MAXN
 from raytriever.losses.margin_mse import margin_mse_share
 from raytriever.losses.mw.pairwise import MWReduction
+from raytriever.losses.own.function import load_own_loss, probe
+from raytriever.losses.own.source import LossFile
 from raytriever.losses.rand1 import RAND1
 from raytriever.losses.summarg import SUMMARG
 from raytriever.losses.symmetric import exchange_roles
@@ -29,8 +32,6 @@ from raytriever.losses.triplet import TripletReduction
 from raytriever.options import check_options
 
 __all__ = ["LOSSES", "Loss", "LossOutput", "build_loss"]
-
-ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], LossShare]
 
 
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
@@ -127,4 +128,10 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     if not torch.isfinite(torch.tensor(config.temperature).log()):
         raise ConfigError(f"{config.temperature!r} is out of range", "--temperature", "give a positive number")
     check_loss(config)
-    return Loss(config, LOSSES[config.loss], unit_length)
+    own = LossFile.parse(config.loss)
+    if own is None:
+        return Loss(config, LOSSES[config.loss], unit_length)
+    scores = load_own_loss(own, by_row)
+    alone = replace(config, distribution_weight=0.0, matryoshka_dims="", guide=None, guide_margin=None)
+    probe(Loss(alone, scores), own)
+    return Loss(config, scores, unit_length)

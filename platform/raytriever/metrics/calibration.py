@@ -78,7 +78,7 @@ def choose_threshold(
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
     if not len(positives):
         raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, precisions, recalls = _operating_points(positives, negatives)
+    scores, precisions, recalls = _precision_and_recall(positives, negatives)
     enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
     if not len(enough):
         best = int(precisions.argmax())
@@ -95,7 +95,7 @@ def _choose(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
         return choose_threshold(pools.positives, pools.negatives, aim, wanted or 0.0)
     best = choose_top_threshold(top_answers(pools), aim, wanted)
     reached = bool(np.isfinite(best.score))
-    scores, precisions, recalls = _operating_points(pools.positives, pools.negatives)
+    scores, precisions, recalls = _precision_and_recall(pools.positives, pools.negatives)
     index = int(np.searchsorted(scores, best.score)) if reached else int(precisions.argmax())
     return Threshold(aim, wanted, best.score, reached, best.value, float(precisions[index]), float(recalls[index]))
 
@@ -116,19 +116,25 @@ def best_f1_threshold(
     """
     if not len(positives):
         raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, precisions, recalls = _operating_points(positives, negatives)
-    f1 = 2 * precisions * recalls / np.maximum(precisions + recalls, np.finfo(np.float64).tiny)
+    scores, true, accepted = _operating_points(positives, negatives)
+    f1 = 2 * true / (accepted + len(positives))  # one division of integers: equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
-    return float(scores[best]), float(precisions[best]), float(recalls[best])
+    return float(scores[best]), float(true[best] / accepted[best]), float(true[best] / len(positives))
+
+
+def _precision_and_recall(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """Return every score that occurs, ascending, with precision and recall at it."""
+    scores, true, accepted = _operating_points(positives, negatives)
+    return scores, true / accepted, true / len(positives)
 
 
 def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return every score that occurs, ascending, with precision and recall at it."""
+    """Return every score that occurs, ascending, with the numbers of positives and of all scores from it on."""
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
     accepted = true + len(below) - np.searchsorted(below, scores)
-    return scores, true / accepted, true / len(above)
+    return scores, true, accepted
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ baseline, so the user is warned.
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import unicodedata
 from array import array
@@ -20,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from itertools import compress
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -140,11 +143,9 @@ class Analyser:
 
     @cached_property
     def _stop_words(self) -> frozenset[str]:
-        import bm25s.stopwords
-
         language = LANGUAGES[self.language]
         name = "EN" if language.ngram or self.language == ENGLISH else language.name.upper()
-        return frozenset(getattr(bm25s.stopwords, f"STOPWORDS_{name}", ()))
+        return frozenset(getattr(_stop_word_lists(), f"STOPWORDS_{name}", ()))
 
     def _stemmed(self, words: list[str]) -> list[str]:
         if not LANGUAGES[self.language].has_stemmer:
@@ -154,6 +155,21 @@ class Analyser:
 
 
 ENGLISH_ANALYSER = Analyser()
+
+
+@cache
+def _stop_word_lists() -> ModuleType:
+    """Load the stop words of bm25s alone: the whole package starts JAX where it is installed, on most of a GPU."""
+    package = importlib.util.find_spec("bm25s")
+    assert package is not None
+    assert package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "stopwords.py"
+    spec = importlib.util.spec_from_file_location("raytriever_stopwords", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @cache

@@ -1,8 +1,8 @@
 """Filters of a query's candidates, as pure functions. Each candidate is kept, or removed for one reason.
 
 1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
-   same text as one of these; and the document with the query's own id, which BEIR also removes from rankings. Rows of
-   equal text have equal group numbers.
+   same text as one of these (`data.copies`); and the document with the query's own id, which BEIR also removes from
+   rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
    of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
    an answer may begin anywhere there.
@@ -13,7 +13,6 @@ candidates."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -23,7 +22,6 @@ from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.keys import KeyIndex, key_of, keys_of
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
@@ -46,13 +44,6 @@ RANGE, NO_EMBEDDING, ANSWER, MAX_SCORE, ABSOLUTE, RELATIVE, NOT_CHOSEN = range(4
 NO_CANDIDATE = -1
 
 Verdicts = Int8[ndarray, "queries ranks"]
-
-
-def normalise(text: str) -> str:
-    """Normalise a text for comparison: NFKC, case folded, each run of white space replaced by one space."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
-    return " ".join(text.casefold().split())
 
 
 def contains_answer(passage: str, answers: Iterable[str]) -> bool:
@@ -141,7 +132,10 @@ class ExcludedDocuments:
         wanted = set(names)
         positions = {name: position for position, name in enumerate(dataset.documents.ids) if name in wanted}
         own = np.array([positions.get(name, -1) for name in names], dtype=np.int64)
-        return cls.of(queries, pairs, _groups(dataset.queries.texts), _groups(dataset.passages()), own)
+        query_groups, document_groups = (
+            each.copies.first(np.arange(len(each))) for each in (dataset.queries, dataset.documents)
+        )
+        return cls.of(queries, pairs, query_groups, document_groups, own)
 
     @property
     def counts(self) -> Int64[ndarray, " queries"]:
@@ -165,11 +159,6 @@ def entries(column: Sequence[str], queries: Int64[ndarray, " selected"]) -> list
     wanted = np.zeros(len(column), dtype=bool)
     wanted[queries] = True
     return list(compress(column, wanted))
-
-
-def _groups(texts: Iterable[str]) -> Int64[ndarray, " texts"]:
-    """Return for each text the position of the first equal text."""
-    return KeyIndex(keys_of(key_of(normalise(text)) for text in texts)).first()
 
 
 def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray, ndarray]:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS
@@ -23,7 +24,7 @@ from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig
-from raytriever.mining.filters import ExcludedDocuments, entries, normalise
+from raytriever.mining.filters import ExcludedDocuments, entries
 from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Judge, JudgeScorer, NullScorer, PairScorer
 
 # Purposes of draws; see `data.sampling.order.words`.

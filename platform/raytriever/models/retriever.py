@@ -28,7 +28,12 @@ from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
 from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.models.varlen import first_position, packing_obstacle, use_packed_attention
+from raytriever.models.varlen import (
+    first_position,
+    packing_obstacle,
+    use_packed_attention,
+    use_repeatable_embeddings,
+)
 from raytriever.models.weights import check_tokens
 from raytriever.prompts import SIDES, TASK_TYPE, Prompts, PromptTable, Side, check_length
 
@@ -82,6 +87,7 @@ class Retriever(nn.Module):
         torch.backends.cuda.enable_cudnn_sdp(False)
         obstacles = []
         for tower in (self.query, self.passage):
+            use_repeatable_embeddings(tower.backbone)
             obstacle = packing_obstacle(tower.backbone)
             if obstacle is None:
                 use_packed_attention(tower.backbone)

@@ -18,8 +18,9 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.evaluation.differences.pairs import pair_rows
+from raytriever.evaluation.differences.significance import best_models, significance_rows
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.significance import best_models, significance_rows
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves
 from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
@@ -86,7 +87,11 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
     queries = _queries(runs, names, labels)
     significance = _significance(queries, baseline, [name for name in figures if name != baseline])
-    tables = [*result_tables(figures, significance, best_models(figures, _values(queries))), *_settings(runs)]
+    values = _values(queries)
+    tables = [
+        *result_tables(figures, significance, best_models(figures, values), pair_rows(values)),
+        *_settings(runs),
+    ]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
     with TemporaryDirectory() as folder:
         pictures = gain_pictures(Path(folder), figures, [baseline])

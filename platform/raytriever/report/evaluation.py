@@ -11,11 +11,12 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.evaluation.copies import format_copies
+from raytriever.evaluation.differences.significance import read_best_rows
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
-from raytriever.evaluation.significance import read_best_rows
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_sizes, save_thresholds
 from raytriever.report.page import Page, Picture, write_page
@@ -67,7 +68,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
         title=title,
         about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
         tables=[
-            *result_tables(models, significance, read_best_rows(results.get("best") or ())),
+            *result_tables(models, significance, read_best_rows(results.get("best") or ()), results.get("pairs") or ()),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
             *form_tables(forms),
@@ -195,5 +196,7 @@ def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
         measured = (
             f"{one['queries']:,} queries of split {one['split']}, searched in all {one['documents']:,} documents."
         )
-        lines.append(" ".join(filter(None, [f"{name}: {measured}", format_absent(one), *bm25_warnings(one)])))
+        lines.append(
+            " ".join(filter(None, [f"{name}: {measured}", format_absent(one), format_copies(one), *bm25_warnings(one)]))
+        )
     return [*lines, *(f"{line}." for line in bm25_analysers(about))]

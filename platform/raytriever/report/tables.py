@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from raytriever.evaluation.differences.pairs import best_sentences
+from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import (
     SHARES,
@@ -18,7 +20,6 @@ from raytriever.evaluation.pooled_scores import (
 )
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
-from raytriever.evaluation.significance import Best
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.report.page import Cell, Table
 
@@ -36,7 +37,7 @@ def datasets_of(models: Values) -> list[str]:
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
-def result_tables(models: Values, significance: Rows = (), best: Best | None = None) -> list[Table]:
+def result_tables(models: Values, significance: Rows = (), best: Best | None = None, pairs: Rows = ()) -> list[Table]:
     """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
     For one data set the table of all metrics is enough: the tables per metric are left out.
@@ -45,14 +46,15 @@ def result_tables(models: Values, significance: Rows = (), best: Best | None = N
         models: values by model, data set and metric.
         significance: rows of `evaluation.significance.significance_rows`.
         best: models in bold; None if they are unknown.
+        pairs: Rows of `evaluation.pairs.pair_rows`, which are shown instead of the tests against the baselines.
     """
     bold = best or {}
     tables = []
     if len(datasets_of(models)) > 1:
         tables = [_metric_table(models, metric, significance, bold) for metric in metrics_of(models)]
     tables.append(_whole_table(models, significance, bold))
-    if significance:
-        tables.append(_tests(significance))
+    if pairs or significance:
+        tables.append(_tests(pairs or significance, bool(pairs)))
     return tables
 
 
@@ -183,27 +185,33 @@ def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str,
     return {name: replace(_figure(value), best=name in best[:1]) for name, value in values.items()}
 
 
-def _tests(significance: Rows) -> Table:
-    columns = ["data set", "metric", "model", "against", "difference", "from", "to", "p", "p after Holm", "effect"]
-    columns += ["significant"]
-    rows: list[list[str | Cell]] = [
+def _tests(rows: Rows, all_pairs: bool) -> Table:
+    """Return the table of tests. The outcome comes first: a narrow screen shows the first columns only."""
+    columns = ["data set", "metric", "model", "against", "significant", "p after Holm", "difference", "from", "to"]
+    columns += ["p", "effect"]
+    cells: list[list[str | Cell]] = [
         [
             str(row["dataset"]),
             metric_title(str(row["metric"])),
             str(row["model"]),
             str(row["against"]),
+            (f"yes {row.get('mark') or ''}".strip() if (row["p_holm"] or 0) < LEVEL else "no"),
+            _probability(row["p_holm"]),
             *(_figure(row.get(name), signed=True) for name in ("difference", "low", "high")),
-            *(_probability(row[name]) for name in ("p", "p_holm")),
+            _probability(row["p"]),
             _figure(row["effect"], signed=True),
-            f"yes {row['mark']}" if row["mark"] else "no",
         ]
-        for row in significance
+        for row in rows
     ]
+    over = "the pairs and data sets of a metric" if all_pairs else "the data sets"
     note = (
-        "From and to: the 95 % interval of the difference. Like p, it is without Holm's correction. Effect: the "
-        f"mean of the differences, divided by their standard deviation. Significant: p after Holm below {LEVEL}."
+        f"Significant: p after Holm's correction over {over} is below {LEVEL}. From and to: the 95 % interval of the "
+        "difference. Like p, it is without the correction. Effect: the mean of the differences, divided by their "
+        "standard deviation."
     )
-    return Table("Significance", columns, rows, note)
+    if all_pairs:
+        note = f"{'. '.join(best_sentences(rows))}. {note}"
+    return Table("Significance", columns, cells, note)
 
 
 def _figure(value: float | None, *, signed: bool = False) -> Cell:

@@ -11,12 +11,13 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.differences.pairs import pair_rows
+from raytriever.evaluation.differences.significance import best_models, significance_rows, testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import per_query_content, write_run
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
-from raytriever.evaluation.significance import best_models, significance_rows, testable_values
 from raytriever.report.evaluation import PER_QUERY, read_queries
 from raytriever.report.figures import save_curves
 from raytriever.report.page import Page, Picture, write_page
@@ -39,6 +40,7 @@ def write_training_report(
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
     tests: Sequence[Mapping[str, Any]],
+    pairs: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
@@ -53,7 +55,7 @@ def write_training_report(
         dev_losses: loss on the dev split by step.
         dev_metrics: metrics of checkpoints on dev data, by metric and step; drawn if there are any.
         config_yaml: the resolved settings, shown on the page.
-        tests: rows of `training_tests`, shown on the page.
+        tests, pairs: Rows of `training_tests`, shown on the page.
         notes: lines above the tables, such as that on the analyser of BM25; at least one.
     """
     dataset = judged.dataset
@@ -95,7 +97,7 @@ def write_training_report(
                 ],
             )
         ),
-        tables=result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations))),
+        tables=result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations)), pairs),
         pictures=[Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
         queries=read_queries(folder),
         settings=config_yaml,
@@ -103,9 +105,12 @@ def write_training_report(
     write_page(folder / "report.html", page)
 
 
-def training_tests(dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
-    """Test every system against `before`, as `significance_rows` does."""
-    return significance_rows(_values(dataset, evaluations), ["before"])
+def training_tests(
+    dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Test every system against `before`, as `significance_rows` does, and all pairs, as `pair_rows` does."""
+    values = _values(dataset, evaluations)
+    return significance_rows(values, ["before"]), pair_rows(values)
 
 
 def _values(

@@ -133,6 +133,6 @@ def _format_settings(config: Config) -> str:
     data, model, training, loss = config.data, config.model, config.training, config.loss
     length = f"{training.max_steps:,} steps" if training.max_steps else f"{training.epochs or 1.0:g} epochs"
     return (
-        f"{model.model} on {data.dataset}, {loss.loss}, batch {training.batch_size}, "
+        f"{model.model} on {data.dataset}, {loss.title}, batch {training.batch_size}, "
         f"{data.positives_per_query}+{data.negatives_per_query} passages, lr {training.learning_rate:g}, {length}"
     )

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.prepare.open import open_dataset, with_lent_dev
 from raytriever.data.pydocs.builder import PYDOCS
 from raytriever.data.records import ORIGINS, SOURCES
-from raytriever.data.statistics import plain_text
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.storage import committed_directory, read_manifest
 from raytriever.studies.definition import FULL, SMALL, SMOKE, Arm, MeasuredDataset
@@ -140,8 +140,8 @@ def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) ->
     rows = dataset.judgements[split]
     queries = np.unique(rows.queries[rows.scores > 0])
     if split != "test" and "test" in dataset.judgements:
-        measured = {plain_text(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
-        texts = [plain_text(dataset.queries.texts[int(query)]) for query in queries]
+        measured = {normalise(dataset.queries.texts[int(query)]) for query in dataset.judgements["test"].queries}
+        texts = [normalise(dataset.queries.texts[int(query)]) for query in queries]
         queries = queries[np.array([text not in measured for text in texts], dtype=bool)]
     count = min({"train": subset.train, "dev": subset.dev, "test": subset.test}[split], len(queries))
     if split == "train":

@@ -12,10 +12,10 @@ from operator import itemgetter
 
 import numpy as np
 
+from raytriever.evaluation.differences.significance import BEST_RULE
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.paper_table import AVERAGE, WIDE, Figure, PaperTable, markdown
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.significance import BEST_RULE
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.studies.results import ABOVE, BELOW, NOISE, StudyResults

@@ -105,15 +105,18 @@ class BatchSource:
         own = slice(workers.rank * share, (workers.rank + 1) * share)
         queries = self.examples.queries(chosen)
         positives, groups = self.examples.groups(chosen, epochs, self.positives_per_query, self.negatives_per_query)
-        everyones = GlobalIds(queries, positives, groups.reshape(-1), *self.examples.known(chosen))
-        queries, positives, groups = queries[own], positives[own], groups[own]
-        teacher = self._scored(queries, groups)
-        passages = groups.reshape(-1)
+        # Equal texts have one id in the loss.
+        query_ids = self.examples.query_copies.first(queries)
+        positive_ids, group_ids = (self.examples.document_copies.first(each) for each in (positives, groups))
+        known_rows, known = self.examples.known(chosen)
+        everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known)
+        queries, passages = queries[own], groups[own].reshape(-1)
+        teacher = self._scored(queries, groups[own], group_ids[own])
         ids = BatchIds(
-            queries=torch.from_numpy(queries),
-            positives=torch.from_numpy(positives),
-            passages=torch.from_numpy(passages),
-            known=torch.from_numpy(_padded([self.examples.positives.of(int(row)) for row in chosen[own]])),
+            queries=torch.from_numpy(query_ids[own]),
+            positives=torch.from_numpy(positive_ids[own]),
+            passages=torch.from_numpy(group_ids[own].reshape(-1)),
+            known=torch.from_numpy(_padded([known[known_rows == row] for row in range(own.start, own.stop)])),
             seed=self.order.seed,
             step=step,
             teacher=teacher,
@@ -135,11 +138,11 @@ class BatchSource:
             return None
         return (self.tokens.query_prompts if side == "query" else self.tokens.document_prompts).of(positions)
 
-    def _scored(self, queries: ndarray, groups: ndarray) -> TeacherScores | None:
+    def _scored(self, queries: ndarray, groups: ndarray, group_ids: ndarray) -> TeacherScores | None:
         if self.teacher is None:
             return None
         scores = self.teacher.of_groups(queries, groups)
-        return TeacherScores(torch.from_numpy(groups), torch.from_numpy(scores))
+        return TeacherScores(torch.from_numpy(group_ids), torch.from_numpy(scores))
 
 
 def _padded(rows: Sequence[ndarray]) -> ndarray:

@@ -286,8 +286,9 @@ def load_best(
         read_manifest(path)
     workers.sum(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
-    for name, values in whole_tensors(read_slices(path, WEIGHTS)):
-        own[name].data = values.to(device, own[name].dtype)
+    with torch.no_grad():
+        for name, values in whole_tensors(read_slices(path, WEIGHTS)):
+            own[name].copy_(values)
 
 
 def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:

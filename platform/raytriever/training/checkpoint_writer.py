@@ -126,13 +126,21 @@ class CheckpointWriter:
             prune(self._folder, progression, self._keep, self._retained_steps())
 
     def allocate_buffers(self, slices: Iterable[Slice]) -> None:
-        """Allocate the memory that states are copied to, in the thread: the first touch takes longer than a copy.
+        """Allocate the memory that states are copied to: the first touch takes longer than a copy.
+
+        Copies of a GPU's states are pinned before this method returns, others are allocated in the thread.
 
         Args:
             slices: of this worker, as large as those that will be saved.
         """
-        values_by_name = [(one.name, one.values) for one in slices]
-        self._start(lambda: self._buffers.update({name: _buffer_for(values) for name, values in values_by_name}))
+        values_by_name = {one.name: one.values for one in slices}
+        # CUDA's driver holds locks while it pins memory, in whichever thread: a step that is launched meanwhile would
+        # wait for gigabytes. The loop calls this between two steps, while the GPU computes the one before.
+        pinned = {name: values for name, values in values_by_name.items() if values.is_cuda}
+        self._buffers.update({name: _buffer_for(values) for name, values in pinned.items()})
+        others = {name: values for name, values in values_by_name.items() if name not in pinned}
+        if others:
+            self._start(lambda: self._buffers.update({name: _buffer_for(values) for name, values in others.items()}))
 
     def _copy(self, slices: Iterable[Slice]) -> list[Slice]:
         copied = []
@@ -231,6 +239,8 @@ class CheckpointWriter:
 
 
 def _buffer_for(values: Tensor) -> Tensor:
-    buffer = torch.empty_like(values, device="cpu", pin_memory=values.is_cuda)
+    if values.is_cuda:
+        return torch.empty_like(values, device="cpu", pin_memory=True)  # pinned pages have been touched
+    buffer = torch.empty_like(values, device="cpu")
     buffer.view(torch.uint8).numpy().fill(0)  # by numpy: torch would start a pool of threads for this thread
     return buffer

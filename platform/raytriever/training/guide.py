@@ -24,7 +24,7 @@ from raytriever.data.columns import TokenColumn
 from raytriever.data.combine import starts_of
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import weights_digest
-from raytriever.encoding.encode import encode_contents, token_budget
+from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ModelError
@@ -84,7 +84,7 @@ class Guide:
     @property
     def tokens_at_once(self) -> int:
         """Number of tokens at which the guide encodes fastest on its device."""
-        return token_budget(self.retriever)
+        return TOKEN_BUDGET[next(self.retriever.parameters()).device.type]
 
     def encode(self, part: TokenBatch, side: Side) -> Tensor:
         """Return the embeddings of a part of a batch, in float32 and without gradient."""

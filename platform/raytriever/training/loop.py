@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import SCORE_LOSSES, LossConfig
 from raytriever.losses.engine.workers import Workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.cpu.layers import train_on_cpu
@@ -100,6 +100,17 @@ def train(setup: TrainingSetup) -> Progression:
     return _Trainer(setup).run()
 
 
+def with_default_operands(config: LossConfig, precision: str, device: torch.device) -> LossConfig:
+    """Return the loss with TF32 products where a GPU encodes in bf16, unless the user chose others.
+
+    On an H100 the products of `mw` take a fifth of the time of float32 ones then, and the gradient changes by 1e-4 of
+    its largest component. Embeddings that were computed in bf16 differ by more.
+    """
+    if config.loss_precision or precision != "bf16" or device.type != "cuda" or config.loss not in SCORE_LOSSES:
+        return config
+    return replace(config, loss_precision="tf32")
+
+
 class _Trainer:
     """Training of one worker, from the newest checkpoint on."""
 
@@ -108,7 +119,8 @@ class _Trainer:
         self.both_ways = setup.loss.both_ways
         settings = self.settings
         torch.manual_seed(settings.seed)
-        loss = build_loss(setup.loss, setup.retriever.description.similarity == "cosine").to(setup.device)
+        config = with_default_operands(setup.loss, setup.precision, setup.device)
+        loss = build_loss(config, setup.retriever.description.similarity == "cosine").to(setup.device)
         set_dropout(setup.retriever, settings.dropout)
         if setup.device.type == "cpu":
             train_on_cpu(setup.retriever)
@@ -182,7 +194,8 @@ class _Trainer:
                     for batch in batches:
                         self._step(batch, batches.waited)
                         if self.progression.step == first_step + 1:
-                            writer.allocate_buffers(self.strategy.state())  # now the optimizer has moments
+                            # Now the optimizer has moments, and no step is being timed.
+                            writer.allocate_buffers(self.strategy.state())
                         self._finish_step(writer)
                         if self.progression.stopped:
                             break
@@ -272,11 +285,12 @@ class _Trainer:
                 if not is_out_of_memory(error):
                     raise
                 reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
-            self.strategy.abandon()
+            is_agreed &= self.strategy.abandon()
             parts = [*staged.batch.queries.buckets, *staged.batch.passages.buckets]
             chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
             if not is_agreed:
-                # The others wait for this worker. Its error ends them, and Ray Train restarts the group.
+                # The others wait for this worker, or none can repeat the step. The error ends them, and Ray Train
+                # restarts the group.
                 where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
                 setup.log(f"{where}; restarting all workers, to encode {chunk or 'the whole batch'} at a time.")
                 raise OutOfMemory(where)

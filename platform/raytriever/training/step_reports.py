@@ -89,6 +89,9 @@ class StepReports:
         finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
         tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
         seconds = phases()
-        self.own_seconds = others["data_wait_seconds"] + seconds.get("encode_seconds", 0.0)
+        # A step after which the processor waited for nothing, as the first one, seems short to it.
+        waited = others["data_wait_seconds"]
+        others["step_seconds"] = max(others["step_seconds"], waited + sum(seconds.values()))
+        self.own_seconds = waited + seconds.get("encode_seconds", 0.0)
         rates = self._throughput.rates(tokens, flops, self._batch_size, others["step_seconds"])
         self._report(step + 1, {**statistics, **others, **seconds, **rates})

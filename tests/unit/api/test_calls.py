@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+from datasets import Dataset as HubTable
 
 import raytriever as rt
 from raytriever.api.calls import public
@@ -110,6 +115,13 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.load_model(m, precision="fp8"), "precision: unknown value 'fp8'; give 'fp32', 'bf16' or 'int8'"),
     (lambda d, m: rt.load_model(m).encode_queries("one text"), "texts: is one text, not a list of texts"),
     (lambda d, m: rt.load_model(m).encode_passages([1]), "texts: text 0 is int, not str"),
+    (lambda d, m: rt.load_model(m).encode_queries({"q": "x"}), "texts: is dict, not a list of texts; give a list"),
+    (lambda d, m: rt.load_model(m).encode_passages({"a", "b"}), "texts: is set, not a list of texts"),
+    (lambda d, m: rt.load_model(m).encode_queries(pd.DataFrame({"text": ["a"]})), "texts: is DataFrame, not a list"),
+    (lambda d, m: rt.load_model(m).encode_queries(HubTable.from_dict({"text": ["a"]})), "texts: is Dataset, not a"),
+    (lambda d, m: rt.load_model(m).encode_queries(3), "texts: is int, not a list of texts"),
+    (lambda d, m: rt.load_model(m).encode_queries(None), "texts: is NoneType, not a list of texts"),
+    (lambda d, m: rt.build_index(m, d).search({"a": 1}), "queries: is dict, not a list of texts"),
     (lambda d, m: rt.train(d, m, loss="nw"), "loss: unknown value 'nw'; did you mean 'mw'?"),
     (lambda d, m: rt.train(d, m, max_step=3), "train: unknown setting 'max_step'; did you mean 'max_steps'?"),
     (lambda d, m: rt.train(d, m, batch_size="64"), "train: batch_size is '64'; give a whole number"),
@@ -147,7 +159,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda d, m: rt.build_index(m, d, effort=3), "effort: has no effect on an exact index"),
     (lambda d, m: rt.build_index(m, d, kind="hnsw", output="x", efort=3), "build_index: unknown setting 'efort'"),
     (lambda d, m: rt.build_index(m, d, kind="ivf", output="x", degree=3), "degree: has no effect"),
-    (lambda d, m: rt.build_index(m, d).search(" x"), "texts: is one text, not a list of texts"),
+    (lambda d, m: rt.build_index(m, d).search(" x"), "queries: is one text, not a list of texts"),
     (lambda d, m: rt.build_index(m, d).search([" "]), "queries: query 0 is empty; give a few words"),
     (lambda d, m: rt.build_index(m, d).search(["a"], top_k=0), "top_k: 0 is out of range; give at least 1"),
     (lambda d, m: rt.build_index(m, d).search(["a"], threshold=float("nan")), "threshold: is no number"),
@@ -191,3 +203,35 @@ def test_errors_name_arguments(error: str, expected: str) -> None:
     with pytest.raises(rt.ConfigError) as caught:
         public(run)(error)
     assert str(caught.value) == expected
+
+
+def test_every_ordered_collection_of_texts_is_encoded_alike(model: rt.Model) -> None:
+    texts = ["what is abcdef", "a letter"]
+    expected = model.encode_queries(texts)
+    table = HubTable.from_dict({"text": texts})
+    for same in (tuple(texts), pd.Series(texts), np.array(texts), iter(texts), table["text"]):
+        np.testing.assert_array_equal(model.encode_queries(same), expected)
+
+
+SIGNALLED = """
+import os, signal, sys
+import raytriever as rt
+
+signal.signal(signal.SIGTERM, lambda number, frame: print("mine"))
+before = signal.getsignal(signal.SIGHUP)
+
+rt.Dataset.from_dict(dict(d="a text"), dict(q="a question"), dict(test=dict(q=dict(d=1))), name="mine")
+from raytriever.api.calls import working
+with working("train"):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGHUP) is before
+print("ended")
+"""
+
+
+def test_a_program_keeps_its_own_handlers_of_signals(tmp_path: Path) -> None:
+    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["mine", "ended"]), done.stderr

@@ -267,3 +267,20 @@ def test_csv_dialect_of_python(tmp_path: Path) -> None:
         table.writerow(["query", "passage"])
         table.writerows([f"q {n}", f"p {n}"] for n in range(5))
     assert rt.Dataset.from_csv(tmp_path / "bom.csv").counts["queries"] == 5
+
+
+@pytest.mark.parametrize("form", ["arrow", "numpy", "pandas", "torch"])
+def test_tables_of_datasets_in_any_format_are_read_alike(form: str) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"anchor": ["a?", "b?", "c?"], "positive": ["A.", "B.", "C."]})
+    plain = rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows}), name="plain").counts
+    assert rt.Dataset.from_huggingface(datasets.DatasetDict({"train": rows.with_format(form)})).counts == plain
+    assert rt.Dataset.from_huggingface(rows.with_format(form)).counts["documents"] == 3
+
+
+def test_an_empty_negative_of_a_csv_file_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "faq.csv").write_text("query,passage,negative_1\na?,A.,x\nb?,B.,\nc?,C.,y\n")
+    data = rt.Dataset.from_csv(tmp_path / "faq.csv", max_bad_rows=0)
+    assert (data.counts["documents"], data.bad_rows) == (5, [])
+    assert rt.load_dataset(tmp_path / "faq.csv").counts == data.counts

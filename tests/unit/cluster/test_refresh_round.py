@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import sys
+import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.train import mining_round
+from raytriever.cluster.train.local_jobs import LocalMiner
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
@@ -28,6 +34,7 @@ from raytriever.mining import miner
 from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.background import JobError
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
@@ -36,6 +43,7 @@ from raytriever.training.refresh.ledger import round_path
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device
 
+CPU = torch.device("cpu")
 ALL = 320  # documents and queries
 
 
@@ -133,6 +141,62 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
     copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
     assert copies == [1], counts.table()
+
+
+def test_the_first_worker_mines_where_training_leaves_no_gpu(
+    rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    snapshot = take_snapshot(retriever, ALONE)
+    expected = rounds().run(1, snapshot, Pool(snapshot)).metrics["refresh_encoded"]
+    local = LocalMiner(rounds, CPU, Gauges("run"))
+    for number in (2, 3):
+        local.submit(number, snapshot)
+        while (result := local.poll()) is None:
+            time.sleep(0.01)
+        assert result.metrics["refresh_encoded"] == expected
+    tables = [read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2)]
+    assert np.array_equal(*(table.documents for table in tables))
+
+
+def test_an_error_of_the_first_workers_round_fails_the_round_alone(rounds: Make, retriever: Retriever) -> None:
+    local = LocalMiner(rounds, CPU, Gauges("run"))
+    local.submit(1, {})
+    while not local._thread._job.done():
+        time.sleep(0.01)
+    with pytest.raises(JobError, match="another model"):
+        local.poll()
+
+
+def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
+    rounds: Make, retriever: Retriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the garbage collection, which training pauses: no cycle and no traceback holds the encoder."""
+    snapshot, encoders = take_snapshot(retriever, ALONE), list[weakref.ref[Retriever]]()
+    load = SnapshotLoader.__call__
+
+    def remember(self: SnapshotLoader, weights: Snapshot) -> Retriever:
+        loaded = load(self, weights)
+        encoders.append(weakref.ref(loaded))
+        return loaded
+
+    monkeypatch.setattr(SnapshotLoader, "__call__", remember)
+    local = LocalMiner(rounds, CPU, Gauges("run"))
+    gc.collect()
+    gc.disable()
+    try:
+        local.submit(1, snapshot)
+        while local.poll() is None:
+            time.sleep(0.01)
+        monkeypatch.setattr(Retriever, "encode", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+        local.submit(2, other(snapshot))
+        while not local._thread._job.done():
+            time.sleep(0.01)
+        with pytest.raises(JobError, match="no memory"):
+            local.poll()
+        assert len(encoders) >= 3
+        assert [encoder() for encoder in encoders] == [None] * len(encoders)
+    finally:
+        gc.enable()
 
 
 def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Make, retriever: Retriever) -> None:

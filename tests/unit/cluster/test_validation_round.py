@@ -174,3 +174,10 @@ def test_choosing_by_the_measured_split_is_logged(config: Config, own: Retrieval
     plain = replace(config, training=TrainingConfig(), validation=ValidationConfig())
     assert open_dev_sets(plain, own, in_this_process, events.append) == ()
     assert json.dumps(digest_of((), plain)) == '""'
+
+
+def test_models_of_killed_processes_are_removed(config: Config, own: RetrievalDataset, tmp_path: Path) -> None:
+    left = tmp_path / ".model-left"
+    left.mkdir()
+    Validations(config, describe_datasets(config, own), tmp_path)
+    assert not left.exists()

@@ -13,12 +13,12 @@ from raytriever.data.sampling.origins import parse_mix
 from raytriever.errors import DataError
 
 
-def dataset_of(positives: list[list[int]], documents: int) -> RetrievalDataset:
+def dataset_of(positives: list[list[int]], documents: int, name: str = "") -> RetrievalDataset:
     """Query i has `positives[i]`; every query also has document 0 judged 0, unless it is a positive."""
     rows = sorted({(q, d, 1) for q, row in enumerate(positives) for d in row})
     rows = sorted(rows + [(q, 0, 0) for q, row in enumerate(positives) if 0 not in row])
-    names = [str(n) for n in range(documents)]
-    queries = [f"q{n}" for n in range(len(positives))]
+    names = [f"{name}{n}" for n in range(documents)]
+    queries = [f"{name}q{n}" for n in range(len(positives))]
     table = np.array(rows, dtype=np.int64).T
     return RetrievalDataset(
         "made", Documents(names, names, names), Queries(queries, queries), {"train": Judgements(*table)}
@@ -209,7 +209,7 @@ GOLDEN = [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
 
 
 def test_random_negatives_are_of_the_querys_own_data_set() -> None:
-    both = combine([dataset_of([[0], [3, 4]], 6), dataset_of([[2, 3], [1]], 5)])
+    both = combine([dataset_of([[0], [3, 4]], 6), dataset_of([[2, 3], [1]], 5, "other ")])
     examples = Examples.of(both, "train", seed=0)
     assert examples.starts.tolist() == [0, 2, 4]
     seen: list[set[int]] = [set(), set(), set(), set()]

@@ -20,7 +20,7 @@ def dataset(queries: int = 4, documents: int = 10) -> RetrievalDataset:
     return RetrievalDataset(
         "made",
         Documents(ids, ids, ids),
-        Queries([f"q{n}" for n in range(queries)], ["text"] * queries),
+        Queries([f"q{n}" for n in range(queries)], [f"text {n}" for n in range(queries)]),
         {"train": Judgements(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, w
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, sham_device
+
 CPU = torch.device("cpu")
 
 
@@ -28,6 +32,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "WINDOW", 64)
     monkeypatch.setitem(module.TOKEN_BUDGET, "cuda", 300)
+    monkeypatch.setattr(module, "_GPU_STATES", 0)
 
 
 @pytest.fixture
@@ -109,8 +114,6 @@ def test_weights_that_are_not_finite_end_in_one_line(
 
 
 def test_nothing_waits_for_the_device_between_batches(config: ModelConfig) -> None:
-    from tests.support.sham_device import CUDA, sham_device
-
     with sham_device() as counts:
         retriever = load_for_encoding(config, "bf16", CUDA)
         counts.reset()

@@ -19,12 +19,12 @@ from raytriever.evaluation.datasets import (
     find_beir,
     rename_duplicates,
 )
+from raytriever.evaluation.differences.significance import collect_marks, significance_rows
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.evaluation.pooled_scores import parse_aims
 from raytriever.evaluation.protocol import metric_title, read_best_metric, read_metrics
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
-from raytriever.evaluation.significance import collect_marks, significance_rows
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from raytriever.evaluation.significance import (
+from raytriever.evaluation.differences.pairs import pair_rows
+from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
     read_best_rows,
@@ -91,18 +92,25 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
         "before": {"set": {"ndcg_at_10": before, "auc": before}},
         "after": {"set": {"ndcg_at_10": before + rng.normal(0.2, 0.1, 50), "auc": before + rng.normal(0.0, 0.1, 50)}},
     }
-    rows = significance_rows(values, ["before"])
-    names = {"before": "encoder before", "after": "encoder after"}
+    rows, pairs = significance_rows(values, ["before"]), pair_rows(values)
+    names = {"bm25": "BM25", "before": "encoder before", "after": "encoder after"}
     judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
-    first, head, changed, same = training_notes({"significance": rows, "judged": judged}, names).splitlines()
+    first, head, best, *lines = training_notes({"pairs": pairs, "judged": judged}, names).splitlines()
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
-    assert head == "Difference of encoder after - encoder before, 50 queries, paired t-test:"
+    assert head == "All pairs: paired t-test, p after Holm's correction over the pairs"
+    assert best == "  nDCG@10: encoder after is the best, significantly above every other"
     results = {row["metric"]: row for row in rows if row["model"] == "after"}
     one = results["ndcg_at_10"]
-    assert changed == (
-        f"  nDCG@10  {one['difference']:+.4f}  95 % {one['low']:+.4f} to {one['high']:+.4f}  p < 0.0001  significant"
+    assert (
+        f"    encoder after - encoder before  {one['difference']:+.4f}  95 % {one['low']:+.4f}" in lines[0] + lines[1]
     )
-    assert same.endswith(f"p {results['auc']['p']:.4f}  not significant")
+    assert lines[0].endswith("p < 0.0001  significant")
+    assert lines[3].startswith("  AUC: ")
+    assert " has the highest mean, not significantly above " in lines[3]
+    assert {row["metric"] for row in pairs} == {"ndcg_at_10", "auc"}
+    assert [row["queries"] for row in pairs] == [50] * 6
+    assert all(row["difference"] >= 0 and row["p_holm"] >= row["p"] for row in pairs)
+    assert pair_rows({name: values[name] for name in ("before", "after")}) == []
     analyser = {"warning": "BM25 finds 2.0 tokens per document."}
     assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [
         analyser_line(analyser),

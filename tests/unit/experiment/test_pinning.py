@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.config import Config, Curriculum, Stage, dump_config
 from raytriever.errors import ModelError
-from raytriever.experiment.opening import pin_model
+from raytriever.experiment.opening import pin_sources
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import commit_of
 
@@ -42,31 +42,31 @@ def curriculum(revision: str | None = None) -> Curriculum:
 
 
 def test_a_name_becomes_a_commit_in_all_stages(hub: Path, tmp_path: Path) -> None:
-    result = pin_model(curriculum(), tmp_path / "run", fresh=False)
+    result = pin_sources(curriculum(), tmp_path / "run", fresh=False)
     assert result.base.model.revision == OLD
     assert [stage.config.model.revision for stage in result.stages] == [OLD, OLD]
     point(hub, NEW)
     assert commit_of("org/name") == NEW
     assert commit_of("org/name", "v1") == OLD
-    assert pin_model(curriculum("v1"), tmp_path / "run", fresh=False).base.model.revision == OLD
+    assert pin_sources(curriculum("v1"), tmp_path / "run", fresh=False).base.model.revision == OLD
 
 
 def test_a_resumed_run_keeps_its_commit(hub: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(dump_config(pin_model(curriculum(), run, fresh=False)))
+    (run / "config.yaml").write_text(dump_config(pin_sources(curriculum(), run, fresh=False)))
     point(hub, NEW)
-    assert pin_model(curriculum(), run, fresh=False).base.model.revision == OLD
-    assert pin_model(curriculum(), run, fresh=True).base.model.revision == NEW
-    assert pin_model(curriculum("main"), run, fresh=False).base.model.revision == NEW  # asked for: to be refused
+    assert pin_sources(curriculum(), run, fresh=False).base.model.revision == OLD
+    assert pin_sources(curriculum(), run, fresh=True).base.model.revision == NEW
+    assert pin_sources(curriculum("main"), run, fresh=False).base.model.revision == NEW  # asked for: to be refused
     other = replace(curriculum().base, model=ModelConfig("org/other"))
     with pytest.raises(ModelError, match="not in its local cache"):
-        pin_model(Curriculum(other), run, fresh=False)
+        pin_sources(Curriculum(other), run, fresh=False)
     (run / "config.yaml").write_text("loss: {")
-    assert pin_model(curriculum(), run, fresh=False).base.model.revision == NEW
+    assert pin_sources(curriculum(), run, fresh=False).base.model.revision == NEW
 
 
 def test_a_local_model_has_no_commit(tiny_encoder: Path, tmp_path: Path) -> None:
     for model in ("minilm", str(tiny_encoder)):
         given = Curriculum(Config(model=ModelConfig(model)))
-        assert pin_model(given, tmp_path, fresh=False) == given
+        assert pin_sources(given, tmp_path, fresh=False) == given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,9 @@ from raytriever.index.exact import resident, scan_torch, search
 from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 SMALL_TILE = 2**18
@@ -105,8 +109,6 @@ def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.de
 
 
 def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
-    from tests.support.sham_device import CUDA, sham_device
-
     queries, documents = embeddings(48), embeddings(6_000, seed=1)
     with sham_device() as counts:
         top_k(queries, documents, 100, np.arange(6_000), device=CUDA)

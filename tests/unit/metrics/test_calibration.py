@@ -13,6 +13,7 @@ from raytriever.metrics.calibration import (
     ScoredPools,
     Share,
     achieve,
+    best_f1_threshold,
     calibrate,
     expected_calibration_error,
 )
@@ -183,3 +184,9 @@ def test_bounds_of_nothing() -> None:
         wilson_by_query(np.ones(2, int), np.ones(3, int))
     with pytest.raises(MetricInputError, match="give both for each query"):
         wilson_by_query(np.array([2]), np.array([1]))
+
+
+def test_the_highest_of_thresholds_with_one_f1_is_chosen() -> None:
+    """F1 is 2/3 at 0 and at 0.5; as a product of precision and recall, the two differ in the last bit."""
+    positives, negatives = np.array([0, 0.5, 0.5, 0.625]), np.array([0.25, 0.5, 0.5, 0.375])
+    assert best_f1_threshold(positives, negatives) == (0.5, 3 / 5, 3 / 4)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,3 +121,14 @@ def test_real_corpora_are_recognised(data_packs: Path) -> None:
             texts = [json.loads(row)["text"] for row in file]
         assert detect(texts) == name
         assert Analysis.of(corpus(texts[::8])).warning == ""
+
+
+def test_stop_words_start_no_other_framework(tmp_path: Path) -> None:
+    """The package of the stop words starts JAX where it is installed, which takes most of the memory of a GPU."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('JAX was imported')")
+    code = "from raytriever.mining.analyser import Analyser; print(Analyser().analyse(['the cat and the hat'])[0])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.strip() == "['cat', 'hat']"

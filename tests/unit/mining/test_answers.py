@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.mining.filters import contains_answer, normalise
+from raytriever.data.copies import normalise
+from raytriever.mining.filters import contains_answer
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from raytriever.models.encoder import Encoder, set_dropout
 from raytriever.models.packing import TokenBatch, join, move, pack, texts_of
 from raytriever.models.prepare import _checkpoint_blocks
-from raytriever.models.varlen import AFTER_PADDING, FROM_ZERO, first_position, packing_obstacle
+from raytriever.models.varlen import (
+    AFTER_PADDING,
+    FROM_ZERO,
+    first_position,
+    packing_obstacle,
+    use_repeatable_embeddings,
+)
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from tiny_models import draw_weights
@@ -25,6 +31,10 @@ LENGTHS = (3, 600, 17, 64, 3, 130)
 LEFT_OUT = (1, 5, 0, 2, 3, 7)  # of the fifth text all tokens
 POOLING = "mean+cls+last+max+mean_sqrt_len+weightedmean"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Distances of packed from padded texts in fp32. CUDA's fused attention multiplies by three products of TF32 and cuts
+# off the last bits of sums. Computed so on a CPU, gradients were up to 8e-6 (granite) from those of float64. Packed and
+# padded texts may take different kernels. To see one token of another text gives at least 2.5e-4.
+ROUNDING = {"cpu": 1e-5, "cuda": 3e-5}
 VOCABULARY = 200
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 ENCODER = {**SIZES, "intermediate_size": 64, "max_position_embeddings": 700, "pad_token_id": 1}
@@ -110,8 +120,8 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: st
     assert packing_obstacle(encoder.backbone) is None
     embeddings, gradients = encode(encoder, padded_batch(texts))
     packed, packed_gradients = encode(encoder, packed_batch(encoder, texts))
-    assert distance([packed], [embeddings]) < 1e-5
-    assert distance(packed_gradients, gradients) < 1e-5
+    assert distance([packed], [embeddings]) < ROUNDING[device]
+    assert distance(packed_gradients, gradients) < ROUNDING[device]
 
 
 @pytest.mark.fast_every(4)
@@ -133,6 +143,7 @@ def test_packed_texts_in_bf16_are_as_close_to_fp32_as_padded_ones(case: str, dev
 @pytest.mark.parametrize("case", ["bert", "xlm-roberta", "modernbert", "bidirectional qwen3"])
 def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
     encoder = build(case, device, dropout=0.1)
+    use_repeatable_embeddings(encoder.backbone)
     tokens = packed_batch(encoder, texts_of_lengths(LENGTHS * 5))
     results = []
     for _ in range(2):
@@ -152,7 +163,8 @@ def test_activation_checkpointing_computes_the_same_gradients(case: str, device:
             _checkpoint_blocks(encoder.backbone)
         torch.manual_seed(3)
         results.append(encode(encoder, packed_batch(encoder, texts_of_lengths()))[1])
-    assert distance(*results) < 1e-6
+    # CUDA adds up the gradients of embeddings and of long texts' queries in any order. Other dropout gives 0.8 in BERT.
+    assert distance(*results) < (1e-6 if device == "cpu" else 1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)

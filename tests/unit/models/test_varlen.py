@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from raytriever.models import varlen
 from raytriever.models.varlen import attention
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from sham_device import CUDA, sham_device, values
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# By three products of TF32 with cut-off sums, as CUDA computes fp32, the worst distance is 1.1e-6.
+FP32_ROUNDING = 1e-5
 LENGTHS = (5, 70, 1, 33, 128)
 HEADS, WIDTH = 4, 16
 # Settings of a layer, and the tokens before and after a token that it attends to.
@@ -64,7 +73,9 @@ def by_block_mask(inputs: list[Tensor], before: int, after: int) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [(torch.float32, FP32_ROUNDING), (torch.bfloat16, 2e-2)], ids=["fp32", "bf16"]
+)
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_a_token_attends_to_its_window_of_its_text(
@@ -123,3 +134,100 @@ def test_a_padded_batch_attends_by_its_mask(device: str) -> None:
     mixed, _ = attention(layer(), *inputs, mask)
     alone = attend(layer(), [one[:, :, :50] for one in inputs], (50,))
     assert torch.allclose(mixed[:, :50], alone, atol=1e-6)
+
+
+def test_padded_texts_repeat_and_select_for_their_own_kernel_alone() -> None:
+    with sham_device():
+        inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
+        seen = list[bool]()
+        for one in inputs:
+            one.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
+        mixed, _ = attention(layer(), *inputs, None)
+        mixed.register_hook(lambda grad: seen.append(torch.are_deterministic_algorithms_enabled()))
+        torch.autograd.grad(mixed.square().sum(), inputs)
+    assert seen == [False] * 4
+    assert not varlen._selections
+
+
+def test_an_error_in_a_backward_pass_leaves_no_selection() -> None:
+    with sham_device() as counts:
+        inputs = [one.detach().to(CUDA).requires_grad_() for one in states(HEADS, torch.float32, "cpu")]
+        mixed, _ = attention(layer(), *inputs, None)
+        counts.failure = lambda name: MemoryError() if torch.are_deterministic_algorithms_enabled() else None
+        with pytest.raises(MemoryError):
+            torch.autograd.grad(mixed.square().sum(), inputs)
+        counts.failure = lambda name: None
+        assert torch.are_deterministic_algorithms_enabled()
+        attention(layer(), *inputs, None)
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("few", [2, 1_024])
+@pytest.mark.parametrize("padding", [None, 1])
+def test_the_gradient_of_embeddings_is_torchs_and_waits_for_nothing(
+    padding: int | None, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(varlen, "FEW_ROWS", few)
+    monkeypatch.setattr(varlen, "MARKED", 3)
+    numbers = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]])
+    gradients = []
+    for repeats in (False, True):
+        with sham_device() as counts:
+            torch.manual_seed(0)
+            layer = torch.nn.Sequential(torch.nn.Embedding(3, 4, padding_idx=padding)).to(CUDA)
+            if repeats:
+                varlen.use_repeatable_embeddings(layer)
+            inputs = numbers.to(CUDA)
+            counts.reset()
+            layer(inputs).square().sum().backward()
+            gradients.append(values(layer[0].weight.grad))
+            assert counts.operators["embedding_dense_backward"] == (not repeats)
+            assert not counts.syncs, counts.table()
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
+
+
+def test_embeddings_with_another_gradient_stay_what_they_are() -> None:
+    others = [torch.nn.Embedding(3, 4, **{name: 1}) for name in ("sparse", "scale_grad_by_freq", "max_norm")]
+    layers = torch.nn.ModuleList([*others, torch.nn.Embedding(3, 4)])
+    varlen.use_repeatable_embeddings(layers)
+    assert [type(one) for one in layers] == [*[torch.nn.Embedding] * 3, varlen.RepeatableEmbedding]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 514, 30_522])
+def test_the_gradient_of_embeddings_repeats(rows: int) -> None:
+    torch.manual_seed(0)
+    numbers = torch.randint(rows, (50_000,), device="cuda")
+    layer = torch.nn.Sequential(torch.nn.Embedding(rows, 384, device="cuda"))
+    varlen.use_repeatable_embeddings(layer)
+    weights = torch.randn(50_000, 384, device="cuda")
+    found = [torch.autograd.grad((layer(numbers) * weights).sum(), layer[0].weight)[0] for _ in range(4)]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    expected = torch.zeros(rows, 384, dtype=torch.float64).index_add_(0, numbers.cpu(), weights.double().cpu())
+    torch.testing.assert_close(found[0].double().cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_padded_texts_have_the_same_gradients_twice(dtype: torch.dtype) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as `Retriever.choose_packing` does
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (8, 16, 512, 64)
+    inputs = [torch.randn(shape, device="cuda", dtype=dtype, generator=generator).requires_grad_() for _ in range(3)]
+    mask = (torch.arange(512, device="cuda") < 500).view(1, 1, 1, -1).expand(8, 1, 512, 512)
+    found = [torch.autograd.grad(attention(layer(), *inputs, mask)[0].float().square().sum(), inputs) for _ in range(4)]
+    assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others, strict=True))
+
+
+def test_deterministic_kernels_need_no_compiler() -> None:
+    """Its import takes a second or more in a process that has not loaded a model of transformers."""
+    code = """
+import sys, torch
+from raytriever.models.varlen import _deterministic
+with _deterministic():
+    assert torch.are_deterministic_algorithms_enabled()
+assert not torch.are_deterministic_algorithms_enabled()
+assert "torch._inductor" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

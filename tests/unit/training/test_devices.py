@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.training.loop import train
+from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.training.checkpoint import Progression, load_best
+from raytriever.training.checkpoint_writer import _buffer_for
+from raytriever.training.loop import train, with_default_operands
+from raytriever.training.parallel.objective import Objective
 
 CHUNKS = {"whole": {}, "cached": {"grad_cache_chunk": 5}, "cached by tokens": {"grad_cache_tokens": 90}}
 
@@ -132,3 +137,34 @@ def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path
     assert recorder.losses == expected.losses[-len(recorder.losses) :]
     for one, other in zip(again.retriever.parameters(), whole.retriever.parameters(), strict=True):
         assert torch.equal(one.detach().cpu(), other.detach().cpu())
+
+
+def test_the_best_weights_are_loaded_onto_the_device(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
+    work, _ = make_assignment(
+        device=cuda, folder=tmp_path, total_steps=3, checkpoint_steps=1, loss=LossConfig("infonce", 0.1), keep=3
+    )
+    train(work)
+    objective = Objective(work.retriever, build_loss(work.loss), "fp32", None)
+    before = [one.detach().cpu() for one in objective.parameters()]
+    load_best(tmp_path, objective, Progression(step=3, best_step=2), ALONE, cuda)
+    after = [one.detach() for one in objective.parameters()]
+    assert all(one.is_cuda for one in after)
+    assert any(not torch.equal(one, other.cpu()) for one, other in zip(before, after, strict=True))
+
+
+def test_a_checkpoint_is_copied_from_a_device_to_pinned_memory(cuda: torch.device) -> None:
+    """Else each copy waits, and takes a tenth of the bandwidth."""
+    assert _buffer_for(torch.zeros(4, device=cuda)).is_pinned()
+
+
+def test_a_gpu_that_encodes_in_bf16_multiplies_scores_in_tf32() -> None:
+    gpu = torch.device("cuda")
+    mw = LossConfig("mw", 0.05)
+    assert with_default_operands(mw, "bf16", gpu).loss_precision == "tf32"
+    assert with_default_operands(dataclasses.replace(mw, loss_precision="fp32"), "bf16", gpu).loss_precision == "fp32"
+    for config, precision, device in (
+        (mw, "fp32", gpu),
+        (mw, "bf16", torch.device("cpu")),
+        (LossConfig("kl", 0.05), "bf16", gpu),
+    ):
+        assert with_default_operands(config, precision, device) is config

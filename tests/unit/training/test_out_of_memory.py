@@ -15,6 +15,8 @@ from raytriever.losses.config import LossConfig
 from raytriever.models.precision import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
+from raytriever.training.parallel.ddp import Replicas
+from raytriever.training.parallel.out_of_memory import OutOfMemory
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, Counts, sham_device, values
@@ -88,6 +90,17 @@ def test_a_step_is_done_again(
     assert second.notices[0].startswith(f"Step {at} ran out of memory ({line}); ")
     for one, other in zip(work.retriever.parameters(), whole.retriever.parameters(), strict=True):
         torch.testing.assert_close(values(one), values(other), rtol=1e-3, atol=1e-5)
+
+
+def test_a_worker_that_cannot_repeat_a_step_restarts(
+    make_assignment, counts: Counts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replicas, "abandon", lambda self: False)
+    work, recorder = make_assignment(device=CUDA, folder=tmp_path / "failing", **SETTINGS)
+    fail_once(counts, lambda name: name == "_foreach_norm" and is_in("_update"), ERRORS[0])
+    with pytest.raises(OutOfMemory, match="Step 0 ran out of memory on worker 0"):
+        train(work)
+    assert recorder.notices[0].endswith(" at a time.")
 
 
 def test_memory_that_another_process_takes_shrinks_the_chunk(make_assignment, counts: Counts, tmp_path: Path) -> None:

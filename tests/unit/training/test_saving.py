@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Event
+from threading import Barrier, Event, current_thread
 
 import pytest
 import torch
@@ -247,6 +248,27 @@ def test_a_defect_of_the_writer_keeps_its_type(tmp_path: Path, monkeypatch: pyte
         writer.save(slices(1.0), state(1))
         with pytest.raises(ZeroDivisionError, match="a defect"):
             writer.wait()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_a_gpus_buffers_are_pinned_before_the_next_step(
+    name: str, cuda: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA may launch nothing while a thread pins memory; the first touch of other memory may take its time."""
+    device, threads, allocate = cuda if name == "cuda" else CPU, list[str](), saving._buffer_for
+
+    def note(values: torch.Tensor) -> torch.Tensor:
+        threads.append(current_thread().name)
+        return allocate(values)
+
+    monkeypatch.setattr(saving, "_buffer_for", note)
+    mine = [replace(one, values=one.values.to(device)) for one in slices(3.0)]
+    with CheckpointWriter(tmp_path, ALONE, device, 1, has_state=True) as writer:
+        writer.allocate_buffers(mine)
+        writer.wait()
+        writer.save(mine, state(1))
+    assert threads == [current_thread().name if name == "cuda" else "saver"] * len(mine)
+    assert saved_value(tmp_path / "step-1") == 3.0
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path, small_disk: Path) -> None:

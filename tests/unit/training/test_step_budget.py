@@ -50,7 +50,7 @@ def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
     return total
 
 
-@pytest.mark.fast_every(12)
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_waits_and_copies_little(
@@ -79,7 +79,7 @@ def test_a_step_waits_and_copies_little(
         getattr(reported[MEASURED - 1], kind).subtract(getattr(reported[MEASURED - 2], kind))
     step = reported[MEASURED - 1]
     outside_losses = [count for line, count in step.launches.items() if not line.startswith("losses/")]
-    assert step.syncs.total() <= 3, step.table()
+    assert step.syncs.total() <= 1, step.table()  # the event of the step before
     assert step.pageable.total() <= 1, step.table()
     assert sum(outside_losses) <= 1.3 * plain, f"{plain}\n{step.table()}"
     assert sum(count for line, count in step.pinned.items() if line.startswith("to the host")) == 1, step.table()

@@ -18,6 +18,7 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.grad_cache import Chunk
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
@@ -205,3 +206,17 @@ def test_slices_are_put_together_wherever_they_were_cut() -> None:
     assert results["b"].shape == ()
     with pytest.raises(StorageError, match=r"the shapes \(3, 4\) and \(12,\)"):
         dict(whole_tensors([slices[1], Slice("a", values[7:], 7, (12,))]))
+
+
+def test_zero_restores_steps_where_the_optimizer_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, flat = nn.Linear(4, 1, bias=False), nn.Parameter(torch.zeros(4))
+    place = SimpleNamespace(start=0, numel=4)
+    mapping = SimpleNamespace(param_group_index=0, hp_fragment_address=place, lp_fragment_address=place)
+    module.weight._hp_mapping = mapping  # type: ignore[attr-defined]
+    optimizer = SimpleNamespace(optimizer=torch.optim.AdamW([flat]), single_partition_of_fp32_groups=[flat])
+    monkeypatch.setattr(zero, "device_of_steps", lambda *_: torch.device("meta"))
+    values = torch.arange(4.0)
+    slices = [Slice(f"weight{kind}", values, 0, (1, 4)) for kind in ("", ":exp_avg", ":exp_avg_sq")]
+    zero.restore_sharded([*slices, Slice("weight:step", torch.ones(1), 0, ())], 1, module, optimizer, 0)
+    assert torch.equal(flat.detach(), values)
+    assert optimizer.optimizer.state[flat]["step"].device.type == "meta"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
 from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import Buckets
 from raytriever.training.batches import Batch
 from raytriever.training.loop import train
@@ -22,6 +25,8 @@ from raytriever.training.monitoring import (
     peak_memory_mb,
     text_lengths,
 )
+from raytriever.training.parallel.strategy import Update
+from raytriever.training.step_reports import StepReports
 
 CPU = torch.device("cpu")
 
@@ -151,3 +156,25 @@ def test_memory_is_in_mb() -> None:
     held = bytearray(300_000_000)
     held[::4096] = b"x" * len(held[::4096])
     assert 300 < peak_memory_mb(CPU) < 100_000
+
+
+class Rates:
+    """Throughput of a group of one."""
+
+    def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(work[0]), torch.tensor(work[1])
+
+    def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:
+        return {"queries_per_second": queries / seconds}
+
+
+def test_a_step_that_nothing_waited_for_takes_as_long_as_the_device_worked() -> None:
+    """The first step, and one after a validation: the processor is done with it before the device begins."""
+    logged: list[Mapping[str, float]] = []
+    reports = StepReports(cast(Throughput, Rates()), 8, lambda step, metrics: logged.append(metrics), reads_late=True)
+    update = Update(LossOutput(torch.tensor(1.0), {}), torch.tensor(1.0))
+    phases = {"encode_seconds": 1.5, "backward_seconds": 2.0}
+    reports.add(0, update, (1.0, 1.0), lambda: phases, time.perf_counter(), {"data_wait_seconds": 0.5})
+    reports.finish()
+    assert logged[0]["step_seconds"] == 4.0
+    assert logged[0]["queries_per_second"] == 2.0

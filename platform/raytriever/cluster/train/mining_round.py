@@ -26,7 +26,7 @@ from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.loading import speed_up
 from raytriever.encoding.store import EmbeddingStore, shard_folder
-from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
@@ -65,6 +65,7 @@ class SnapshotLoader:
         prepare_for_training(retriever, self.model, self.seed)
         load_snapshot(retriever, snapshot)
         retriever.eval()
+        retriever.choose_packing(choose_precision(self.precision, device))
         return speed_up(retriever) if device.type == "cpu" and not self.model.lora_rank else retriever
 
 
@@ -80,10 +81,13 @@ class MiningRounds:
         paths: paths or URIs of its prepared data sets.
         folder: of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
+        on_gpu: whether GPUs encode, which have larger shards.
     """
 
-    def __init__(self, config: Config, paths: list[str], folder: Path, first: NegativesTable | None) -> None:
-        self._config, self._folder = config, folder
+    def __init__(
+        self, config: Config, paths: list[str], folder: Path, first: NegativesTable | None, on_gpu: bool = False
+    ) -> None:
+        self._config, self._folder, self._on_gpu = config, folder, on_gpu
         self._load = SnapshotLoader(config.model, config.training.seed, config.training.precision)
         self._datasets = [open_all_splits(path, [config.data.train_split]) for path in paths]
         self._width = load_retriever(config.model).width
@@ -153,7 +157,7 @@ class MiningRounds:
 
     def _work(self, index: int, dataset: RetrievalDataset, side: Side, key: str) -> StoreWriter:
         model, texts = self._config.model, dataset.documents if side == "passage" else dataset.queries
-        rows = shard_rows(len(texts))
+        rows = shard_rows(len(texts), self._on_gpu)
         if key == ROLLING:  # small enough for every turn to have a shard
             rows = max(1, min(rows, int(len(texts) * self._config.refresh.refresh_share)))
         # Settings of reading texts are the same in the whole run, so the plan leaves them empty.
@@ -173,7 +177,8 @@ class MiningRounds:
             width=self._width,
             shard_rows=rows,
         )
-        return StoreWriter(self._folder / EMBEDDINGS / key / f"{index}-{side}", plan)
+        path = self._folder / EMBEDDINGS / key / f"{index}-{side}"
+        return StoreWriter(path, with_shard_rows_of(plan, path))
 
     def _remove_but(self, *names: str) -> None:
         """Remove the embeddings of all rounds but the kept ones."""

@@ -29,6 +29,7 @@ from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError
 from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
+from raytriever.training.refresh.config import SYNC
 from raytriever.training.refresh.job import RoundResult
 
 
@@ -172,8 +173,9 @@ class Miner:
         driver.enter()
         # Searching uses the cores that encoding used before; Ray gives a process one thread.
         torch.set_num_threads(config.refresh.pool[1])
-        self._rounds = MiningRounds(config, datasets, Path(folder), first)
-        self._encoders = EncoderPool(*config.refresh.pool, partial(spare_gpus, config.training.workers[1]))
+        spare = partial(spare_gpus, config.training.workers[1])
+        self._rounds = MiningRounds(config, datasets, Path(folder), first, on_gpu=spare() > 0)
+        self._encoders = EncoderPool(*config.refresh.pool, spare)
 
     def mine(self, number: int, snapshot: list[Any]) -> RoundResult:
         """Mine one round.
@@ -233,7 +235,10 @@ def get_result(reference: Any) -> Any:
 def start_miner(
     config: Config, datasets: Sequence[str], negatives: Any, folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run a miner actor for the duration of a run; yields None where nothing is refreshed.
+    """Run a miner actor for the duration of a run.
+
+    Yields None where nothing is refreshed, and where training waits for each round and leaves no GPU free: then the
+    first worker mines; see `local_jobs`.
 
     Args:
         config: of the experiment.
@@ -247,6 +252,10 @@ def start_miner(
         return
     workers, most = config.training.workers[1], config.refresh.pool[1]
     spare = spare_gpus(workers)
+    if count_gpus() and not spare and config.refresh.refresh_mode == SYNC:
+        log("Refreshes use the GPU of the first worker, while training waits for them.")
+        yield None
+        return
     if spare < most and count_gpus():
         where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
         log(f"Refreshes encode {where}, because {workers} of {count_gpus()} GPUs train: --refresh-pool is {most}.")

@@ -1,8 +1,8 @@
 """Validation of checkpoints on the cluster: the evaluation of one checkpoint, and the actor that runs it.
 
-`Validations` needs no Ray. The actor uses a GPU where one is free; otherwise it shares the CPU cores with training, at
-a lower priority. A killed actor restarts, possibly on another node, and repeats its checkpoint. If it is killed too
-often, the validation of that checkpoint fails."""
+`Validations` needs no Ray. The actor uses a GPU where one is free. Where training uses all GPUs, there is no actor: see
+`local_jobs`. Without GPUs it shares the CPU cores with training, at a lower priority. A killed actor restarts, possibly
+on another node, and repeats its checkpoint. If it is killed too often, the validation of that checkpoint fails."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ class Validations:
     def __init__(self, config: Config, dev_sets: Sequence[DevSet], folder: Path) -> None:
         self._config, self._dev_sets, self._folder = config, dev_sets, folder
         self._protocol = dev_protocol(config.training.best_metric)
+        for leftover in folder.glob(".model-*"):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def run(self, step: int, checkpoint: Path) -> Record:
         """Evaluate a checkpoint and write its record, unless the record exists.
@@ -142,8 +144,6 @@ class CheckpointEvaluator:
         with suppress(OSError):
             os.nice(NICENESS)
         torch.set_num_threads(usable_cores())  # Ray gives a process one
-        for leftover in Path(folder).glob(".model-*"):  # of a killed evaluator
-            shutil.rmtree(leftover, ignore_errors=True)
         self._validations = Validations(config, dev_sets, Path(folder))
 
     def evaluate(self, step: int, checkpoint: str) -> EvaluationResult:
@@ -187,7 +187,10 @@ class RayEvaluatorClient:
 def start_evaluator(
     config: Config, dev_sets: Sequence[DevSet], folder: Path, log: Callable[[str], None]
 ) -> Iterator[Any]:
-    """Run an evaluator actor for the duration of a run; yields None where nothing is evaluated.
+    """Run an evaluator actor for the duration of a run.
+
+    Yields None where nothing is evaluated, and where training leaves no GPU free: then the first worker evaluates; see
+    `local_jobs`.
 
     Args:
         config: of the experiment.
@@ -203,8 +206,10 @@ def start_evaluator(
     # Only of the free ones: an actor that asks for the GPU of another job would wait for it without a message.
     gpus = 1.0 if spare_gpus(workers + encoders) else 0.0
     if not gpus and count_gpus():
-        log(f"Checkpoints are evaluated on a CPU: the {workers} workers leave no GPU free.")
-    elif not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
+        log("Checkpoints are evaluated on the GPU of the first worker, while training waits.")
+        yield None
+        return
+    if not gpus and len([node for node in ray.nodes() if node["Alive"]]) == 1:
         log("Checkpoints are evaluated on the cores that train, at a lower priority. Meanwhile steps take longer.")
     options = CheckpointEvaluator.options(num_gpus=gpus, **SPREAD)  # type: ignore[attr-defined]
     evaluator = options.remote(config, tuple(dev_sets), str(folder.resolve() / FOLDER), DriverContext())

@@ -26,10 +26,12 @@ from raytriever.cluster.event_queue import (
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DevSet, digest_of
+from raytriever.cluster.train.local_jobs import LocalEvaluator, LocalMiner
+from raytriever.cluster.train.mining_round import MiningRounds
 from raytriever.cluster.train.refresh import NEGATIVES, RayMinerClient
-from raytriever.cluster.train.validation import RayEvaluatorClient
+from raytriever.cluster.train.validation import RayEvaluatorClient, Validations
 from raytriever.config import Config
-from raytriever.data.negatives import read_negatives
+from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
@@ -45,9 +47,9 @@ from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.config import SYNC
-from raytriever.training.refresh.job import RefreshPlan
+from raytriever.training.refresh.job import MinerClient, RefreshPlan
 from raytriever.training.training_data import TrainingData
-from raytriever.training.validation.job import ValidationPlan
+from raytriever.training.validation.job import EvaluatorClient, ValidationPlan
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 
 
@@ -64,8 +66,9 @@ class WorkerJob:
         queue: for events to the driver.
         driver: working directory and locks of the driver.
         last_logged_step: the last step that an earlier call has logged.
-        miner: actor that mines hard negatives; None without refresh.
-        evaluator: actor that evaluates checkpoints; None without validation by retrieval.
+        miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
+        evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
+            evaluates.
         dev_sets: that checkpoints are evaluated on.
         runs_per_node: number of runs that share the cores of a node.
     """
@@ -168,7 +171,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
             log=lambda text: queue.send(LogMessage(text)),
             before_commit=lambda step: queue.flush(CheckpointEvent(step)),
             data_digest=data.digest(negatives),
-            refresh=_refresh_plan(job, data, workers, device),
+            refresh=_refresh_plan(job, data, negatives, workers, device),
             validation=_validation_plan(job, workers, device),
             guide=data.guide,
         )
@@ -182,32 +185,49 @@ def _train(job: WorkerJob, device: torch.device) -> None:
                 write_model(retriever.eval(), hidden, adapters_of=config.model)
 
 
-def _refresh_plan(job: WorkerJob, data: TrainingData, workers: Workers, device: torch.device) -> RefreshPlan | None:
+def _miner(job: WorkerJob, negatives: NegativesTable | None, device: torch.device) -> MinerClient:
+    """Return the access of the first worker to the miner."""
+    gauges, config = Gauges(run_label(job.folder)), job.config
+    if job.miner is not None:
+        return RayMinerClient(job.miner, gauges, config.refresh.refresh_mode == SYNC)
+    kept = negatives if config.data.negatives_mix else None
+    folder, on_gpu = job.folder / NEGATIVES, device.type == "cuda"
+    return LocalMiner(partial(MiningRounds, config, list(job.datasets), folder, kept, on_gpu), device, gauges)
+
+
+def _refresh_plan(
+    job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: Workers, device: torch.device
+) -> RefreshPlan | None:
     """Return the plan of the refreshes; all workers call it."""
     refresh = job.config.refresh
     if refresh.refresh_every is None:
         return None
-    waits = refresh.refresh_mode == SYNC
-    gauges = Gauges(run_label(job.folder))
     return RefreshPlan(
         every=refresh.refresh_every,
-        waits=waits,
+        waits=refresh.refresh_mode == SYNC,
         folder=job.folder / NEGATIVES,
         read=partial(read_negatives, dataset=data.combined),
-        miner=RayMinerClient(job.miner, gauges, waits) if workers.rank == 0 else None,
+        miner=_miner(job, negatives, device) if workers.rank == 0 else None,
         last_logged_step=_last_logged_step(job, workers, device),
     )
+
+
+def _evaluator(job: WorkerJob, device: torch.device) -> EvaluatorClient:
+    """Return the access of the first worker to the evaluator."""
+    gauges = Gauges(run_label(job.folder))
+    if job.evaluator is not None:
+        return RayEvaluatorClient(job.evaluator, gauges)
+    return LocalEvaluator(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS), device, gauges)
 
 
 def _validation_plan(job: WorkerJob, workers: Workers, device: torch.device) -> ValidationPlan | None:
     """Return the plan of the validations; all workers call it."""
     if not job.dev_sets:
         return None
-    gauges = Gauges(run_label(job.folder))
     return ValidationPlan(
         folder=job.folder / EVALUATIONS,
-        behind=job.config.validation.eval_behind,
-        evaluator=RayEvaluatorClient(job.evaluator, gauges) if workers.rank == 0 else None,
+        behind=0 if job.evaluator is None else job.config.validation.eval_behind,
+        evaluator=_evaluator(job, device) if workers.rank == 0 else None,
         on_metrics=lambda step, metrics: job.queue.send(ValidationEvent(step, dict(metrics))),
         last_logged_step=_last_logged_step(job, workers, device),
         digest=digest_of(job.dev_sets, job.config),

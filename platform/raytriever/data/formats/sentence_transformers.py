@@ -22,7 +22,7 @@ from typing import Any
 
 from raytriever.data.formats.group import Group, score_list, score_value, text_list
 from raytriever.data.formats.plan import RowParser
-from raytriever.data.formats.rows import string_field
+from raytriever.data.formats.rows import optional_text, string_field
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 
@@ -66,7 +66,7 @@ def _place(name: str) -> int:
 
 @dataclass(frozen=True)
 class TupleRow:
-    """Row of an anchor, its positive, and negatives, which may be null; the values name the columns."""
+    """Row of an anchor, its positive, and negatives, which may be null or empty; the values name the columns."""
 
     split: str
     anchor: str
@@ -82,7 +82,7 @@ class TupleRow:
         if isinstance(row.get(self.scores), list):  # a single number is a margin, of two scores
             scores = score_list(row, self.scores, len(scores), f"{self.positive} and negatives")
         for name, score in zip(self.negatives, scores[1:], strict=True):
-            if row.get(name) is not None:
+            if optional_text(row, name).strip():
                 group.negative(group.document(string_field(row, name)), "dense", score)
         group.add_to(records)
 

@@ -1,12 +1,14 @@
 """Tables with a header that people keep: CSV and TSV, read by line, and the meaning of their columns.
 
 The separator of a CSV file is the one of `,`, `;`, tab and `|` that gives its header the most columns. A TSV file has
-quotation marks around whole fields only. Columns are named by the caller, or recognised by their names.
+quotation marks around whole fields only, as spreadsheets write them; other marks belong to the text. Columns are named
+by the caller, or recognised by their names.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 
 _SEPARATORS = ",;\t|"
+_QUOTED = re.compile(r'"(?:[^"]|"")+"')
 _NAMES_OF_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
 
 
@@ -108,7 +111,8 @@ class TableFile:
     @property
     def description(self) -> str:
         """Words for the line that says how the file was read."""
-        return f"columns separated by {_NAMES_OF_SEPARATORS[self.separator]}"
+        marks = ", quotation marks kept unless they enclose a whole field" if self.separator == "\t" else ""
+        return f"columns separated by {_NAMES_OF_SEPARATORS[self.separator]}{marks}"
 
 
 def choose_columns(
@@ -186,4 +190,8 @@ def _fields_of(line: str, separator: str) -> list[str]:
 
 
 def _unquoted(field: str) -> str:
-    return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
+    """Return the text of a whole field in quotation marks whose inner ones are written twice; other fields as they are.
+
+    A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
+    """
+    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field

@@ -21,11 +21,13 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data import answers
 from raytriever.data.columns import PREPARE_AGAIN
+from raytriever.data.copies import Copies
 from raytriever.data.keys import KeyIndex, digest_of
 from raytriever.data.prepare.shards import (
     ABSENT,
     DOCUMENT_COLUMNS,
     DOCUMENTS,
+    FORMS,
     JUDGEMENTS,
     NEGATIVES,
     PAIR_COLUMNS,
@@ -42,6 +44,7 @@ from raytriever.reading.arrays import read_arrays, read_arrow
 BadRows = dict[tuple[int, int], tuple[str, bytes]]
 # Arrays of the work files of shards, with their types and shapes.
 _KEYS = {name: (["uint64"], (None, 2)) for name in ("keys", "contents")} | {
+    "forms": (["uint64"], (None,)),
     "rows": (["int64"], (None,)),
     "repeated": (["int64"], ()),
 }
@@ -62,7 +65,7 @@ class AssembledSide:
         rows: number of all rows, with those that do not count.
         digest: SHA-256 over ids and contents in order.
         repeated: number of rows that repeat an earlier row.
-        same_text: number of rows with the text of another id.
+        same_text: number of rows that are copies of an earlier one; see `copies`.
     """
 
     index: KeyIndex
@@ -103,8 +106,8 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
     lengths = [len(shard["rows"]) for shard in loaded]
     within = sum(int(shard["repeated"]) for shard in loaded)
     # Column by column, and each is released from its shard: millions of rows are not in memory twice.
-    keys, contents, rows = (
-        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "rows")
+    keys, contents, forms, rows = (
+        np.concatenate([shard.pop(column) for shard in loaded]) for column in ("keys", "contents", "forms", "rows")
     )
     parts = np.repeat([report.part for report in reports], lengths)
     index = KeyIndex(keys)
@@ -118,10 +121,10 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
         bad.setdefault((int(parts[row]), int(rows[row])), (reason, other_id.encode()))
     live = np.flatnonzero(~repeated)
     if len(again):
-        keys, contents = keys[live], contents[live]
+        keys, contents, forms = keys[live], contents[live], forms[live]
     digest = digest_of([keys], [contents])
-    same_text = len(live) - len(np.unique(contents[:, 0]))  # a figure for people: half a key tells texts apart
-    return AssembledSide(index, live, len(first), digest, within + len(again) - len(other), same_text)
+    np.save(folder / f"{name}.{FORMS}", forms)
+    return AssembledSide(index, live, len(first), digest, within + len(again) - len(other), len(Copies.of(forms)))
 
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:

@@ -122,7 +122,7 @@ def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Se
 
 
 # Changes when more is read from the same files: the cache is made again, and older prepared data sets stay readable.
-_READS = "absent"
+_READS = "absent, forms"
 # The same for single formats.
 _READS_OF_FORMAT = {"flagembedding": "prompts"}
 

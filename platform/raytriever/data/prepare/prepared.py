@@ -19,6 +19,7 @@ from raytriever.activity import activity
 from raytriever.cache import hold
 from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_answers, read_query_prompts
 from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
+from raytriever.data.copies import Forms
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -34,6 +35,7 @@ from raytriever.data.prepare.shards import (
     ABSENT_COLUMNS,
     DOCUMENT_COLUMNS,
     DOCUMENTS,
+    FORMS,
     JUDGEMENTS,
     NEGATIVES,
     QUERIES,
@@ -179,8 +181,16 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
     other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     return RetrievalDataset(
         name=meta["name"],
-        documents=Documents(ids, titles, texts, meta["sides"]["documents"]["digest"]),
-        queries=Queries(query_ids, query_texts, meta["sides"]["queries"]["digest"]),
+        documents=Documents(
+            ids,
+            titles,
+            texts,
+            meta["sides"]["documents"]["digest"],
+            stored_forms=_forms(files, DOCUMENTS, len(ids)),
+        ),
+        queries=Queries(
+            query_ids, query_texts, meta["sides"]["queries"]["digest"], _forms(files, QUERIES, len(query_ids))
+        ),
         judgements=judgements,
         quarantine=QuarantineReport.read(folder).without(other),
         negatives=next(iter(negatives), None),
@@ -218,6 +228,12 @@ def _side(
     # Without shards the column of tokens is empty, not missing: there was no document.
     tokens = [read_tokens(file, length) for file, length in zip(shards, lengths, strict=True)]
     return texts, TokenColumn([ids for ids, _ in tokens], [offsets for _, offsets in tokens], rows)
+
+
+def _forms(files: Callable[..., list[Path]], name: str, rows: int) -> Forms | None:
+    """Return the forms of the texts of a side; None for a data set that an earlier version prepared."""
+    stored = [read_array(file, ["uint64"], (rows,), PREPARE_AGAIN, mapped="r") for file in files(f"{name}.{FORMS}")]
+    return next(iter(stored), None)
 
 
 def _whole(column: Any) -> Any:

@@ -20,6 +20,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.answers import FILE, PROMPTS, write_some
+from raytriever.data.copies import Forms, forms_of
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import Chunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
@@ -30,6 +31,7 @@ from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.storage import disk_errors
 
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+FORMS = "forms.npy"  # behind the name of documents or queries
 # Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
     dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
@@ -47,6 +49,7 @@ class Side:
     rows: Int64[ndarray, " texts"]
     keys: list[bytes]
     contents: list[bytes]
+    forms: Forms
     kept: list[int] = field(default_factory=list)
     repeated: int = 0
 
@@ -63,13 +66,15 @@ class Side:
         """Return the documents of a chunk; their text for the tokenizer is title and text joined."""
         rows = parsed.records.documents
         ids, titles, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
+        passages = list(map(joined, titles, texts))
         return cls(
             {"id": ids, "title": titles, "text": texts},
-            list(map(joined, titles, texts)) if tokenisation else [],
+            passages,
             tokenisation.passage_prompt if tokenisation else "",
             parsed.rows_of("documents"),
             [key_of(name) for name in ids],
             [key_of(title, text) for title, text in zip(titles, texts, strict=True)],
+            forms_of(passages),
         )
 
     @classmethod
@@ -85,6 +90,7 @@ class Side:
             parsed.rows_of("queries"),
             [key_of(name) for name in ids],
             [key_of(prompt, text) if prompt else key_of(text) for prompt, text in zip(prompts, texts, strict=True)],
+            forms_of(texts),
         )
 
     def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
@@ -110,11 +116,12 @@ class Side:
         return killers
 
     def write_keys(self, file: Path) -> None:
-        """Write the keys of ids and contents, and the numbers of their rows."""
+        """Write the keys of ids and contents, the forms of the texts, and the numbers of their rows."""
         np.savez(
             file,
             keys=keys_of(self.keys[i] for i in self.kept),
             contents=keys_of(self.contents[i] for i in self.kept),
+            forms=self.forms[self.kept],
             rows=self.rows[self.kept],
             repeated=self.repeated,
         )

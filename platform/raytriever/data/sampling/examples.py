@@ -6,7 +6,8 @@ differs between epochs.
 The source of its judgements decides the positives of a group. `all` uses every relevant document. `human` and `llm`
 make groups of one source. `human-first` makes mixed groups: one human positive first, then LLM ones. A query without
 the first positive of its group is no example. In every group, all relevant documents of a query stay known: none is its
-negative."""
+negative. Those of equal queries are known too, and a document is known with all its copies (`data.copies`): known
+documents are the first of equal ones."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.combine import starts_of
+from raytriever.data.copies import NO_COPIES, Copies
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import SOURCES
@@ -90,6 +92,7 @@ class Examples:
         negatives: table of hard negatives. Queries without any get random documents.
         shares: shares of the negatives by origin, see `origins`; None for equal weights of a query's rows.
         ranked: use the positives of the lowest ranks instead of drawing them in each epoch.
+        query_copies, document_copies: texts that count as one.
     """
 
     positives: Positives
@@ -100,6 +103,8 @@ class Examples:
     negatives: NegativesTable | None = None
     shares: Float64[ndarray, " origins"] | None = None
     ranked: bool = False
+    query_copies: Copies = NO_COPIES
+    document_copies: Copies = NO_COPIES
 
     @classmethod
     def of(
@@ -139,7 +144,8 @@ class Examples:
                 dataset.name,
                 "mine the negatives of this data set",
             )
-        return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked)
+        copies = dataset.queries.copies, dataset.documents.copies
+        return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked, *copies)
 
     def __len__(self) -> int:
         return len(self.positives)
@@ -151,11 +157,13 @@ class Examples:
     def known(
         self, examples: Int64[ndarray, " batch"]
     ) -> tuple[Int64[ndarray, " positives"], Int64[ndarray, " positives"]]:
-        """Return all relevant documents of a batch of examples: the index of the example of each, and the document."""
-        starts = self.positives.offsets[examples]
-        counts = self.positives.offsets[examples + 1] - starts
+        """Return all known relevant documents of a batch of examples: the index of the example of each, and the
+        document, the first of equal ones."""
+        offsets, documents = self._known
+        starts = offsets[examples]
+        counts = offsets[examples + 1] - starts
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        return np.repeat(np.arange(len(examples)), counts), self.positives.documents[np.repeat(starts, counts) + within]
+        return np.repeat(np.arange(len(examples)), counts), documents[np.repeat(starts, counts) + within]
 
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
@@ -226,19 +234,36 @@ class Examples:
         size = self.document_starts[part + 1][:, None] - first
         documents = (words(self.seed, epochs, examples, _RANDOM, columns) % size.astype(np.uint64)).astype(np.int64)
         total = self.document_starts[-1]
-        while True:
-            pair_keys = examples[:, None] * total + first + documents
+        for _ in range(int(size.max())):
+            pair_keys = examples[:, None] * total + self.document_copies.first(first + documents)
             nearest = np.minimum(np.searchsorted(self._pairs, pair_keys), len(self._pairs) - 1)
             clash = self._pairs[nearest] == pair_keys
             if not clash.any():
                 return first + documents
             documents = np.where(clash, (documents + 1) % size, documents)
+        raise DataError("every document has the text of a document that is relevant", "a query", "add other documents")
 
     @cached_property
-    def _pairs(self) -> Int64[ndarray, " positives"]:
-        """Ascending keys of all (example, positive): one binary search decides whether a pair is a positive."""
-        owner = np.repeat(np.arange(len(self.positives)), np.diff(self.positives.offsets))
-        return owner * self.document_starts[-1] + self.positives.documents
+    def _pairs(self) -> Int64[ndarray, " known"]:
+        """Ascending keys of all (example, known document): one binary search decides whether a pair is known."""
+        offsets, documents = self._known
+        return np.repeat(np.arange(len(self)), np.diff(offsets)) * self.document_starts[-1] + documents
+
+    @cached_property
+    def _known(self) -> tuple[Int64[ndarray, " examples+1"], Int64[ndarray, " known"]]:
+        """Known documents of each example, ascending: those of example i are from offset i to offset i + 1."""
+        own, size = self.positives, self.document_starts[-1]
+        documents = self.document_copies.first(own.documents)
+        if not len(self.query_copies) and not len(self.document_copies):
+            return own.offsets, documents
+        queries = self.query_copies.first(own.queries)
+        owner = np.repeat(queries, np.diff(own.offsets))
+        pairs = np.unique(owner * size + documents)  # of a query and its copies together
+        starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
+        counts = ends - starts
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        return offsets, pairs[np.repeat(starts, counts) + within] % size
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:

@@ -83,6 +83,7 @@ class Relevance:
         excluded_starts: first such pair of each row, and last their number; always on the CPU.
         rows: number of rows over all workers.
         negatives: number of negative pairs over all workers.
+        positive_pairs: number of positives of all rows over all workers.
         group: the teacher's scores of each row's own group; None without a teacher.
         exchanged: the same where passages search for queries: rows are the first positives of this worker's queries,
             candidates the distinct queries of all workers. None where no loss needs it.
@@ -96,6 +97,7 @@ class Relevance:
     excluded_starts: Int64[ndarray, " rows+1"]
     rows: int
     negatives: int
+    positive_pairs: int
     group: Group | None = None
     exchanged: Relevance | None = None
 
@@ -103,6 +105,16 @@ class Relevance:
     def is_positive(self) -> Bool[Tensor, "rows positives"]:
         """True in the slots of `positives` that hold a column."""
         return self.positives != PAD
+
+    @property
+    def is_full(self) -> bool:
+        """True if every slot of `positives` holds a column, on every worker."""
+        return self.positive_pairs == self.rows * self.positives.shape[1]
+
+    @property
+    def slots(self) -> Int64[Tensor, "rows positives"]:
+        """The positives' columns, and any column in empty slots."""
+        return self.positives if self.is_full else self.positives.clamp(min=0)
 
     def keep(self, passages: Tensor) -> Tensor:
         """Return the rows of all workers' passages (or queries) that are candidates."""
@@ -173,8 +185,9 @@ def find_relevance(
         )
     share = len(columns) // size
     own = slice(rank * share, (rank + 1) * share)
-    positives = mask_repeats(columns[own])
-    result = pairs.relevance(own, ids.queries, positives, distinct)
+    everyones = mask_repeats(columns)
+    positives = everyones[own]
+    result = pairs.relevance(own, ids.queries, positives, int((everyones != PAD).sum()), distinct)
     if teacher is not None:
         result = replace(result, group=_group(*teacher, distinct, positives, pairs, own.start))
     return replace(result, exchanged=_exchange_roles(ids, own)) if both_ways else result
@@ -226,7 +239,9 @@ class _Pairs:
         index = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return self._keys[index] == keys
 
-    def relevance(self, own: slice, queries: ndarray, positives: ndarray, distinct: _Distinct) -> Relevance:
+    def relevance(
+        self, own: slice, queries: ndarray, positives: ndarray, positive_pairs: int, distinct: _Distinct
+    ) -> Relevance:
         """Return the relevance of some rows."""
         starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
         rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
@@ -239,6 +254,7 @@ class _Pairs:
             starts - starts[0],
             self._rows,
             self.negatives,
+            positive_pairs,
         )
 
 
@@ -281,4 +297,4 @@ def _exchange_roles(ids: GlobalIds, own: slice) -> Relevance:
     within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     columns = owners_of[np.repeat(begin, counts) + within]
     pairs = _Pairs(np.repeat(np.arange(len(first)), counts), columns, len(first), queries.count)
-    return pairs.relevance(own, ids.queries, owners[own][:, None], queries)
+    return pairs.relevance(own, ids.queries, owners[own][:, None], len(first), queries)

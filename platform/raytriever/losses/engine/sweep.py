@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -31,6 +32,8 @@ from raytriever.losses.engine.batch import Candidates
 
 # A processor's panel stays near its caches. A GPU needs large products, and few launches.
 PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30
+# Rows of a tile of a GPU's products: a panel of other heights leaves part of its last tiles idle.
+GPU_TILE = 128
 
 
 def add_rows(
@@ -101,6 +104,8 @@ class Products:
         """Add the product of two operands to `total`, and return it."""
         if left.dtype == total.dtype:
             return total.addmm_(left, right)
+        if _adds_to_float32(total.device):
+            return torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
         return total.add_(torch.mm(left, right, out_dtype=total.dtype))
 
     @contextmanager
@@ -116,10 +121,28 @@ class Products:
                 torch.set_float32_matmul_precision(before)
 
 
+@cache
+def _adds_to_float32(device: torch.device) -> bool:
+    """Return whether torch adds a product of bf16 to a float32 matrix in place: it refused to in its first releases.
+
+    The other way moves a float32 matrix of the size of all candidates for each panel.
+    """
+    total = torch.zeros(16, 16, device=device)
+    half = total.bfloat16()
+    try:
+        torch.addmm(total, half, half, out_dtype=total.dtype, out=total)
+    except RuntimeError:
+        return False
+    return True
+
+
 def panel_height(rows: int, row_bytes: int, device: str) -> int:
     """Return the number of rows of a panel on a type of device, from a number of rows and the bytes of their scores."""
-    most = GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES
-    return min(rows, max(1, most // row_bytes))
+    most = max(1, (GPU_PANEL_BYTES if device == "cuda" else PANEL_BYTES) // row_bytes)
+    if device != "cuda" or most < GPU_TILE:
+        return min(rows, most)
+    panels = -(-rows // (most - most % GPU_TILE))
+    return min(rows, -(-rows // (panels * GPU_TILE)) * GPU_TILE)
 
 
 class Panels:
@@ -156,7 +179,8 @@ class Panels:
             queries = self._queries[rows]
             scores = self._products.write(queries, self._embeddings.T, buffer[: len(queries)])
             excluded = slice(int(self._starts[rows.start]), int(self._starts[rows.stop]))
-            pairs = self._rows[excluded] - start, self._columns[excluded]
+            own_rows = self._rows[excluded] - start if start else self._rows[excluded]
+            pairs = own_rows, self._columns[excluded]
             yield Panel(rows, queries, scores, derivatives[: len(queries)], pairs)
 
 
@@ -226,15 +250,16 @@ class _Sweep(torch.autograd.Function):
             scale = torch.exp(-log_temperature) if reduction.tempered else torch.ones_like(log_temperature)
             scaled, documents = products.operand(queries * scale), products.operand(embeddings)
             reduction.start(scaled, documents)
-            by_query, by_embedding = (
-                torch.zeros_like(x) if differentiate else x.new_empty(0) for x in (queries, embeddings)
-            )
+            # The first dense panel writes, so that nobody writes zeros.
+            make = torch.empty_like if reduction.dense else torch.zeros_like
+            by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
             for panel in Panels(scaled, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
                     derivatives = products.operand(panel.derivatives)
                     products.write(derivatives, documents, by_query[panel.rows])
-                    products.add(derivatives.T, panel.queries, by_embedding)
+                    sum_up = products.add if panel.rows.start else products.write
+                    sum_up(derivatives.T, panel.queries, by_embedding)
             share = reduction.finish().to(queries.dtype)
             if not differentiate:
                 return share
@@ -242,7 +267,9 @@ class _Sweep(torch.autograd.Function):
                 add_rows(by_query, rows, documents[columns] * by_score[:, None])
                 add_rows(by_embedding, columns, scaled[rows] * by_score[:, None])
             by_query *= scale
-            by_temperature = -(by_query * queries).sum() * reduction.tempered
+            by_temperature = None
+            if ctx.needs_input_grad[2]:
+                by_temperature = -(by_query * queries).sum() * reduction.tempered
             ctx.save_for_backward(by_query, by_embedding, by_temperature)
         return share
 
@@ -250,4 +277,5 @@ class _Sweep(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         by_query, by_embedding, by_temperature = ctx.saved_tensors
-        return by_query * grad, by_embedding * grad, by_temperature * grad, None, None, None, None
+        by_temperature = None if by_temperature is None else by_temperature * grad
+        return by_query * grad, by_embedding * grad, by_temperature, None, None, None, None

@@ -72,5 +72,7 @@ def sum_shares(share: Float[Tensor, ""], workers: Workers) -> Float[Tensor, ""]:
     The average of the gradients over the workers divides by their number again, so parameters receive the gradient of
     the sum.
     """
+    if workers.size == 1:
+        return share
     scaled = share * workers.size
     return workers.sum(share) + (scaled - scaled.detach())

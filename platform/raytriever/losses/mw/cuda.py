@@ -1,4 +1,4 @@
-"""Pass over the scores on a GPU: compiles `walk.cu` and launches it on panels.
+"""Mann-Whitney loss on a GPU: compiles `walk.cu`, launches its pass on panels, and tabulates the positives.
 
 NVRTC compiles the kernels when a process first needs them. NVRTC and `cuda.bindings` come with PyTorch's builds for
 CUDA from 2.11 on. Without them, and on grids that are not even, the pass is `TensorWalk`.
@@ -6,14 +6,18 @@ CUDA from 2.11 on. Without them, and on grids that are not even, the pass is `Te
 Positions in a subcell are measured from its middle here: y = x - 1/2. The kernel sums 1, y and y^2. The sum of y^3 is
 replaced by 3/16 of that of y: y^3 - 3y/16 is a Chebyshev polynomial of at most 1/32, so the loss changes by a factor of
 1 + 1.3e-6 at most, where all scores of a subcell are on one side of it, and by about 1e-9 on scores that are spread.
-Rounding y to 2^-15 shifts a score by at most 1e-6 of tau."""
+Rounding y to 2^-15 shifts a score by at most 1e-6 of tau.
+
+The positives' side, `CudaPositives`, is two kernels and two products with matrices of the kernel functions between all
+nodes of the grid, which few grids need and steps share. A launch takes longer than such a product, so the banded sums
+of `grid` would take ten times as long."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.mw.grid import SUBCELLS, TERMS, Grid
+from raytriever.losses.mw.grid import NODES, SUBCELLS, TERMS, Grid, chebyshev, refinement
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +39,23 @@ MOMENTS = 3
 UNITS = (1.0, 2.0**-15, 2.0**-16)
 # Bytes of shared memory for a subcell: a cubic and three sums. CUDA takes 1 KiB for itself in each block.
 SUBCELL_BYTES, RESERVED_BYTES = 4 * (TERMS + MOMENTS), 1 << 10
-PARAMETERS = (
+WALK = (
     *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p),
     *(ctypes.c_int, ctypes.c_int, ctypes.c_float, ctypes.c_float, ctypes.c_int),
 )
+CELLS = (ctypes.c_void_p, ctypes.c_int, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
 NAMES = {torch.float32: "walk_float32", torch.bfloat16: "walk_bfloat16"}
+# Types of the arguments of each function.
+PARAMETERS = {
+    **{f"{name}_{memory}": WALK for name in NAMES.values() for memory in ("shared", "global")},
+    "place": (*CELLS, ctypes.c_void_p, ctypes.c_void_p),
+    "finish": (*CELLS, *[ctypes.c_void_p] * 5, ctypes.c_double, ctypes.c_void_p),
+}
+WEIGHT_UNIT = 2.0**-40
+# Bytes of shared memory of `finish`: four sums of 256 threads.
+FINISH_BYTES = 4 * 256 * 8
+# The matrices between all nodes are made for a multiple of this number of cells.
+DENSE_STEP = 16
 
 
 class Kernels(Protocol):
@@ -50,7 +66,7 @@ class Kernels(Protocol):
     processor_bytes: int
 
     def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Start a function on the current stream. Arguments are those of `PARAMETERS`; tensors become pointers."""
+        """Start a function on the current stream. Its arguments are those of `PARAMETERS`; tensors become pointers."""
 
 
 def compile_walk(architecture: str) -> bytes:
@@ -81,6 +97,7 @@ class CudaKernels:
         from cuda.bindings import driver
 
         self._driver = driver
+        torch.empty(1, device=device)  # a module is loaded into the context of a device, which its first tensor makes
         major, minor = torch.cuda.get_device_capability(device)
         self._code = ctypes.create_string_buffer(compile_walk(f"sm_{major}{minor}"))
         number = _checked(driver.cuDeviceGet(device.index))
@@ -96,7 +113,7 @@ class CudaKernels:
         self._functions: dict[str, Any] = {}
         with torch.cuda.device(device):
             module = _checked(driver.cuModuleLoadData(ctypes.addressof(self._code)))
-        for name in (f"{name}_{memory}" for name in NAMES.values() for memory in ("shared", "global")):
+        for name in PARAMETERS:
             function = _checked(driver.cuModuleGetFunction(module, name.encode()))
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(function, limit, self.block_bytes))
@@ -109,7 +126,7 @@ class CudaKernels:
         with torch.cuda.device(tensors[0].device):
             stream = torch.cuda.current_stream().cuda_stream
             sizes = (blocks, 1, 1, THREADS, 1, 1, shared_bytes)
-            _checked(self._driver.cuLaunchKernel(self._functions[name], *sizes, stream, (values, PARAMETERS), 0))
+            _checked(self._driver.cuLaunchKernel(self._functions[name], *sizes, stream, (values, PARAMETERS[name]), 0))
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
@@ -143,15 +160,107 @@ def _from_middle(device: torch.device) -> Float[Tensor, "terms terms"]:
     return torch.tensor(rows, dtype=torch.float64).to(device)
 
 
-class CudaWalk:
-    """Sums over the subcells of an even grid that grow with every panel of float32 scores on a GPU."""
+@cache
+def _to_cubics(device: torch.device) -> Float[Tensor, "nodes terms"]:
+    """Return the matrix that takes values at the nodes of a cell to the cubics of its subcells, from their middles."""
+    cubics = refinement(device).T.reshape(NODES * SUBCELLS, TERMS) @ _from_middle(device)
+    return cubics.view(NODES, SUBCELLS * TERMS)
 
-    def __init__(self, grid: Grid, cubics: Tensor, scale: float, kernels: Kernels) -> None:
+
+@cache
+def _from_integers(device: torch.device) -> Float[Tensor, "moments terms"]:
+    """Return the matrix that takes the kernel's sums to those of 1, x, x^2, x^3."""
+    ones, first, second = torch.eye(TERMS, dtype=torch.float64)[:MOMENTS] * torch.tensor(UNITS).double()[:, None]
+    first[3] = first[1] * (3 / 16)
+    return torch.stack([ones, first, second]).to(device) @ _from_middle(device).T
+
+
+@cache
+def _lagrange_table(device: torch.device) -> Float[Tensor, " nodes_and_factors"]:
+    """Return the nodes of a cell, and after them the factors of their Lagrange polynomials."""
+    nodes = chebyshev(NODES)
+    return torch.cat([nodes, 1 / (nodes[:, None] - nodes).fill_diagonal_(1).prod(1)]).to(device)
+
+
+@lru_cache(maxsize=2)
+def _between_nodes(cells: int, width: float, device: torch.device) -> Float[Tensor, "two_nodes nodes"]:
+    """Return softplus(t - p) and, below it, sigmoid(t - p) for the nodes t and p of a number of even cells."""
+    nodes = chebyshev(NODES, device) * width / 2
+    apart = torch.arange(1 - cells, cells, dtype=torch.float64, device=device) * width
+    difference = apart[:, None, None] + (nodes[:, None] - nodes)
+    softplus = torch.logaddexp(difference, torch.zeros_like(difference))
+    cell = torch.arange(cells, device=device)
+    blocks = torch.stack([softplus, torch.sigmoid(difference)])[:, cell[:, None] - cell + cells - 1]
+    return blocks.transpose(2, 3).reshape(2 * cells * NODES, cells * NODES)
+
+
+class CudaPositives:
+    """The positives' side of the kernel sums on an even grid of few cells, and the results.
+
+    Sums over positives are integers, so that they have the same bits in any order.
+
+    Args:
+        grid: even, of at most `pairwise.DENSE_CELLS` cells.
+        positives: scores in units of tau, in double precision; NaN in empty slots.
+        weight: of one pair.
+        kernels: of the positives' device.
+    """
+
+    def __init__(self, grid: Grid, positives: Tensor, weight: float, kernels: Kernels) -> None:
+        device, self._kernels, self._weight = positives.device, kernels, weight
+        padded = -(-grid.cells // DENSE_STEP) * DENSE_STEP
+        self._nodes, self._padded_nodes = grid.cells * NODES, padded * NODES
+        self._between = _between_nodes(padded, grid.width, device)
+        self._positives = positives.contiguous()
+        table = _lagrange_table(device)
+        self._place = (self._positives, positives.numel(), grid.even_start, 1 / grid.width, grid.cells, table)
+        sums = torch.zeros(self._padded_nodes + 2 * SUBCELLS * grid.cells, dtype=torch.int64, device=device)
+        by_node, self._areas = sums[: self._padded_nodes], sums[self._padded_nodes :]
+        kernels.launch("place", self._blocks(), 0, (*self._place, by_node, self._areas))
+        # A number of the CPU in double precision makes the integers doubles.
+        both = self._between @ (by_node * torch.tensor(weight * WEIGHT_UNIT, dtype=torch.float64))
+        self.total = both[: self._nodes].view(-1, NODES)
+        self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
+
+    def result(self, own: Tensor, all: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return this worker's share of the loss, the derivative of each positive, and the AUC, in float32.
+
+        Args:
+            own, all: sums of 1, x, x^2, x^3 in the subcells over the negatives of this worker and of all.
+        """
+        own_nodes = _to_nodes(own)
+        all_nodes = own_nodes if all is own else _to_nodes(all)
+        sigmoid = self._between[self._padded_nodes :][: self._nodes]
+        results = torch.empty(2 + self._positives.numel(), device=own.device)
+        arguments = (self._areas, all, sigmoid.T @ all_nodes, self.total, own_nodes, self._weight, results)
+        self._kernels.launch("finish", 1 + self._blocks(), FINISH_BYTES, (*self._place, *arguments))
+        return results[0], results[2:], results[1]
+
+    def _blocks(self) -> int:
+        return -(-self._positives.numel() // THREADS)
+
+
+def _to_nodes(sums: Tensor) -> Float[Tensor, " nodes"]:
+    """Return the weights at the nodes of the sums of 1, x, x^2, x^3 in the subcells."""
+    return (sums.reshape(-1, SUBCELLS * TERMS) @ refinement(sums.device)).flatten()
+
+
+class CudaWalk:
+    """Sums over the subcells of an even grid that grow with every panel of float32 scores on a GPU.
+
+    Args:
+        grid: even.
+        slope: the derivative by the unscaled score at the nodes [cells, nodes].
+        scale: of the scores, to units of tau.
+        kernels: of the device.
+    """
+
+    def __init__(self, grid: Grid, slope: Tensor, scale: float, kernels: Kernels) -> None:
         assert grid.first_subcell is not None
         self._kernels = kernels
         self._subcells = grid.cells * SUBCELLS
-        self._cubics = (cubics.reshape(-1, TERMS) @ _from_middle(cubics.device)).float()
-        self._sums = torch.zeros(MOMENTS, self._subcells, dtype=torch.int64, device=cubics.device)
+        self._cubics = (slope @ _to_cubics(slope.device)).view(-1, TERMS).float()
+        self._sums = torch.zeros(MOMENTS, self._subcells, dtype=torch.int64, device=slope.device)
         exact = SUBCELLS / grid.width * scale
         rounded = float(np.float32(exact))
         self._place = (self._subcells, grid.first_subcell, rounded, exact - rounded)
@@ -171,9 +280,7 @@ class CudaWalk:
 
     def sums(self) -> Tensor:
         """Return the sums of 1, x, x^2, x^3 over the scores in each subcell."""
-        ones, first, second = (sums * unit for sums, unit in zip(self._sums.double(), UNITS, strict=True))
-        from_middle = torch.stack([ones, first, second, first * (3 / 16)], 1)
-        return from_middle @ _from_middle(from_middle.device).T
+        return self._sums.double().T @ _from_integers(self._sums.device)
 
     def _launch(self, scores: Tensor, derivatives: Tensor, sign: int) -> None:
         count = scores.numel()

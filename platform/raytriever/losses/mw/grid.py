@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from jaxtyping import Float, Int64
@@ -129,6 +129,12 @@ class Grid:
     first_subcell: int | None = None
 
     @property
+    def even_start(self) -> float:
+        """Left end of an even grid, in units of tau."""
+        assert self.first_subcell is not None
+        return (self.first_subcell - 0.5) / SUBCELLS * self.width
+
+    @property
     def firsts(self) -> Int64[Tensor, " runs"]:
         """First cell of each run."""
         return self.counts.cumsum(0) - self.counts
@@ -164,7 +170,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     """Build cells for every score from `lowest` to `highest`.
 
     Args:
-        positives: score of every positive in the batch, in units of tau, in double precision.
+        positives: score of every positive in the batch, in units of tau, in double precision; NaN in empty slots.
         lowest: lower bound of the scores.
         highest: upper bound of the scores.
         dtype: precision of the scores.
@@ -187,23 +193,31 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     even_start = (first_cell - 0.5 / SUBCELLS) * width
     count = math.ceil((highest - even_start) / width)
     if count <= EVEN_CELLS:
-        start = torch.full((1,), even_start, dtype=torch.float64, device=positives.device)
-        counts = torch.full_like(start, count).long()
         return Grid(
-            start,
-            torch.full_like(start, width),
-            counts,
+            *_one_run(even_start, width, count, positives.device),
             width,
             _cells_across(REACH, width),
             _cells_across(TAIL, width),
             count,
             first_cell * SUBCELLS,
         )
-    ascending = positives.sort().values
+    ascending = fill_empty(positives).sort().values
     grid = _near_positives(ascending, lowest, highest, width, TAIL)
     if grid.cells <= UNEVEN_CELLS:
         return grid
     return _near_positives(ascending, lowest, highest, width, REACH)
+
+
+@lru_cache(maxsize=4)
+def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return start, width and number of the cells of one run; steps of cosine scores share one."""
+    starts = torch.full((1,), start, dtype=torch.float64, device=device)
+    return starts, torch.full_like(starts, width), torch.full_like(starts, count).long()
+
+
+def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positives"]:
+    """Return the positives with the highest one in empty slots: to drop them, the processor would wait for the GPU."""
+    return torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
 
 
 def _near_positives(

@@ -19,7 +19,7 @@ scores, and one grid of sums whose size does not depend on the batch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -33,12 +33,18 @@ from raytriever.losses.mw.grid import (
     TERMS,
     Grid,
     build_grid,
+    fill_empty,
     kernel_sums,
     kernel_sums_at_positives,
     refinement,
 )
 
+if TYPE_CHECKING:
+    from raytriever.losses.mw.cuda import CudaPositives, Kernels
+
 BLOCK_SCORES = 1 << 22
+# Cells of an even grid up to which a GPU multiplies with matrices between all nodes, of 268 MB at most.
+DENSE_CELLS = 512
 # A term is held in two integers of this many bits each, which leaves room for the sum of 2^36 terms.
 HALF_BITS = 26
 
@@ -137,34 +143,39 @@ class PairwiseSums:
         positives: Float[Tensor, " positives"],
         lowest: float,
         highest: float,
-        weight: float | Tensor,
+        weight: float,
         dtype: torch.dtype,
     ) -> None:
-        # An empty slot is a positive of weight 0 at the highest one: to drop it, the processor would wait for the GPU.
+        self._weight, self._refinement = weight, refinement(positives.device)
+        self._grid = build_grid(positives, lowest, highest, dtype)
+        self._kernels = _kernels_of(self._grid, positives.device, dtype)
+        self._on_gpu: CudaPositives | None = None
+        if self._kernels is not None and self._grid.cells <= DENSE_CELLS:
+            from raytriever.losses.mw.cuda import CudaPositives
+
+            self._on_gpu = CudaPositives(self._grid, positives, weight, self._kernels)
+            self._total, self._slope = self._on_gpu.total, self._on_gpu.slope
+            return
+        # An empty slot is a positive of weight 0.
         self._is_used = (~positives.isnan()).double()
-        self._positives = torch.where(positives.isnan(), positives.nan_to_num(-torch.inf).max(), positives)
-        self._weight, self._dtype = weight, dtype
-        self._grid = build_grid(self._positives, lowest, highest, dtype)
+        self._positives = fill_empty(positives)
         self._cells, weights = self._grid.weights(self._positives)
         self._weights = weights * self._is_used[:, None]
         by_cell = add_rows(weights.new_zeros(self._grid.cells, weights.shape[1]), self._cells, self._weights)
-        self._total, slope = kernel_sums(self._grid, by_cell)
-        self._refinement = refinement(positives.device)
-        self._slope = slope * weight
+        total, slope = kernel_sums(self._grid, by_cell)
+        self._total, self._slope = total * weight, slope * weight
 
     def walk(self, scale: float = 1.0) -> Walk:
         """Return a pass over the negatives, whose scores times `scale` are in units of tau.
 
         It writes derivatives by the unscaled score.
         """
-        cubics = self._slope @ self._refinement.T * scale
-        # Imported on first use: importing a loss must not start a compiler.
-        if cubics.device.type == "cuda" and self._grid.first_subcell is not None and self._dtype == torch.float32:
-            from raytriever.losses.mw.cuda import CudaWalk, kernels_of
+        slope = self._slope if scale == 1 else self._slope * scale
+        if self._kernels is not None:
+            from raytriever.losses.mw.cuda import CudaWalk
 
-            kernels = kernels_of(cubics.device)
-            if kernels is not None:
-                return CudaWalk(self._grid, cubics, scale, kernels)
+            return CudaWalk(self._grid, slope, scale, self._kernels)
+        cubics = slope @ self._refinement.T
         if cubics.device.type != "cpu":
             return TensorWalk(self._grid, cubics, scale)
         from raytriever.losses.mw.compiled import CompiledWalk
@@ -173,8 +184,10 @@ class PairwiseSums:
 
     def result(self, own: Float[Tensor, "subcells terms"], all: Float[Tensor, "subcells terms"]) -> PairwiseResult:
         """Compute loss, derivatives and AUC from this worker's sums and the sums over all workers."""
+        if self._on_gpu is not None:
+            return PairwiseResult(*self._on_gpu.result(own, all))
         # First one sum for each node: PyTorch divides a sum over everything between threads.
-        share = (self._to_nodes(own) * self._total).sum(0).sum() * self._weight
+        share = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
         subcell, x = self._grid.subcells(self._positives)
@@ -186,15 +199,23 @@ class PairwiseSums:
         return sums.reshape(-1, SUBCELLS * TERMS) @ self._refinement
 
 
+def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> Kernels | None:
+    """Return the kernels for the scores of a grid, if they are on a GPU that has them."""
+    if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
+        return None
+    # Imported on first use: importing a loss must not start a compiler.
+    from raytriever.losses.mw.cuda import kernels_of
+
+    return kernels_of(device)
+
+
 # ---------------------------------------------------------------------------------------------- reduction of the engine
 
 
 PairReduction = Literal["mean", "sum"]
 
 
-def pair_weight(
-    reduction: PairReduction, positives: int | Float[Tensor, ""], negatives: int, queries: int
-) -> float | Float[Tensor, ""]:
+def pair_weight(reduction: PairReduction, positives: int, negatives: int, queries: int) -> float:
     """Return the weight of one pair: for the mean over pairs (Eq. 2), or the sum over the number of queries (Eq. 3)."""
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
@@ -218,10 +239,10 @@ class MWReduction:
         positives = self._workers.gather_values(own.flatten()).double()
         # Operands in bf16 are longer than their embeddings by a factor of 1 + 2^-9 at most.
         bound = self._candidates.largest_score * (1 + 2**-7)
-        count = (~positives.isnan()).sum(dtype=torch.float64)
         relevance = self._candidates.relevance
         # A guide may have masked every negative; then the loss is 0.
-        weight = pair_weight(self._reduction, count, max(1, relevance.negatives), relevance.rows)
+        negatives = max(1, relevance.negatives)
+        weight = pair_weight(self._reduction, relevance.positive_pairs, negatives, relevance.rows)
         self._sums = PairwiseSums(positives, -bound, bound, weight, own.dtype)
         self._walk = self._sums.walk()
 
@@ -232,13 +253,13 @@ class MWReduction:
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the mean over all pairs."""
         own = self._walk.sums()
-        result = self._sums.result(own, self._workers.sum(own))
-        columns = self._candidates.relevance.positives
+        result = self._sums.result(own, own if self._workers.size == 1 else self._workers.sum(own))
+        columns = self._candidates.relevance.slots
         first = self._workers.rank * columns.numel()
         by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)
         rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
         # The derivative of an empty slot is 0, and its column any.
-        self.sparse.append((rows.flatten(), columns.clamp(min=0).flatten(), by_score))
+        self.sparse.append((rows.flatten(), columns.flatten(), by_score))
         self.statistics["batch_auc"] = result.auc.to(torch.float32)
         return result.share
 
@@ -247,6 +268,7 @@ def positive_scores(
     queries: Float[Tensor, "rows width"], embeddings: Float[Tensor, "candidates width"], candidates: Candidates
 ) -> Float[Tensor, "rows positives"]:
     """Return the scores of this worker's positives, NaN in empty slots."""
-    columns, precise = candidates.relevance.positives.clamp(min=0), queries.to(candidates.queries.dtype)
-    scores = torch.stack([(precise * embeddings[column]).sum(1) for column in columns.T], 1)
-    return scores.masked_fill(~candidates.relevance.is_positive, torch.nan)
+    relevance, precise = candidates.relevance, queries.to(candidates.queries.dtype)
+    scores = [(precise * embeddings[column]).sum(1, keepdim=True) for column in relevance.slots.T]
+    table = scores[0] if len(scores) == 1 else torch.cat(scores, 1)
+    return table if relevance.is_full else table.masked_fill(~relevance.is_positive, torch.nan)

@@ -1,12 +1,15 @@
-// Pass over scores on a GPU for the Mann-Whitney loss; `cuda.py` compiles and calls it.
+// Kernels of the Mann-Whitney loss on a GPU; `cuda.py` compiles and calls them.
 //
-// Each score is located in an even grid of subcells, added to the sums of its subcell, and its derivative is read from
+// walk: the pass over scores. Each score is located in an even grid of subcells, added to the sums of its subcell, and its derivative is read from
 // a cubic of that subcell. Positions x are measured from the middle of a subcell, from -1/2 to 1/2. The sums of 1, x
 // and x^2 are integers, so they have the same bits in any order, on any GPU: x in units of 2^-15, x^2 in units of 2^-16.
 //
 // SHARED: the cubics and a block's own sums are in shared memory (28 bytes a subcell). A block adds its sums to those
 // of all blocks after each tile, of at most 2^16 scores, before 32 bits can overflow. Without SHARED, cubics and sums
 // stay in global memory, for grids that are too large.
+//
+// place: adds the positives to the nodes of their cells, and to their subcells for the AUC.
+// finish: the derivative of each positive, the loss and the AUC, from what `walk` and `place` added up.
 //
 // The tests compile this file for a processor too, so it includes no header of CUDA.
 
@@ -105,3 +108,107 @@ KERNEL(walk_float32_shared, float, true)
 KERNEL(walk_float32_global, float, false)
 KERNEL(walk_bfloat16_shared, Bfloat16, true)
 KERNEL(walk_bfloat16_global, Bfloat16, false)
+
+// ---------------------------------------------------------------------------------------------------- the positives
+
+const int NODES = 8;
+const int SUBCELLS = 16;
+const int TERMS = 4;
+// Units of the integer sums: weights of nodes, and positions in a subcell.
+const double WEIGHT_UNIT = 1.0 / (1ll << 40);
+const double POSITION_UNIT = 1.0 / (1ll << 32);
+const int SUMMING = 256;  // threads that add up a block's numbers one after another
+
+// Even cells from `start`, and the nodes of a cell on [-1, 1], followed by the factors of their Lagrange polynomials.
+struct Cells {
+    double start, inverse;  // of the width
+    int count;
+    const double* nodes;
+};
+
+// Returns the cell of a score, and the weights that interpolate a function there from its node values.
+__device__ __forceinline__ int interpolate(double score, Cells cells, double* weights) {
+    const double along = (score - cells.start) * cells.inverse;
+    const int cell = (int)fmin(fmax(along, 0.0), cells.count - 1.0);
+    const double x = 2 * (along - cell) - 1;
+#pragma unroll
+    for (int i = 0; i < NODES; ++i) {
+        weights[i] = cells.nodes[NODES + i];
+#pragma unroll
+        for (int j = 0; j < NODES; ++j)
+            if (j != i) weights[i] *= x - cells.nodes[j];
+    }
+    return cell;
+}
+
+__device__ __forceinline__ void add_fixed(unsigned long long* to, double value, double unit) {
+    atomicAdd(to, (unsigned long long)__double2ll_rn(value / unit));
+}
+
+// A positive that is NaN is an empty slot. `areas` has the number of positives of each subcell, then their positions.
+extern "C" __global__ void __launch_bounds__(THREADS) place(
+    const double* positives, int count, double start, double inverse, int cells, const double* nodes,
+    unsigned long long* by_node, unsigned long long* areas) {
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        if (positives[i] != positives[i]) continue;
+        double weights[NODES];
+        const int cell = interpolate(positives[i], Cells{start, inverse, cells, nodes}, weights);
+#pragma unroll
+        for (int k = 0; k < NODES; ++k) add_fixed(by_node + cell * NODES + k, weights[k], WEIGHT_UNIT);
+        const double along = (positives[i] - start) * (inverse * SUBCELLS);
+        const int subcell = (int)fmin(fmax(along, 0.0), cells * SUBCELLS - 1.0);
+        atomicAdd(areas + subcell, 1ull);
+        add_fixed(areas + cells * SUBCELLS + subcell, along - subcell, POSITION_UNIT);
+    }
+}
+
+// Writes the loss, the AUC, and after them the derivative of each positive; see `pairwise.auc`. All sums have a fixed
+// order. `slopes` are the sums F at the nodes; `negatives` the sums of 1, x, x^2, x^3 in the subcells.
+extern "C" __global__ void __launch_bounds__(THREADS) finish(
+    const double* positives, int count, double start, double inverse, int cells, const double* nodes,
+    const unsigned long long* areas, const double* negatives, const double* slopes, const double* total,
+    const double* own, double weight, float* results) {
+    if (blockIdx.x) {
+        for (int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x; i < count; i += (gridDim.x - 1) * blockDim.x) {
+            double weights[NODES], sum = 0;
+            if (positives[i] == positives[i]) {
+                const int cell = interpolate(positives[i], Cells{start, inverse, cells, nodes}, weights);
+#pragma unroll
+                for (int k = 0; k < NODES; ++k) sum += weights[k] * slopes[cell * NODES + k];
+            }
+            results[2 + i] = (float)(-sum * weight);
+        }
+        return;
+    }
+    extern __shared__ float4 room[];
+    double* parts = (double*)room;  // of each thread: negatives, positives, won pairs, loss
+    const int threads = blockDim.x < SUMMING ? blockDim.x : SUMMING, subcells = cells * SUBCELLS, t = threadIdx.x;
+    const int first = (long long)subcells * t / threads, last = (long long)subcells * (t + 1) / threads;
+    double sums[4] = {0, 0, 0, 0};
+    if (t < threads) {
+        for (int i = first; i < last; ++i) sums[0] += negatives[i * TERMS], sums[1] += (double)areas[i];
+        for (int i = t; i < cells * NODES; i += threads) sums[3] += own[i] * total[i];
+        for (int k = 0; k < 4; ++k) parts[k * threads + t] = sums[k];
+    }
+    __syncthreads();
+    if (t < threads) {
+        double below = 0;
+        for (int other = 0; other < t; ++other) below += parts[other];
+        for (int i = first; i < last; ++i) {
+            const double negative = negatives[i * TERMS], positive = (double)areas[i], pairs = negative * positive;
+            const double position = (double)areas[subcells + i] * POSITION_UNIT;
+            const double lead = negative * position - positive * negatives[i * TERMS + 1];
+            sums[2] += positive * below + fmin(fmax(pairs / 2 + lead, 0.0), pairs);
+            below += negative;
+        }
+        parts[2 * threads + t] = sums[2];
+    }
+    __syncthreads();
+    if (t) return;
+    for (int k = 0; k < 4; ++k) {
+        sums[k] = 0;
+        for (int other = 0; other < threads; ++other) sums[k] += parts[k * threads + other];
+    }
+    results[0] = (float)sums[3];
+    results[1] = (float)(sums[2] / (sums[0] * sums[1]));
+}

@@ -35,7 +35,7 @@ from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
-from raytriever.experiment.opening import open_run, pin_model
+from raytriever.experiment.opening import open_run, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, Evaluated, MeasuredDataset
@@ -125,11 +125,11 @@ class ArmRunner:
             with closing(tracker):
                 tracker.describe({"model": {"model": arm.model}}, self._record, _tags(run))
                 return self._measure(arm, arm.model, facts, run, tracker), facts
-        curriculum = pin_model(with_seed(arm.curriculum, seed), run.path, fresh=False)
+        curriculum = pin_sources(with_seed(arm.curriculum, seed), run.path, fresh=False)
         with self._preparation:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
-        run.begin(dump_config(curriculum))
+        run.begin(dump_config(curriculum), [stage.config.loss.loss for stage in curriculum.all_stages])
         tracker = self._child(name, run)
         with closing(tracker):
             dataset = opened.dataset

@@ -47,9 +47,10 @@ class Replicas:
         self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)
 
-    def abandon(self) -> None:
+    def abandon(self) -> bool:
         """See `Strategy.abandon`."""
         discard_step(self._optimizer)
+        return True
 
     @torch.no_grad()
     def measure(self, batch: Batch | CutBatch) -> LossOutput:

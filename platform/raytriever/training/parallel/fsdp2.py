@@ -126,9 +126,11 @@ class FullyShard:
             value.backward()
         self._root(torch.zeros((), device=self._device, requires_grad=True)).backward()
 
-    def abandon(self) -> None:
+    def abandon(self) -> bool:
         """See `Strategy.abandon`."""
         discard_step(self._optimizer)
+        # Before torch 2.13, FSDP2 keeps what a backward pass left half done.
+        return hasattr(self._shards[0], "reset_iter_state")
 
     @torch.no_grad()
     def measure(self, batch: Batch | CutBatch) -> LossOutput:
@@ -204,7 +206,7 @@ class FullyShard:
         except BaseException:
             for parameter in self._objective.parameters():
                 parameter.grad = None
-            if hasattr(root, "reset_iter_state"):  # since torch 2.13
+            if hasattr(root, "reset_iter_state"):
                 root.reset_iter_state()
             self._optimizer.zero_grad(set_to_none=True)
             raise

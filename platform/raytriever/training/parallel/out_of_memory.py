@@ -5,8 +5,8 @@ for it in a collective for ever. So with gradient caching the workers agree twic
 after all parts are encoded, and before the gradients are synchronized. They agree over gloo, in the memory of the CPU,
 so no worker waits for its GPU.
 
-Elsewhere, and with FSDP2 by block, a worker that runs out of memory raises. Ray Train then ends the others and restarts
-the group, with a smaller chunk."""
+Elsewhere, with FSDP2 by block, and with FSDP2 of a torch before 2.13, a worker that runs out of memory raises. Ray
+Train then ends the others and restarts the group, with a smaller chunk."""
 
 from __future__ import annotations
 

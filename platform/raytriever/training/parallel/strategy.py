@@ -75,8 +75,12 @@ class Strategy(Protocol):
         would wait for the device, no later step changes a parameter either.
         """
 
-    def abandon(self) -> None:
-        """Discard what a step that ran out of memory left. It changed no weight, so it may be repeated."""
+    def abandon(self) -> bool:
+        """Discard what a step that ran out of memory left, which changed no weight.
+
+        Returns:
+            Whether the step can be repeated in this process.
+        """
 
     def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """Return the loss without gradient; the mode of the module decides on dropout."""

@@ -103,9 +103,10 @@ class Zero:
             self._engine.step()
         return Update(output, output.value.new_full((), norm))
 
-    def abandon(self) -> None:
+    def abandon(self) -> bool:
         """See `Strategy.abandon`."""
         discard_step(self._optimizer)
+        return True
 
     @torch.no_grad()
     def measure(self, batch: Batch | CutBatch) -> LossOutput:

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.data.formats import sentence_transformers
 from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
+from raytriever.data.formats.tables import TableFile
 from raytriever.data.prepare.open import open_all_splits, open_dataset
+from raytriever.data.records import Records
 from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
@@ -34,7 +37,12 @@ def table(folder: Path, header: str, separator: str = ",", name: str = "faq.csv"
         ("faq.csv", "Question,Answer", ",", "query = 'Question', passage = 'Answer', columns separated by commas"),
         ("faq.csv", "text; query", ";", "passage = 'text', query = 'query', columns separated by semicolons"),
         ("faq.csv", "anchor|positive", "|", "query = 'anchor', passage = 'positive', columns separated by |"),
-        ("faq.tsv", "query\tpassage", "\t", "query = 'query', passage = 'passage', columns separated by tabs"),
+        (
+            "faq.tsv",
+            "query\tpassage",
+            "\t",
+            "query = 'query', passage = 'passage', columns separated by tabs, quotation",
+        ),
     ],
 )
 def test_separators_and_columns_are_recognised_and_said(
@@ -42,7 +50,7 @@ def test_separators_and_columns_are_recognised_and_said(
 ) -> None:
     lines: list[str] = []
     dataset = open_dataset(table(tmp_path, header, separator, name), ["train", "dev", "test"], report=lines.append)
-    assert lines[0].startswith(f"{name} is read with {note}; a tenth of the queries each are dev and test")
+    assert lines[0].startswith(f"{name} is read with {note}")
     assert dataset.counts()["documents"] == 40
     first = "answer 0" if header.startswith("text") else "question 0?"
     assert first in list(dataset.queries.texts)
@@ -124,3 +132,34 @@ def test_a_table_that_cannot_be_read_is_one_line(tmp_path: Path, text: bytes, co
     with pytest.raises(DataError) as error:
         recognise(Source.open(tmp_path / "faq.csv"), columns=columns)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ('"Slow" or "fast"', '"Slow" or "fast"'),
+        ('The word "go"', 'The word "go"'),
+        ('a 5" pipe', 'a 5" pipe'),
+        ('"it said ""no"" twice"', 'it said "no" twice'),
+        ('"A whole text"', "A whole text"),
+        ('""""', '"'),
+        ('""', '""'),
+        ('"', '"'),
+        ('"a""', '"a""'),
+    ],
+)
+def test_quotation_marks_of_a_tsv_file_are_kept_unless_they_enclose_a_field(
+    tmp_path: Path, field: str, text: str
+) -> None:
+    (tmp_path / "pairs.tsv").write_text(f"query\tpassage\nq\t{field}\n")
+    [(_, fields)] = TableFile.open(str(tmp_path / "pairs.tsv")).rows()
+    assert fields == ["q", text]
+
+
+def test_a_missing_negative_is_missing_in_every_format(tmp_path: Path) -> None:
+    rows = [("q1", "p1", "n1"), ("q2", "p2", ""), ("q3", "p3", None), ("q4", "p4", " ")]
+    records = Records()
+    parse = sentence_transformers.parser(frozenset(["anchor", "positive", "negative_1"]), "train")
+    for row in rows:
+        parse(dict(zip(("anchor", "positive", "negative_1"), row, strict=True)), records)
+    assert (len(records.judgements), len(records.negatives)) == (4, 1)

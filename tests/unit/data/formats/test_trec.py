@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.formats.recognise import recognise
+from raytriever.data.run_files import read_run_scores
 from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
@@ -120,3 +121,9 @@ def test_bad_rows_have_a_reason(read, put, miracl: Path) -> None:
         "3 columns, not 4: query id, Q0, document id, grade",
         "grade 'yes' is not an integer",
     ]
+
+
+def test_a_byte_order_mark_and_blank_lines_of_a_run_file_are_skipped(tmp_path: Path) -> None:
+    run = tmp_path / "run.trec"
+    run.write_bytes(b"\xef\xbb\xbfq1 Q0 d1 1 2.5 tag\n\nq2 Q0 d2 1 1.5 tag\r\n")
+    assert read_run_scores(str(run), ["q1", "q2"], 1).tolist() == [[2.5], [1.5]]

@@ -23,9 +23,9 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
-from raytriever.data.statistics import plain_text
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.structured import read_json
 from raytriever.storage import committed_directory, read_manifest
@@ -99,7 +99,7 @@ class _Chosen:
     def text(self, document: int) -> str:
         """Return title and text of a document, without case and white space."""
         documents = self.dataset.documents
-        return plain_text(f"{documents.titles[document]} {documents.texts[document]}")
+        return normalise(f"{documents.titles[document]} {documents.texts[document]}")
 
 
 def write_questions(folder: Path, sources: Mapping[Source, Callable[[], RetrievalDataset]], size: Size) -> Counts:
@@ -151,9 +151,9 @@ def choose(dataset: RetrievalDataset, source: Source, size: Size) -> _Chosen:
         pool = next((by_role[one] for one in (role, TRAIN, TEST) if by_role[one]), [])
         questions[role] = [_Question(group[0], has_answer=not at % 2) for at, group in enumerate(pool[:most])]
         del pool[:most]
-    texts = {plain_text(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
+    texts = {normalise(dataset.queries.texts[one.query]) for each in questions.values() for one in each}
     train = {query for group in by_role[TRAIN if TRAIN in splits else TEST] for query in group}
-    own = [query for query in asked if query in train and plain_text(dataset.queries.texts[query]) not in texts]
+    own = [query for query in asked if query in train and normalise(dataset.queries.texts[query]) not in texts]
     return _Chosen(dataset, own[: size.train], questions, relevant)
 
 

@@ -1,0 +1,207 @@
+"""Loss that a user writes as a function of the score matrix of the global batch, differentiated by autograd.
+
+    def squared_hinge(scores, positives, negatives): ...     # [B, C], [B, C], [B, C] -> []
+
+Each worker gathers the embeddings of all workers, computes the whole matrix, and returns an equal share of the value.
+So any function of the matrix has the gradients of one process, with gradient caching and hard negatives too. It costs
+the memory of the matrix and of what autograd keeps of it, and every worker repeats the work. A loss by row
+(`RowLoss`) has neither cost."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raytriever.errors import ConfigError, LossInputError, UserError
+from raytriever.losses.config import LossConfig
+from raytriever.losses.engine.batch import BatchIds, Candidates, TeacherScores
+from raytriever.losses.engine.relevance import PAD
+from raytriever.losses.engine.rows import RowLoss
+from raytriever.losses.engine.workers import Workers
+from raytriever.losses.loss import Loss, LossShare, ScoreLoss, sent_type
+from raytriever.losses.own.source import FLAG, LossFile
+
+# Score, in units of tau, of pairs that are neither positive nor negative, in a function that does not ask for
+# `negatives`: exp, sigmoid, softplus and hinges of it are 0, and sums with it stay finite.
+NEITHER = -1e4
+
+
+def load_own_loss(own: LossFile, by_row: Callable[[RowLoss | Callable[[LossConfig], RowLoss]], ScoreLoss]) -> ScoreLoss:
+    """Return the loss of a file, which is a function of the score matrix or a loss by row.
+
+    Args:
+        own: where it is.
+        by_row: makes the loss from a loss by row, or from a function that makes one from the settings.
+
+    Raises:
+        ConfigError: the file cannot be used; the error names its line.
+    """
+    arguments = own.arguments()
+    value = _run(own.file, own.name, own.read())
+    if isinstance(value, RowLoss):
+        return by_row(value)
+    if callable(value) and arguments == ("config",):
+        return by_row(_row_loss_of(value, own))
+    if not callable(value) or not arguments:
+        raise ConfigError(
+            f"is {type(value).__name__}", f"{FLAG} {own.file}:{own.name}", "give a function of the file, or a RowLoss"
+        )
+    return of_scores(value, own, arguments)
+
+
+def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callable[[LossConfig], RowLoss]:
+    """Return a function that makes a loss by row from the settings, with its errors reported as the user's."""
+
+    def make(config: LossConfig) -> RowLoss:
+        with errors_of(own.file):
+            made = function(config)
+        if not isinstance(made, RowLoss):
+            raise ConfigError(f"returns {type(made).__name__}", f"{FLAG} {own.file}:{own.name}", "return a RowLoss")
+        return made
+
+    return make
+
+
+@lru_cache(maxsize=8)
+def _run(file: Path, name: str, text: str) -> Any:
+    """Run a file and return a value that it defines. Files next to it can be imported, as in a script."""
+    module = ModuleType(f"raytriever_own_loss_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses look for it
+    linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
+    folder = str(file.absolute().parent)
+    sys.path.insert(0, folder)
+    try:
+        with errors_of(file):
+            exec(compile(text, str(file), "exec"), module.__dict__)
+    finally:
+        sys.path.remove(folder)
+    return getattr(module, name)
+
+
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """Raise an error of a user's file as a `ConfigError` that names the last line of the file that was running."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # whatever the user's code raises is the user's
+        lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f"{FLAG} {file}:{lines[-1]}" if lines else f"{FLAG} {file}"
+        text = " ".join(str(error).split()) or "no message"
+        raise ConfigError(f"{type(error).__name__}: {text}", where, "correct the file") from error
+
+
+def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
+    """Return the loss of a function of the score matrix.
+
+    Args:
+        function: of `scores` and `positives` and what else it asks for.
+        own: where it is, for error messages.
+        arguments: names of its arguments.
+    """
+
+    def reduce(
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+    ) -> LossShare:
+        given = _arguments(batch, ids, log_temperature, workers, sent_type(config), arguments)
+        with errors_of(own.file):
+            value = function(**given)
+        if not isinstance(value, Tensor) or value.shape:
+            returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(
+                f"returns {returned}", f"{FLAG} {own.file}:{own.name}", "return a scalar tensor, such as a mean"
+            )
+        return LossShare(value.to(batch.queries.dtype) / workers.size, {})
+
+    return reduce
+
+
+def _arguments(
+    batch: Candidates,
+    ids: BatchIds,
+    log_temperature: Tensor,
+    workers: Workers,
+    sent: torch.dtype | None,
+    names: tuple[str, ...],
+) -> dict[str, Tensor]:
+    """Return what a function asks for, of the global batch: the same on every worker, which all call this.
+
+    Args:
+        batch: this worker's rows.
+        ids: of its queries and passages.
+        log_temperature: log of tau.
+        workers: the group.
+        sent: type of embeddings on their way between workers; see `Workers.gather`.
+        names: of the function's arguments. Those that are not in `ARGUMENTS` keep their defaults.
+    """
+    device, relevance = batch.queries.device, batch.relevance
+    rows, columns = len(batch.queries), len(batch.embeddings)
+    positives = torch.zeros(rows, columns, dtype=torch.uint8, device=device)  # not every backend gathers booleans
+    of_row, slots = relevance.is_positive.nonzero(as_tuple=True)
+    positives[of_row, relevance.positives[of_row, slots]] = 1
+    excluded = torch.zeros_like(positives)
+    excluded[relevance.excluded_rows, relevance.excluded_columns] = 1
+    is_positive, is_excluded = workers.gather_values(torch.stack([positives, excluded], 1)).bool().unbind(1)
+    scores = workers.gather(batch.queries, sent) @ batch.embeddings.T * torch.exp(-log_temperature)
+    if "negatives" not in names:
+        scores = scores.masked_fill(is_excluded & ~is_positive, NEITHER)
+    values = {
+        "scores": scores,
+        "positives": is_positive,
+        "negatives": ~is_excluded,
+        "temperature": log_temperature.exp(),
+    }
+    if "query_ids" in names:
+        values["query_ids"] = workers.gather_values(ids.queries.to(device))
+    if "passage_ids" in names:
+        values["passage_ids"] = relevance.keep(workers.gather_values(ids.passages.to(device)))
+    if "teacher_scores" in names:
+        # Dev batches have no teacher, and nothing has scored the passages of other queries' groups.
+        taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
+        if group is not None:
+            of_row, slots = (group.columns != PAD).nonzero(as_tuple=True)
+            taught[of_row, group.columns[of_row, slots]] = group.scores[of_row, slots].to(taught.dtype)
+        values["teacher_scores"] = workers.gather_values(taught)
+    return {name: value for name, value in values.items() if name in names}
+
+
+def probe(loss: Loss, own: LossFile) -> None:
+    """Compute a user's loss of a small random batch, and its gradient; called before data is opened.
+
+    Raises:
+        ConfigError: it fails, is not finite, or has no gradient or one that is not finite.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embeddings = [torch.randn(count, 8, generator=generator).mul(0.3).requires_grad_() for count in (4, 10)]
+    passages, positives = torch.arange(10), torch.tensor([[0, 1], [2, PAD], [4, 0], [6, PAD]])
+    known = torch.tensor([[3], [PAD], [PAD], [1]])
+    asked = torch.tensor([[0, 5], [2, 7], [4, 8], [6, 9]])
+    teacher = TeacherScores(asked, torch.randn(asked.shape, generator=generator))
+    ids = BatchIds(torch.arange(4), positives, passages, known, teacher=teacher)
+    where = f"{FLAG} {own.file}:{own.name}"
+    try:
+        value = loss(*embeddings, ids).value
+    except LossInputError as error:
+        raise ConfigError(error.what, where, "correct the file") from error
+    if not torch.isfinite(value):
+        raise ConfigError(
+            f"returns {float(value.detach())} for a batch of 4 queries and 10 passages", where, "return a number"
+        )
+    if not value.requires_grad:
+        raise ConfigError("has no gradient", where, "compute the value from 'scores' by differentiable functions")
+    with errors_of(own.file):
+        gradients = torch.autograd.grad(value, embeddings, allow_unused=True)
+    if any(gradient is None or not torch.isfinite(gradient).all() for gradient in gradients):
+        raise ConfigError("has a gradient that is not finite", where, "use functions such as logsigmoid and logsumexp")

@@ -1,0 +1,187 @@
+"""Losses in files of a user: what is refused, in one line and before data is opened, and what a run remembers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raytriever as rt
+from raytriever.config import Config, Curriculum, default_run_name, from_dict
+from raytriever.config.settings import check_config
+from raytriever.errors import ConfigError
+from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.opening import pin_sources
+from raytriever.losses.config import LossConfig
+from raytriever.losses.own.register import loss_setting
+from raytriever.losses.registry import build_loss
+
+FILE = """
+import torch
+from raytriever.losses.engine.rows import RowLoss
+
+def good(scores, positives, margin=1.0): return (margin - scores[positives]).relu().mean()
+def made(config): return RowLoss("maximum", lambda n, p, m: (n - p[:, 0] + config.margin).relu())
+def nothing(config): return None
+def vector(scores, positives): return scores.mean(1)
+def number(scores, positives): return 1.0
+def nan(scores, positives): return scores.sqrt().mean()
+def constant(scores, positives): return scores.argmax().float()
+def steep(scores, positives): return (scores - scores).abs().sqrt().mean()
+def fails(scores, positives):
+    return scores[99].mean()
+def asks(scores, positives, weights): return scores.mean()
+def bare(): return 0
+def no_gradient(scores, positives):
+    return Broken.apply(scores)
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores): return scores.sum()
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("two\\nlines")
+value = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my_losses.py"
+    path.write_text(FILE)
+    return path
+
+
+def _build(loss: str) -> None:
+    config = LossConfig(loss=loss)
+    check_config(Config(loss=config))
+    build_loss(config)
+
+
+@pytest.mark.parametrize("name", ["good", "made"])
+def test_a_function_and_a_loss_by_row_are_losses(file: Path, name: str) -> None:
+    _build(f"{file}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vector", "FILE:vector: returns a tensor of shape [4]; return a scalar"),
+        ("number", "FILE:number: returns float; return a scalar"),
+        ("nan", "FILE:nan: returns nan for a batch"),
+        ("constant", "FILE:constant: has no gradient"),
+        ("steep", "FILE:steep: has a gradient that is not finite"),
+        ("fails", "FILE:14: IndexError: index 99"),
+        ("no_gradient", "FILE:24: RuntimeError: two lines"),
+        ("asks", "FILE:asks: asks for weights, which no loss has; ask for scores, positives,"),
+        ("bare", "FILE:bare: has the arguments (); begin with 'def bare(scores, positives'"),
+        ("value", "FILE:value: is int; give a function"),
+        ("nothing", "FILE:nothing: returns NoneType; return a RowLoss"),
+        ("goood", "FILE: defines no 'goood'; did you mean 'good'?"),
+    ],
+)
+def test_what_is_no_loss_is_refused_in_one_line(file: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        _build(f"{file}:{name}")
+    assert words in str(error.value).replace(str(file), "FILE")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"def f(:\n", "FILE:1: is not valid Python"),
+        (b"def f(scores, positives): return 1\n\nimport no_such_module\n", "FILE:3: ModuleNotFoundError"),
+        (b"def f(scores, positives): '\xff'\n", "FILE: is not UTF-8"),
+        (None, "FILE: no such file on "),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_refused_in_one_line(tmp_path: Path, text: bytes | None, words: str) -> None:
+    path = tmp_path / "broken.py"
+    if text is not None:
+        path.write_bytes(text)
+    with pytest.raises(ConfigError) as error:
+        _build(f"{path}:f")
+    assert words in str(error.value).replace(str(path), "FILE")
+
+
+def test_a_changed_file_neither_continues_a_run_nor_trains_on_a_worker(file: Path, tmp_path: Path) -> None:
+    settings = Curriculum(Config(loss=LossConfig(loss=f"{file}:good")))
+    run = tmp_path / "run"
+    pinned = pin_sources(settings, run, fresh=False).base
+    RunDirectory.open(run, {"loss": {"loss": pinned.loss.loss}}, fresh=False).begin(
+        f"loss:\n  loss: {pinned.loss.loss}\n", [pinned.loss.loss]
+    )
+    assert (run / "losses" / "my_losses.py").read_text() == FILE
+    RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).base.loss.loss}}, fresh=False)
+    file.write_text(FILE + "# changed\n")
+    with pytest.raises(ConfigError, match="other settings"):
+        RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).base.loss.loss}}, fresh=False)
+    with pytest.raises(ConfigError, match="has changed on"):
+        build_loss(pinned.loss)
+
+
+def test_a_loss_of_a_file_has_its_name_in_the_run_and_may_read_a_teacher(file: Path) -> None:
+    config = from_dict({"loss": {"loss": f"{file}:good"}}, "settings.yaml")
+    assert default_run_name(Curriculum(config)).split("-")[-2] == "good"
+    assert not config.loss.needs_teacher
+    file.write_text("def good(scores, positives, teacher_scores): return scores.mean()\n")
+    with pytest.raises(ConfigError, match="--loss good needs the scores of a teacher"):
+        check_config(config)
+
+
+def test_a_registered_name_that_exists_is_refused() -> None:
+    def other(scores, positives):
+        return scores.mean()
+
+    with pytest.raises(ConfigError, match="has the name 'mw' already"):
+        rt.losses.register("mw", _module_loss)
+    with pytest.raises(ConfigError, match=r"other is not defined at the top of a file.*'FILE\.py:NAME'"):
+        rt.losses.register("other", other)
+    rt.losses.register("mine", _module_loss)
+    rt.losses.register("mine", _module_loss)
+    assert loss_setting("mine") == f"{__file__}:_module_loss"
+
+
+def _module_loss(scores, positives):
+    return scores.mean()
+
+
+SCRIPT = """
+from torch import nn, Tensor
+from torch.nn import functional
+import raytriever as rt
+from raytriever.losses.own.register import loss_setting
+from raytriever.losses.config import LossConfig
+from raytriever.losses.registry import build_loss
+
+MARGIN = 2.0
+print("the script runs")
+
+def part(x: Tensor) -> Tensor:
+    return functional.relu(MARGIN - x)
+
+def mine(scores: Tensor, positives: Tensor) -> Tensor:
+    return part(scores[positives]).mean()
+
+device = nn.Linear(1, 1)
+def bad(scores, positives): return device(scores).mean()
+
+build_loss(LossConfig(loss=loss_setting(mine)))
+try:
+    loss_setting(bad)
+except rt.ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_function_of_a_script_is_copied_with_what_it_uses(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the script runs") == 1
+    assert "--loss: uses device, which is Linear; write the loss into a file" in done.stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.calibration import Aim
 from raytriever.mining.analyser import analyser_line
 from raytriever.models.config import ModelConfig
@@ -118,27 +119,6 @@ class SignificanceRow(TypedDict):
     p_holm: float | None
     effect: float | None
     mark: str | None
-
-
-class DifferenceRow(TypedDict):
-    """Test of two models on one metric."""
-
-    metric: str
-    model: str
-    against: str
-    difference: float
-    low: float
-    high: float
-    p: float
-    p_holm: float
-    queries: int
-
-
-class TestedPair(DifferenceRow):
-    """One of all pairs of models, see `pairs.pair_rows`."""
-
-    dataset: str
-    effect: float | None
 
 
 class BestRow(TypedDict):

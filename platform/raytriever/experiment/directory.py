@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 
 from raytriever.config import Config
 from raytriever.errors import ConfigError
-from raytriever.evaluation.results import DifferenceRow, TestedPair
+from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
 from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
 from raytriever.reading.structured import conform, read_json, read_yaml

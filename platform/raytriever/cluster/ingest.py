@@ -46,6 +46,8 @@ _READER_CPUS, _WRITER_CPUS = 0.05, 0.95
 # Inputs from this size on are prepared with Ray: a session and its first data set take about 15 s to start, in which
 # two cores prepare 40 MB of gzipped JSON.
 RAY_FROM = 64 << 20
+# Empty file in the folder of the shards: a file is broken, so the readers stop.
+_STOPPED = "stopped"
 _ERRORS = {error.__name__: error for error in (DataError, ModelError, StorageError)}
 
 
@@ -89,14 +91,20 @@ def run_in_ray_tasks(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRep
         parts = [{"part": index} for index in range(len(writer.parts))]
         shards = (
             ray.data.from_items(parts, override_num_blocks=len(parts))
-            .flat_map(_Reader(writer.parts, size), num_cpus=_READER_CPUS)
+            .flat_map(_Reader(writer.parts, size, writer.folder / _STOPPED), num_cpus=_READER_CPUS)
             .map_batches(_Writer(writer), batch_size=1, batch_format="pyarrow", num_cpus=_WRITER_CPUS)
         )
+        error = ""
         for row in shards.iter_rows():
-            if row["error"]:
-                raise deserialize_error(row["error"])
-            report = json.loads(row["report"])
-            yield ShardReport(**{**report, "bad": tuple(report["bad"])})
+            if error:
+                continue  # until every task has ended: the caller removes the folder that they write into
+            if error := row["error"]:
+                (writer.folder / _STOPPED).touch()
+            else:
+                report = json.loads(row["report"])
+                yield ShardReport(**{**report, "bad": tuple(report["bad"])})
+        if error:
+            raise deserialize_error(error)
 
 
 @contextmanager
@@ -121,10 +129,13 @@ class _Reader:
 
     parts: tuple[Part, ...]
     chunk_bytes: int
+    stopped: Path
 
     def __call__(self, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:
             for chunk in read_chunks(self.parts[row["part"]], row["part"], self.chunk_bytes):
+                if self.stopped.exists():
+                    return
                 yield {**vars(chunk), "error": ""}
         except UserError as error:
             yield {**vars(Chunk(row["part"], -1, -1, b"")), "error": serialize_error(error)}

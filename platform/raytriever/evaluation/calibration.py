@@ -21,7 +21,8 @@ from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.request import EvaluationJob, OpenPart
 from raytriever.metrics.calibration import WantedAim, calibrate
-from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt, probability_error
+from raytriever.metrics.calibration_error import CalibrationError, calibration_error
+from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt
 from raytriever.metrics.top_answers import ScoredPools, ranked_pairs
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import MINILM, resolve_model
@@ -90,14 +91,14 @@ def make_calibration(
     Raises:
         DataError: a split has too few queries.
     """
-    pairs = [[ranked_pairs(pools, ranks)[:2] for ranks in (FIRST, LATER)] for pools in (choosing, checking)]
-    for split, ((scores, _), _) in zip(splits, pairs, strict=True):
+    pairs = [[ranked_pairs(pools, ranks) for ranks in (FIRST, LATER)] for pools in (choosing, checking)]
+    for split, ((scores, *_), _) in zip(splits, pairs, strict=True):
         if len(scores) < FEWEST_QUERIES:
             raise too_few_queries(dataset.name, split, len(scores))
-    maps = [_fit(*both) for both in pairs[0]]
+    maps = [_fit(scores, relevant) for scores, relevant, _ in pairs[0]]
     errors = [
-        probability_error(curve.probability(scores), relevant) if len(scores) else 0.0
-        for curve, (scores, relevant) in zip(maps, pairs[1], strict=True)
+        calibration_error(curve.probability(scores), relevant, queries) if len(scores) else CalibrationError(0, 0, 0)
+        for curve, (scores, relevant, queries) in zip(maps, pairs[1], strict=True)
     ]
     thresholds = []
     for row in calibrate(choosing, checking, aims):
@@ -120,8 +121,10 @@ def make_calibration(
         thresholds=thresholds,
         first=maps[0],
         later=maps[1],
-        first_error=errors[0],
-        later_error=errors[1],
+        first_error=errors[0].value,
+        later_error=errors[1].value,
+        first_error_interval=(errors[0].low, errors[0].high),
+        later_error_interval=(errors[1].low, errors[1].high),
         int8=int8,
     )
 

@@ -20,8 +20,8 @@ from raytriever.metrics.calibration import (
     CalibrationRow,
     WantedAim,
     calibrate,
-    expected_calibration_error,
 )
+from raytriever.metrics.calibration_error import calibration_error_of_scores
 from raytriever.metrics.top_answers import FEWEST_ANSWERED
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
@@ -141,13 +141,14 @@ def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[Wa
           `relevant_answers` (queries whose best document is relevant) and their share `top_precision`, `pairs_above`,
           `relevant_pairs_above`, `relevant_pairs`, and `checked_precision` and `checked_recall` of pairs. Each share
           has its 95 % interval as `NAME_low` and `NAME_high`. A share of nothing is None.
-        - `calibration_error`: expected calibration error of scores as probabilities, between the splits.
+        - `calibration_error`: error of scores as probabilities, between the splits, with its interval
+          (`metrics.calibration_error`).
         - `notes`: sentences on missing or uncertain figures.
     """
     rows = []
     for model in measured.parts[0].evaluations if aims else ():
         calibration, evaluated = measured.calibration_pools(model), measured.pools(model)
-        error = expected_calibration_error(calibration, evaluated)
+        error = calibration_error_of_scores(calibration, evaluated)
         for row in calibrate(calibration, evaluated, aims):
             threshold = row.threshold
             rows.append(
@@ -164,7 +165,9 @@ def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[Wa
                     "checked": row.checked,
                     "low": row.low,
                     "high": row.high,
-                    "calibration_error": error,
+                    "calibration_error": error.value,
+                    "calibration_error_low": error.low,
+                    "calibration_error_high": error.high,
                     "chosen_on": split,
                     **_achieved_keys(row.achieved),
                     "notes": _notes(row, split, measured.source.split),
@@ -205,7 +208,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         "top answer relevant",
         "precision of pairs",
         "recall of pairs",
-        "ECE",
+        "calibration error",
     )
     lines = [
         (
@@ -215,7 +218,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['threshold']:.6g}" if row["reached"] else "out of reach",
             chosen_text(row, 3),
             *(share_text(row, name) for name in SHARES),
-            f"{row['calibration_error']:.3f}",
+            calibration_error_text(row),
         )
         for row in rows
     ]
@@ -232,7 +235,17 @@ def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if any("coverage" not in row for row in rows):
         notes.append("An earlier version wrote these results without coverage; evaluate again to measure it.")
+    elif any("calibration_error_low" not in row for row in rows):
+        notes.append("An earlier version overstated the calibration error; evaluate again to measure it.")
     return notes
+
+
+def calibration_error_text(row: Mapping[str, Any]) -> str:
+    """Format the calibration error of a row with its interval; rows of earlier versions have none."""
+    value, low, high = (row.get(f"calibration_error{bound}") for bound in ("", "_low", "_high"))
+    if value is None or value != value:
+        return "-"
+    return f"{value:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
 
 
 def chosen_text(row: Mapping[str, Any], places: int) -> str:

@@ -156,6 +156,8 @@ class CalibrationRow(TypedDict):
     low: float | None
     high: float | None
     calibration_error: float | None
+    calibration_error_low: NotRequired[float | None]  # older versions wrote another estimate, without an interval
+    calibration_error_high: NotRequired[float | None]
     chosen_on: str
     chosen: NotRequired[float | None]  # older versions wrote none of these
     queries: NotRequired[int | None]

@@ -198,11 +198,15 @@ def _calibration(calibration: Calibration | None) -> list[str]:
         "`calibration.json` says what a score means for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
         f" {chosen}. The figures, with 95 % intervals, are of {checked}. All of these queries have a relevant passage:"
-        " for others the share that is answered, always wrongly, is not known. Probabilities of the best passage differ"
-        f" from the share that is relevant by {calibration.first_error:.3f} on average. The file is not valid for other"
-        " passages."
+        " for others the share that is answered, always wrongly, is not known. The calibration error of the best"
+        f" passage's probability is {calibration.first_error:.3f}{_interval(calibration.first_error_interval)}. The"
+        " file is not valid for other passages."
     )
     return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f" (95 %: {bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
 def _share(share: Share) -> str:

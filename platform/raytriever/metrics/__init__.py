@@ -13,31 +13,34 @@ from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
+    from raytriever.metrics.calibration_error import CalibrationError, calibration_error
     from raytriever.metrics.inputs import MetricInputError
-    from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt, probability_error
+    from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt
     from raytriever.metrics.ranking import measure_ranking
     from raytriever.metrics.relevance import Relevance
     from raytriever.metrics.streaming import BoundedAuc, ScoreCounts, streaming_auc
 
 __all__ = [
     "BoundedAuc",
+    "CalibrationError",
     "MetricInputError",
     "Relevance",
     "ScoreCounts",
     "ScoreMap",
+    "calibration_error",
     "fit_isotonic",
     "fit_platt",
     "measure_ranking",
     "pooled_auc",
-    "probability_error",
     "streaming_auc",
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.metrics.auc": ("pooled_auc",),
+        "raytriever.metrics.calibration_error": ("CalibrationError", "calibration_error"),
         "raytriever.metrics.inputs": ("MetricInputError",),
-        "raytriever.metrics.probability": ("ScoreMap", "fit_isotonic", "fit_platt", "probability_error"),
+        "raytriever.metrics.probability": ("ScoreMap", "fit_isotonic", "fit_platt"),
         "raytriever.metrics.ranking": ("measure_ranking",),
         "raytriever.metrics.relevance": ("Relevance",),
         "raytriever.metrics.streaming": ("BoundedAuc", "ScoreCounts", "streaming_auc"),

@@ -2,8 +2,7 @@
 
 A value is the precision or recall of pairs, or the precision of the top answers, the share of answered queries, or F1
 of the decision to answer (`top_answers`). A check reports how many queries have an answer, how often the best answer is
-relevant, and precision and recall of pairs, each with an interval. The expected calibration error compares both splits
-without a threshold.
+relevant, and precision and recall of pairs, each with an interval.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ def calibrate(
        independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
        interval for an effective number of pairs (`wilson_by_query`), if the query of each score is known.
 
-    `expected_calibration_error` compares the splits without a threshold.
+    `calibration_error.calibration_error_of_scores` compares the splits without a threshold.
 
     Args:
         choosing, checking: two splits whose pools were made in the same way.
@@ -286,35 +285,3 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
 
 def _independent(part: int, whole: int, confidence: float) -> Share:
     return Share(part, whole, *wilson(part, whole, confidence))
-
-
-def expected_calibration_error(choosing: ScoredPools, checking: ScoredPools, bins: int = 15) -> float:
-    """Compute the expected calibration error, 0 to 1, of scores as probabilities of relevance.
-
-    Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
-    probability that a score in it is relevant (histogram binning: Zadrozny & Elkan, 2001). It is compared with the
-    share on the checking split (Guo et al., 2017):
-
-        ECE = Σ_b (n_b / n) |positives_b / n_b - share_b|,   n_b of the n checked scores in bin b
-
-    Equal scores share a bin, so there may be fewer bins. Scores outside the range of the choosing split belong to its
-    first and last bin.
-
-    Args:
-        choosing, checking: two splits whose pools were made in the same way.
-        bins: number of bins, at least 1.
-
-    Raises:
-        MetricInputError: a score is NaN, a split has no scores, or there are no bins.
-    """
-    pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
-    others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
-    if bins < 1 or not sum(map(len, pools)) or not sum(map(len, others)):
-        raise MetricInputError("no bins or no scores", "calibration error", "give at least one of each")
-    ordered = np.sort(np.concatenate(pools))
-    edges = np.unique(ordered[np.arange(1, bins) * len(ordered) // bins])
-    chosen = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in pools]
-    checked = [np.bincount(np.searchsorted(edges, pool, "right"), minlength=len(edges) + 1) for pool in others]
-    # Only the bin below the lowest score of the choosing split can be empty there.
-    share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
-    return float(np.abs(checked[0] - share * (checked[0] + checked[1])).sum() / (checked[0] + checked[1]).sum())

@@ -1,7 +1,8 @@
 """Monotone maps from a score to the probability that the scored passage is relevant.
 
 `fit_platt` fits a logistic curve of two parameters (Platt, 1999), `fit_isotonic` a monotone curve of any shape
-(Zadrozny & Elkan, 2002). The logistic curve needs fewer pairs. `probability_error` measures a map on other pairs.
+(Zadrozny & Elkan, 2002). The logistic curve needs fewer pairs. `calibration_error` measures a map on
+other pairs.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 from scipy.special import expit
 
+from raytriever.metrics.calibration_error import checked_pairs
 from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.reading.structured import conform
 
 # More knots than any fit of a million pairs has; a longer file is damaged.
 MOST_KNOTS = 100_000
 _SCORES = "scores of the map"
+_WHERE = "map of scores"
 
 
 class ScoreMap(ABC):
@@ -138,7 +141,7 @@ def fit_isotonic(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pai
     """
     from scipy.optimize import isotonic_regression
 
-    scores, relevant = _pairs(scores, relevant)
+    scores, relevant = checked_pairs(scores, relevant, _WHERE)
     knots, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
     shares = np.bincount(which, relevant) / counts
     fitted = np.clip(np.maximum.accumulate(isotonic_regression(shares, weights=counts).x), 0, 1)
@@ -166,7 +169,7 @@ def fit_platt(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"
     """
     from scipy.optimize import minimize
 
-    scores, relevant = _pairs(scores, relevant)
+    scores, relevant = checked_pairs(scores, relevant, _WHERE)
     positives, pairs = int(relevant.sum()), len(scores)
     targets = np.where(relevant, (positives + 1) / (positives + 2), 1 / (pairs - positives + 2))
     middle, spread = float(scores.mean()), float(scores.std())
@@ -190,48 +193,5 @@ def fit_platt(scores: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"
     return PlattMap(float(slope) / spread, float(intercept - slope * middle / spread))
 
 
-def probability_error(
-    probabilities: Float[ndarray, " pairs"], relevant: Bool[ndarray, " pairs"], bins: int = 15
-) -> float:
-    """Compute the expected calibration error of probabilities, 0 to 1 (Guo et al., 2017).
-
-        ECE = Σ_b |Σ_{pairs of b} (probability - relevant)| / pairs
-
-    The bins hold equally many pairs; equal probabilities share a bin, so there may be fewer bins.
-
-    Args:
-        probabilities: probability of relevance of each pair, of pairs that the map was not fitted on.
-        relevant: whether each pair is relevant.
-        bins: number of bins, at least 1.
-
-    Raises:
-        MetricInputError: there is no pair or no bin, a probability is not finite, or the lengths differ.
-
-    Examples:
-        >>> rt.metrics.probability_error(np.array([0.25, 0.25, 0.75, 0.75]), np.array([False, False, True, True]))
-        0.25
-    """
-    probabilities, relevant = _pairs(probabilities, relevant)
-    if bins < 1:
-        raise MetricInputError("no bins", "calibration error", "give at least one")
-    ordered = np.sort(probabilities)
-    edges = np.unique(ordered[np.arange(1, bins) * len(ordered) // bins])
-    differences = np.bincount(np.searchsorted(edges, probabilities, "right"), probabilities - relevant)
-    return float(np.abs(differences).sum() / len(probabilities))
-
-
-def _pairs(scores: ndarray, relevant: ndarray) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"]]:
-    """Return checked scores in float64, and relevance as booleans."""
-    where = "map of scores"
-    scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
-    if relevant.shape != scores.shape or not len(scores):
-        raise MetricInputError(
-            f"{len(scores):,} scores and relevance of shape {relevant.shape}", where, "give both for at least one pair"
-        )
-    if not np.isfinite(scores).all():
-        raise MetricInputError("a score is infinite", where, "leave such pairs out")
-    return scores, relevant.astype(bool)
-
-
 def _wrong(what: str) -> MetricInputError:
-    return MetricInputError(what, "map of scores", "fit it again")
+    return MetricInputError(what, _WHERE, "fit it again")

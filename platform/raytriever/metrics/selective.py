@@ -192,31 +192,6 @@ def best_answer_threshold(
     return float(scores[order][ends][f1.argmax()])
 
 
-def error_of_probabilities(
-    probabilities: Float[ndarray, " queries"],
-    right: Bool[ndarray, " queries"],
-    weights: Float[ndarray, "samples queries"] | None = None,
-    bins: int = 15,
-) -> Float64[ndarray, " samples"]:
-    """Compute `probability.probability_error` of each sample, in the bins of all queries.
-
-    Raises:
-        MetricInputError: there is no query or no bin, a probability is NaN, or the lengths differ.
-    """
-    probabilities, is_right = _check(probabilities, np.asarray(right, bool))
-    if bins < 1:
-        raise MetricInputError("no bins", "calibration error", "give at least one")
-    edges = np.unique(np.sort(probabilities)[np.arange(1, bins) * len(probabilities) // bins])
-    bin_of = np.searchsorted(edges, probabilities, "right")
-    differences = np.zeros((len(probabilities), len(edges) + 1))
-    differences[np.arange(len(probabilities)), bin_of] = probabilities - is_right
-
-    def error(some: ndarray) -> ndarray:
-        return np.abs(some @ differences).sum(axis=1) / some.sum(axis=1)
-
-    return _in_blocks(error, weights, len(probabilities))
-
-
 def abstention_nauc(
     confidence: Float[ndarray, " queries"],
     values: Float[ndarray, " queries"],

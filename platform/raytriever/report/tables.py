@@ -12,6 +12,7 @@ from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import (
     SHARES,
     aim_text,
+    calibration_error_text,
     calibration_notes,
     chosen_text,
     chosen_value,
@@ -105,16 +106,16 @@ def threshold_table(rows: Rows) -> list[Table]:
                 Cell(chosen_text(row, 4), chosen_value(row)),
                 *(Cell(share_text(row, name), share_of(row, name)[0]) for name in SHARES),
                 Cell("–") if above is None else Cell(f"{above:,}", float(above)),
-                _figure(row["calibration_error"]),
+                Cell(calibration_error_text(row), row["calibration_error"]),
             ]
         )
     note = (
         f"A pair counts as relevant if its score is at or above the threshold. Each threshold was chosen on {on} for "
         "the wanted value and checked on the judged split. Queries answered: queries with a document at or above the "
         "threshold. Top answer relevant: the share of these whose best document is relevant. Brackets contain 95 % "
-        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs. Calibration "
-        f"error: the share of relevant pairs by score on {on}, used as a probability, against the judged split; 0 is "
-        "best."
+        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs.  "
+        f"Calibration error: the share of relevant pairs by score on {on}, used as a probability, against the judged "
+        "split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
     )
     note = " ".join([note, *calibration_notes(rows)])
     return [Table("Thresholds", columns, cells, note)]

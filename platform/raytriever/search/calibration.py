@@ -76,7 +76,9 @@ class Calibration:
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the score of a query's best passage to the probability that it is relevant.
         later: the same for the passages at ranks 2 to 10.
-        first_error, later_error: expected calibration error of both maps on the checked split.
+        first_error, later_error: calibration error of both maps on the checked split (`metrics.calibration_error`).
+        first_error_interval, later_error_interval: their 95 % intervals. None in files of earlier versions, which
+            overstate the errors.
         int8: whether the texts were encoded in 8-bit integers.
     """
 
@@ -95,6 +97,8 @@ class Calibration:
     later: IsotonicMap | PlattMap
     first_error: float
     later_error: float
+    first_error_interval: tuple[float, float] | None = None
+    later_error_interval: tuple[float, float] | None = None
     int8: bool = False
 
     @property
@@ -200,7 +204,9 @@ def _implausible(calibration: Calibration) -> str:
         return f"a name has more than {_MOST_CHARACTERS:,} characters"
     if not all(_DIGEST.fullmatch(one) for one in (calibration.data, calibration.corpus, calibration.model)):
         return "a digest is no SHA-256"
-    if not all(0 <= error <= 1 for error in (calibration.first_error, calibration.later_error)):
+    intervals = calibration.first_error_interval or (), calibration.later_error_interval or ()
+    errors = calibration.first_error, calibration.later_error, *intervals[0], *intervals[1]
+    if not all(0 <= error <= 1 for error in errors):
         return "an error is below 0 or above 1"
     if len(calibration.thresholds) > _MOST_THRESHOLDS:
         return f"there are more than {_MOST_THRESHOLDS} thresholds"

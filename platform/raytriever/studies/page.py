@@ -29,8 +29,8 @@ PLAIN = {
     "candidates_ratio": (2, "Candidates, x"),
     "aurc": (4, "AURC, lower is better"),
     "excess_aurc": (4, "AURC above the least possible, lower is better"),
-    "ece_platt": (4, "Calibration error, logistic curve, lower is better"),
-    "ece_isotonic": (4, "Calibration error, isotonic curve, lower is better"),
+    "squared_ece_platt": (4, "Squared calibration error, logistic curve, lower is better"),
+    "squared_ece_isotonic": (4, "Squared calibration error, isotonic curve, lower is better"),
     "transfer_loss": (4, "F1 lost at thresholds of other data sets, lower is better"),
     "advantage": (4, "AURC by the best other confidence minus AURC by the score"),
 }

@@ -44,6 +44,8 @@ def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
         "coverage": None,
         "checked_precision": None,
         "calibration_error": 0.1,
+        "calibration_error_low": 0.0,
+        "calibration_error_high": 0.2,
     }
     table, notes = calibration_table([{**row, "notes": ["There is no threshold."]}]).split("\n\n")
     lines = table.splitlines()

@@ -13,7 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.probability import IsotonicMap, ScoreMap, fit_isotonic, fit_platt, probability_error
+from raytriever.metrics.probability import IsotonicMap, ScoreMap, fit_isotonic, fit_platt
 
 
 def pairs_of(seed: int, count: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -116,17 +116,3 @@ def test_pairs_that_cannot_be_fitted_are_refused(fit: Any) -> None:
     ):
         with pytest.raises(MetricInputError, match=why):
             fit(np.array(scores), np.array(relevant))
-
-
-def test_the_error_of_probabilities_by_its_definition() -> None:
-    rng = np.random.default_rng(0)
-    probabilities = rng.random(600)
-    relevant = rng.random(600) < probabilities
-    order = np.argsort(probabilities)
-    bins = np.array_split(order, 15)
-    expected = sum(abs((probabilities[one] - relevant[one]).sum()) for one in bins) / 600
-    assert probability_error(probabilities, relevant) == pytest.approx(expected)
-    assert probability_error(np.full(10, 0.3), np.arange(10) < 3) == pytest.approx(0)
-    assert probability_error(np.full(10, 0.9), np.arange(10) < 3) == pytest.approx(0.6)
-    with pytest.raises(MetricInputError, match="no bins"):
-        probability_error(probabilities, relevant, 0)

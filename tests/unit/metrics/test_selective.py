@@ -10,14 +10,12 @@ import pytest
 from numpy import ndarray
 
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.probability import probability_error
 from raytriever.metrics.selective import (
     abstention_nauc,
     answer_f1,
     area_under_risk_coverage,
     best_answer_threshold,
     bootstrap_interval,
-    error_of_probabilities,
     least_area,
     precision_at_coverage,
     pseudo_values,
@@ -125,15 +123,6 @@ def test_the_curve_ends_with_every_query() -> None:
         assert (coverage, risk) == ((scores >= score).mean(), pytest.approx(1 - right[scores >= score].mean()))
     assert (np.diff(curve.scores) < 0).all()
     assert curve.coverage[-1] == 1
-
-
-def test_the_error_of_probabilities_is_that_of_the_maps() -> None:
-    scores, right, _ = draw(1, 200)
-    probabilities = 1 / (1 + np.exp(-scores))
-    assert error_of_probabilities(probabilities, right)[0] == pytest.approx(probability_error(probabilities, right))
-    weights = np.ones((2, 200))
-    weights[1, right] = 0
-    assert error_of_probabilities(probabilities, right, weights)[1] == pytest.approx(probabilities[~right].mean())
 
 
 def test_pseudo_values_leave_one_query_out() -> None:

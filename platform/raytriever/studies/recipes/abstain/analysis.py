@@ -218,15 +218,15 @@ _SHOWN = (
     "f1",
     "precision_at_coverage_25",
     "precision_at_coverage_50",
-    "ece_platt",
-    "ece_isotonic",
+    "squared_ece_platt",
+    "squared_ece_isotonic",
     "nauc",
     "transfer_loss",
     "advantage",
 )
 # The others jump where a threshold passes a question, so pseudo-values do not estimate their variance
 # (Efron, 1979): they are tested over seeds.
-_SMOOTH = {"aurc", "excess_aurc", "f1", "ece_platt", "ece_isotonic", "transfer_loss", "advantage"}
+_SMOOTH = {"aurc", "excess_aurc", "f1", "squared_ece_platt", "squared_ece_isotonic", "transfer_loss", "advantage"}
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -1,4 +1,5 @@
-"""Claims of the study `abstain`. They were written before its first run at `small`, and have not changed since.
+"""Claims of the study `abstain`. They were written before its first run at `small`, and have not changed since, but for
+the estimate of the calibration error.
 
 Metrics, each on the test questions of a data set, or of all data sets in one pool (`all`):
 
@@ -6,8 +7,8 @@ Metrics, each on the test questions of a data set, or of all data sets in one po
 - `f1`: F1 of showing the best document, at the one threshold that is best on the dev questions of all data sets.
 - `transfer_loss`: F1 at the threshold of the data set's own dev questions, minus the mean F1 at the thresholds of the
   other data sets' dev questions.
-- `ece_platt`: calibration error of the probability that the best document is relevant, by a logistic curve that is
-  fitted on the dev questions of all data sets.
+- `squared_ece_platt`: squared calibration error of the probability that the best document is relevant, by a logistic
+  curve that is fitted on the dev questions of all data sets.
 - `advantage`: AURC by the best other confidence minus AURC by the score. The other confidence is the one with the
   lowest AURC on the dev questions of all data sets.
 """
@@ -67,7 +68,7 @@ def claims_of(datasets: Sequence[str], losses: Sequence[str], untrained: Sequenc
         Claim(
             "One logistic curve for all data sets has a smaller calibration error with MW than with CL, on average",
             _ABSTRACT,
-            above_on_average("CL", "MW", ("ece_platt",), datasets),
+            above_on_average("CL", "MW", ("squared_ece_platt",), datasets),
         ),
         Claim(
             "With MW the score alone is on par with the best other confidence",

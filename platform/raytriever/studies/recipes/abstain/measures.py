@@ -13,6 +13,7 @@ from numpy import ndarray
 from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
+from raytriever.metrics.calibration_error import squared_calibration_error
 from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt
 from raytriever.metrics.selective import (
     Statistic,
@@ -20,7 +21,6 @@ from raytriever.metrics.selective import (
     answer_f1,
     area_under_risk_coverage,
     best_answer_threshold,
-    error_of_probabilities,
     least_area,
     precision_at_coverage,
 )
@@ -177,7 +177,7 @@ class SystemMeasures:
         dev = self.all_dev[POOLED]
         for name, fit in _MAPS.items():
             probabilities = fit(dev.scores, dev.right).probability(scores)
-            metrics[f"ece_{name}"] = partial(error_of_probabilities, probabilities, right)
+            metrics[f"squared_ece_{name}"] = partial(squared_calibration_error, probabilities, right)
         for name, confidence in NAUC.items():
             metrics[name] = partial(abstention_nauc, answers.confidence[confidence], answers.ndcg)
         if dataset != POOLED:

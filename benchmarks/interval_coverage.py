@@ -1,10 +1,19 @@
-"""Coverage of the confidence intervals on simulated data sets whose true values are known.
+"""Coverage of confidence intervals, and false differences of the test over queries and seeds, by simulation.
 
 Run: `python benchmarks/interval_coverage.py [--sets N] [--json PATH] [--markdown PATH]`. Each query of a data set has a
 level and a difficulty, so that the scores of a query are correlated: a positive scores `gap + level + difficulty +
 noise`, a negative `level + noise`, all normal. The true AUC is the mean of Obuchowski's estimator; the true value at a
 threshold is that of a very large number of queries. All intervals are 95 % intervals. The old methods are those of
-version 0.1. (This file is not `coverage.py`, because numba imports a package of that name.)
+version 0.1.
+
+Calibration error: the score of a query is normal with deviation 1.5, its probability is its logistic function, and the
+true probability that of a steeper, flatter or shifted score. The true error is that of the same bins.
+
+False differences: two equal systems, each trained with some seeds. A value is the sum of the query's difficulty, of the
+query for this system (deviation 0.3), of the seed, and of the query for this seed (0.2). The old rule is: p < 0.05 by
+the paired t-test over queries, and the same sign in every seed.
+
+(This file is not `coverage.py`, because numba imports a package of that name.)
 """
 
 from __future__ import annotations
@@ -21,7 +30,10 @@ from scipy.special import expit, logit, ndtr, ndtri
 from ends import machine, parser
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
 from raytriever.metrics.calibration import Share, achieve
+from raytriever.metrics.calibration_error import calibration_error
+from raytriever.metrics.significance import LEVEL, paired_t_test
 from raytriever.metrics.top_answers import ScoredPools
+from raytriever.studies.results import NOISE, SeedMetrics, StudyResults
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
 QUERIES = (10, 30, 100, 1000)
@@ -29,6 +41,12 @@ NEGATIVES = 20
 DIFFICULTY = 0.7
 # Queries from which the truth of a threshold is counted.
 ENDLESS = 400_000
+# Slope and shift of the true probability's log-odds against those of the given probability.
+WRONG_PROBABILITIES = {"none": (1.0, 0.0), "small": (1.0, 0.2), "middle": (0.6, 0.3), "large": (0.5, 1.0)}
+CALIBRATED_QUERIES = (50, 124, 300, 1000)
+# Deviation over seeds, as large as the error of 300 queries in the middle.
+SPREADS = {"none": 0.0, "small": 0.01, "as of queries": 0.03, "large": 0.1}
+SEEDS, COMPARED_QUERIES = (2, 3, 5, 10), (50, 300, 1500)
 THRESHOLDS = {"high": 0.995, "middle": 0.9}  # the share of negatives below
 
 
@@ -155,6 +173,61 @@ def threshold_cells(
     ]
 
 
+def calibration_cell(wrong: str, queries: int, sets: int, seed: int) -> dict[str, object]:
+    """Return how often the interval of the calibration error contains the true error, and the old estimate's mean."""
+    (slope, shift), rng = WRONG_PROBABILITIES[wrong], np.random.default_rng(seed)
+    covered, certain, truths, old = [], [], [], []
+    for _ in range(sets):
+        scores = rng.normal(0, 1.5, queries)
+        probabilities, true = expit(scores), expit(slope * scores + shift)
+        relevant = rng.random(queries) < true
+        error = calibration_error(probabilities, relevant)
+        bins = max(1, min(15, queries // 10))
+        edges = np.sort(probabilities)[np.arange(1, bins) * queries // bins]
+        bin_of = np.searchsorted(edges, probabilities, "right")
+        truth = np.sqrt((np.bincount(bin_of, probabilities - true) ** 2 / np.bincount(bin_of)).sum() / queries)
+        narrow = np.searchsorted(np.sort(probabilities)[np.arange(1, 15) * queries // 15], probabilities, "right")
+        old.append(np.abs(np.bincount(narrow, probabilities - relevant)).sum() / queries)
+        covered.append(error.low <= truth <= error.high)
+        certain.append(error.low > 0)
+        truths.append(truth)
+    return {
+        "figure": "calibration error",
+        "wrong": wrong,
+        "queries": queries,
+        "sets": sets,
+        "truth": float(np.mean(truths)),
+        "old": float(np.mean(old)),
+        "new": float(np.mean(covered)),
+        "above_zero": float(np.mean(certain)),
+    }
+
+
+def false_difference_cell(spread: str, seeds: int, queries: int, sets: int, seed: int) -> dict[str, object]:
+    """Return how often two equal systems differ by the old and the new rule."""
+    rng, old, new = np.random.default_rng(seed), 0, 0
+    for _ in range(sets):
+        hard, cells, values = rng.normal(size=queries), {}, []
+        for row in ("ours", "theirs"):
+            own = hard + rng.normal(0, 0.3, queries)
+            shifts = rng.normal(0, SPREADS[spread], (seeds, 1))
+            values.append(own + shifts + rng.normal(0, 0.2, (seeds, queries)))
+            cells[row, ""] = [SeedMetrics(n, {"": float(one.mean())}, {"": one}) for n, one in enumerate(values[-1])]
+        new += StudyResults(cells).compare("ours", "theirs", "", "").outcome != NOISE
+        signs = np.sign((values[0] - values[1]).mean(axis=1))
+        p = paired_t_test(values[0].mean(axis=0), values[1].mean(axis=0)).p_value
+        old += bool(p < LEVEL and len(set(signs.tolist())) == 1)
+    return {
+        "figure": "false differences",
+        "spread": spread,
+        "seeds": seeds,
+        "queries": queries,
+        "sets": sets,
+        "old": old / sets,
+        "new": new / sets,
+    }
+
+
 def percent(value: object) -> str:
     """Format a share in percent; None is a dash."""
     return "–" if value is None else f"{100 * float(str(value)):.1f}"
@@ -163,7 +236,9 @@ def percent(value: object) -> str:
 def markdown(cells: list[dict[str, object]]) -> str:
     """Return three tables with a column for each number of queries: AUC, AUC without a warning, and thresholds."""
     areas = [cell for cell in cells if cell["figure"] == "AUC"]
-    shares = [cell for cell in cells if cell["figure"] != "AUC"]
+    errors = [cell for cell in cells if cell["figure"] == "calibration error"]
+    false = [cell for cell in cells if cell["figure"] == "false differences"]
+    shares = [cell for cell in cells if cell not in (*areas, *errors, *false)]
     return "\n".join(
         [
             "Pooled AUC, old → new:\n",
@@ -172,26 +247,37 @@ def markdown(cells: list[dict[str, object]]) -> str:
             *_table(areas, ("auc", "positives"), _without_warning),
             "\nCalibration table at a threshold that few (`high`) or many (`middle`) negatives pass, old → new:\n",
             *_table(shares, ("figure", "threshold", "positives"), _old_and_new),
+            "\nCalibration error: mean of the old estimate / true error: coverage of the new interval:\n",
+            *_table(errors, ("wrong",), _calibration_text, CALIBRATED_QUERIES),
+            "\nFalse differences between equal systems, in percent, old → new:\n",
+            *_table(false, ("spread", "seeds"), _old_and_new, COMPARED_QUERIES),
             "",
         ]
     )
 
 
 def _table(
-    cells: list[dict[str, object]], keys: tuple[str, ...], text: Callable[[dict[str, object]], str]
+    cells: list[dict[str, object]],
+    keys: tuple[str, ...],
+    text: Callable[[dict[str, object]], str],
+    queries: tuple[int, ...] = QUERIES,
 ) -> list[str]:
     rows: dict[tuple[object, ...], dict[object, str]] = {}
     for cell in cells:
         rows.setdefault(tuple(cell[key] for key in keys), {})[cell["queries"]] = text(cell)
-    heads = [*(key.replace("positives", "positives a query") for key in keys), *(f"{n} queries" for n in QUERIES)]
+    heads = [*(key.replace("positives", "positives a query") for key in keys), *(f"{n} queries" for n in queries)]
     lines = [heads, ["---"] * len(heads)]
-    lines += [[*map(str, row), *(values.get(n, "") for n in QUERIES)] for row, values in rows.items()]
+    lines += [[*map(str, row), *(values.get(n, "") for n in queries)] for row, values in rows.items()]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _without_warning(cell: dict[str, object]) -> str:
     coverage = cell["new_without_warning"] if int(str(cell["sets_without_warning"])) >= 100 else None
     return f"{percent(cell['warned'])}, {percent(coverage)}"
+
+
+def _calibration_text(cell: dict[str, object]) -> str:
+    return f"{cell['old']:.3f} / {cell['truth']:.3f}: {percent(cell['new'])}"
 
 
 def _old_and_new(cell: dict[str, object]) -> str:
@@ -214,6 +300,15 @@ def main() -> None:
             for where in THRESHOLDS:
                 cells += threshold_cells(queries, 0.7, several, where, options.sets, options.seed + len(cells))
                 print(*cells[-4:], sep="\n", flush=True)
+    for queries in CALIBRATED_QUERIES:
+        for wrong in WRONG_PROBABILITIES:
+            cells.append(calibration_cell(wrong, queries, options.sets, options.seed + len(cells)))
+            print(cells[-1], flush=True)
+    for seeds in SEEDS:
+        for spread in SPREADS:
+            for queries in COMPARED_QUERIES:
+                cells.append(false_difference_cell(spread, seeds, queries, options.sets, options.seed + len(cells)))
+                print(cells[-1], flush=True)
     print(f"{machine()}\n\n{markdown(cells)}")
     if options.json:
         options.json.write_text(

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from raytriever.evaluation.differences.significance import BEST_RULE, Best
+from raytriever.evaluation.differences.significance import Best, best_rule
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.terminal import markdown_cell, markdown_table, one_line
@@ -103,7 +103,7 @@ def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: 
 
 
 def _caption(split: str, baselines: Sequence[str], models: int) -> str:
-    caption = f"Split {split}, x 100." + (f" {BEST_RULE}" if models > 1 else "")
+    caption = f"Split {split}, x 100." + (f" {best_rule('paired t-test')}" if models > 1 else "")
     for baseline, better, worse in zip(baselines, "+◆", "-◇", strict=False):
         caption += f" {better} and {worse}: significantly above and below {baseline}."
     return caption

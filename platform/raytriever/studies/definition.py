@@ -130,13 +130,13 @@ class Evaluated:
     """Evaluation of an arm with one seed on one data set.
 
     Args:
-        seed: seed of the training.
+        seed: seed of the training; None if nothing is trained.
         folder: evaluation directory.
         model, dataset: names in this directory.
         cross_scores: file with the scores of a cross-encoder, if there are any.
     """
 
-    seed: int
+    seed: int | None
     folder: Path
     model: str
     dataset: str

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from raytriever.evaluation.differences.significance import BEST_RULE
+from raytriever.evaluation.differences.significance import best_rule
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.paper_table import AVERAGE, WIDE, Figure, PaperTable, markdown
 from raytriever.evaluation.protocol import metric_title
@@ -42,7 +42,7 @@ _TITLES = {
     "nauc": "nAUC of nDCG@10",
 }
 _RULE = (
-    "*Held*: every comparison agrees with the claim, by the paired t-test over queries (p < 0.05) and in each seed. "
+    f"*Held*: every comparison agrees with the claim, by the t-test over queries and seeds (p < {LEVEL}). "
     "*Did not hold*: at least one comparison shows the opposite by the same rule. *Within noise*: anything else.\n"
 )
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
@@ -86,8 +86,8 @@ def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, 
 def best_of_block(results: StudyResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
     """Find the rows of a block that are the best of a column by more than noise.
 
-    A row is the best if it is above each other row in every seed and by the test, at the largest of these p-values
-    after Holm's correction over the data sets. It is the second if it is so above each of the rest.
+    A row is the best if it is above each other row by the test, at the largest of these p-values after Holm's
+    correction over the data sets. It is the second if it is so above each of the rest.
 
     Args:
         results: results of the study.
@@ -249,9 +249,9 @@ def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
     text = f"{block.name}. {caption}" if block.name else caption
-    text += " Metrics x 100." + (f" {BEST_RULE}" if len(block.rows) > 1 else "")
+    text += " Metrics x 100." + (f" {best_rule('t-test over queries and seeds')}" if len(block.rows) > 1 else "")
     if seeds > 1:
-        text += f" Bold and underlined hold in every seed. Means and standard deviations over {seeds} seeds."
+        text += f" Means and standard deviations over {seeds} seeds."
     if paper:
         text += " The result of the paper is in brackets."
     if marked:
@@ -259,9 +259,7 @@ def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) 
         text += " " + "; ".join(
             f"{better} and {worse}: above and below {block.rows[one]}" for one, better, worse in signs
         )
-        text += ", by the two-sided paired t-test over queries at p < 0.05 after Holm's correction over data sets" + (
-            ", in all seeds." if seeds > 1 else "."
-        )
+        text += f", by the same test, p < {LEVEL} after Holm's correction over the data sets."
     return text
 
 

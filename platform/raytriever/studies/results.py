@@ -1,10 +1,11 @@
 """Results of a study: the metrics of every row on every data set, by seed and by query, and comparisons of two rows.
 
-Both seeds and queries make results uncertain. A difference counts if two conditions hold: the paired t-test over
-queries, on the mean of each query over the seeds, gives p < 0.05, and the difference has the same sign in every seed.
-Any other difference is noise. The pooled AUC has no value for a single query; the test uses its pseudo-values
-(`metrics.auc`). A metric that does not come from queries, as a number of steps, is tested over seeds; with one seed it
-cannot be tested.
+Both seeds and queries make results uncertain: another seed gives another encoder, and other queries other figures. A
+difference counts if the test of `metrics.significance.combined_t_test` gives p < 0.05. Its error has a part of the
+queries (their differences, each the mean over the seeds) and a part of each trained row (the values of its seeds). The
+pooled AUC has no value for a single query; the test uses its pseudo-values (`metrics.auc`). A metric that does not come
+from queries, as a number of steps, has the error of the seeds alone. A row that was trained with one seed cannot be
+tested: nothing tells how far another seed would be from it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.metrics.significance import LEVEL, paired_t_test
+from raytriever.metrics.significance import LEVEL, combined_t_test
 
 ABOVE, BELOW, NOISE = "above", "below", "within noise"
 Cell = tuple[str, str]  # a row of the table, a data set
@@ -28,13 +29,13 @@ class SeedMetrics:
     """Metrics of one training on one data set.
 
     Args:
-        seed: seed of the training.
+        seed: seed of the training; None if the row is not trained.
         metrics: metrics by name, including those that do not come from queries, as `steps_to_best`.
         per_query: values by query, in the same order for all trainings of a study, of the metrics that have them; NaN
             for a query without a value.
     """
 
-    seed: int
+    seed: int | None
     metrics: Mapping[str, float]
     per_query: Mapping[str, Float64[ndarray, " queries"]] = field(default_factory=dict)
 
@@ -45,7 +46,7 @@ class Comparison:
 
     Args:
         difference: difference of their means over seeds.
-        p: p-value of the paired t-test; NaN if nothing can be tested.
+        p: p-value of the test; NaN if nothing can be tested.
         outcome: `ABOVE`, `BELOW` or `NOISE`.
     """
 
@@ -106,32 +107,52 @@ class StudyResults:
     def compare(self, row: str, other: str, dataset: str, metric: str) -> Comparison:
         """Compare `row` - `other`.
 
-        A row with a single seed is compared with every seed of the other. If both have several seeds but not equally
-        many, only their means are compared.
-
         Raises:
             KeyError: a row, the data set or the metric does not exist.
         """
-        ours, theirs = self.values(row, dataset, metric), self.values(other, dataset, metric)
-        difference = float(ours.mean() - theirs.mean())
-        # A row that is not trained has one value for all seeds.
-        by_seed = ours - theirs if len(ours) == len(theirs) or 1 in (len(ours), len(theirs)) else np.array([difference])
-        queries, other_queries = (self.per_query(one, dataset, metric) for one in (row, other))
-        if queries is not None and other_queries is not None:
-            p = _paired_p_value(queries.mean(axis=0), other_queries.mean(axis=0))
-        else:
-            p = _paired_p_value(by_seed, np.zeros(len(by_seed)))
-        if not p < LEVEL or (np.sign(by_seed) != np.sign(difference)).any():
-            return Comparison(difference, p, NOISE)
-        return Comparison(difference, p, ABOVE if difference > 0 else BELOW)
+        return self.contrast({row: 1, other: -1}, [dataset], metric)
+
+    def contrast(
+        self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
+    ) -> Comparison:
+        """Compare a weighted sum of rows with a number, on average over data sets of equal weight.
+
+        Args:
+            weights: weight of each row.
+            datasets: names of the data sets, at least one.
+            metric: name of the metric.
+            against: the number.
+
+        Raises:
+            KeyError: a row, a data set or the metric does not exist.
+        """
+        by_seed = {row: np.mean([self.values(row, one, metric) for one in datasets], axis=0) for row in weights}
+        difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
+        errors = []
+        for row, weight in weights.items():
+            if self.cells[row, datasets[0]][0].seed is not None:
+                if len(by_seed[row]) < 2:
+                    return Comparison(difference, math.nan, NOISE)
+                errors.append(_squared_error(weight * by_seed[row]))
+        for one in datasets:
+            by_query = [(weight, self.per_query(row, one, metric)) for row, weight in weights.items()]
+            if all(values is not None for _, values in by_query):
+                values = sum(weight * values.mean(axis=0) for weight, values in by_query if values is not None)
+                values = values[np.isfinite(values)] / len(datasets)
+                if len(values) < 2:
+                    return Comparison(difference, math.nan, NOISE)
+                errors.append(_squared_error(values))
+        if not errors:
+            return Comparison(difference, math.nan, NOISE)
+        p = combined_t_test(difference - against, errors).p_value
+        return Comparison(difference, p, NOISE if not p < LEVEL else ABOVE if difference > against else BELOW)
 
 
 def format_outcome(p: float, outcome: str) -> str:
-    """Return p-value and outcome of a comparison in brackets; without a p-value if nothing was tested."""
-    return f"({f'p {p:.2g}, ' if not math.isnan(p) else ''}{outcome})"
+    """Return p-value and outcome of a comparison in brackets."""
+    return "(not tested)" if math.isnan(p) else f"(p {p:.2g}, {outcome})"
 
 
-def _paired_p_value(ours: Float64[ndarray, " values"], theirs: Float64[ndarray, " values"]) -> float:
-    """Return the p-value of the paired t-test; NaN with fewer than two pairs of values."""
-    valued = np.isfinite(ours) & np.isfinite(theirs)
-    return paired_t_test(ours[valued], theirs[valued]).p_value if valued.sum() >= 2 else float("nan")
+def _squared_error(values: Float64[ndarray, " values"]) -> tuple[float, int]:
+    """Return the squared standard error of a mean, and its degrees of freedom."""
+    return float(values.var(ddof=1) / len(values)), len(values) - 1

@@ -22,13 +22,15 @@ from raytriever.studies.results import SeedMetrics
 _QUERIES = (["int64"], (None,))
 
 
-def read_seed_metrics(folder: Path, model: str, dataset: str, seed: int, extras: Mapping[str, float]) -> SeedMetrics:
+def read_seed_metrics(
+    folder: Path, model: str, dataset: str, seed: int | None, extras: Mapping[str, float]
+) -> SeedMetrics:
     """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
 
     Args:
         folder: evaluation directory of one data set.
         model, dataset: their names in this directory.
-        seed: seed that the model was trained with.
+        seed: seed that the model was trained with; None if it was not trained.
         extras: further metrics that do not come from the evaluation.
 
     Raises:

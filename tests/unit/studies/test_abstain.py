@@ -198,7 +198,7 @@ def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = [("A", "A dev"), ("BB", "BB dev")]
     evaluations = {
         (row, dataset): [
-            write_evaluation(tmp_path / row / str(seed) / dataset, row, dataset, seed, quality) for seed in range(2)
+            write_evaluation(tmp_path / row / str(seed) / dataset, row, dataset, seed, quality) for seed in range(4)
         ]
         for row, quality in (("CL", 0.2), ("MW", 2.0))
         for pair in names
@@ -224,7 +224,7 @@ def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyP
     best = analysis.content["aurc by the best confidence, minus MW by its score"]
     for row in ("CL", "MW"):
         areas = []
-        for seed in range(2):
+        for seed in range(4):
             test, dev = (
                 pooled([read_answers(evaluations[row, pair[at]][seed], 0.1) for pair in names]) for at in (0, 1)
             )

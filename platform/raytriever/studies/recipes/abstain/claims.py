@@ -17,9 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from raytriever.metrics.significance import LEVEL, paired_t_test
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -31,7 +28,7 @@ from raytriever.studies.claims import (
     above_on_average,
     every,
 )
-from raytriever.studies.results import StudyResults
+from raytriever.studies.results import BELOW, StudyResults, format_outcome
 
 POOLED = "all"  # the data set of all questions
 REGULARISED = "regularised"
@@ -96,13 +93,12 @@ def _no_worse_than_others(row: str) -> Judge:
     """Claim that `advantage` is at least -0.01 in one pool; it does not hold if it is lower and not by noise."""
 
     def judge(results: StudyResults) -> Verdict:
-        values = results.values(row, POOLED, "advantage")
-        queries = results.per_query(row, POOLED, "advantage")
-        mean = float(values.mean())
-        p = paired_t_test(queries.mean(axis=0), np.zeros(queries.shape[1])).p_value if queries is not None else 1.0
-        because = f"{row}: AURC by the best other confidence minus AURC by the score {mean:+.4f} (p {p:.2g})"
-        is_certain = p < LEVEL and bool((values < 0).all())
-        word = HELD if mean >= -ON_PAR else DID_NOT if is_certain else WITHIN_NOISE
-        return Verdict(word, because)
+        one = results.contrast({row: 1}, [POOLED], "advantage")
+        word = HELD if one.difference >= -ON_PAR else DID_NOT if one.outcome == BELOW else WITHIN_NOISE
+        return Verdict(
+            word,
+            f"{row}: AURC by the best other confidence minus AURC by the score {one.difference:+.4f} "
+            f"{format_outcome(one.p, one.outcome)}",
+        )
 
     return judge

@@ -28,12 +28,12 @@ from numpy import ndarray
 from scipy.special import expit, logit, ndtr, ndtri
 
 from ends import machine, parser
+from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
 from raytriever.metrics.calibration import Share, achieve
 from raytriever.metrics.calibration_error import calibration_error
 from raytriever.metrics.significance import LEVEL, paired_t_test
 from raytriever.metrics.top_answers import ScoredPools
-from raytriever.studies.results import NOISE, SeedMetrics, StudyResults
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
 QUERIES = (10, 30, 100, 1000)
@@ -213,7 +213,7 @@ def false_difference_cell(spread: str, seeds: int, queries: int, sets: int, seed
             shifts = rng.normal(0, SPREADS[spread], (seeds, 1))
             values.append(own + shifts + rng.normal(0, 0.2, (seeds, queries)))
             cells[row, ""] = [SeedMetrics(n, {"": float(one.mean())}, {"": one}) for n, one in enumerate(values[-1])]
-        new += StudyResults(cells).compare("ours", "theirs", "", "").outcome != NOISE
+        new += SeededResults(cells).compare("ours", "theirs", "", "").outcome != NOISE
         signs = np.sign((values[0] - values[1]).mean(axis=1))
         p = paired_t_test(values[0].mean(axis=0), values[1].mean(axis=0)).p_value
         old += bool(p < LEVEL and len(set(signs.tolist())) == 1)

@@ -2,7 +2,8 @@
 
 A training run is one row of the tables, under its own name. Its BM25 and its untrained encoder have rows of their own;
 runs whose metrics agree share them. A model of an evaluation keeps its name if no other run has a model of this name.
-Gains and tests compare with the first run: with its trained encoder, or with its first model.
+Gains and tests compare with the first run: with its trained encoder, or with its first model. Runs that differ in the
+seed alone are compared as one setting too (`seeds`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, re
 from raytriever.report.page import Page, Picture, Table, write_page
 from raytriever.report.queries import choose_queries
 from raytriever.report.request import RUN_ID
+from raytriever.report.seeds import ONE_SEED, seed_tables
 from raytriever.report.tables import result_tables
 
 CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
@@ -88,11 +90,15 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     queries = _queries(runs, names, labels)
     significance = _significance(queries, baseline, [name for name in figures if name != baseline])
     values = _values(queries)
+    over_seeds = seed_tables(runs, names, queries)
     tables = [
         *result_tables(figures, significance, best_models(figures, values), pair_rows(values)),
+        *over_seeds,
         *_settings(runs),
     ]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
+    if sum(run.trained for run in runs) > 1 and not over_seeds:
+        about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
         pictures = gain_pictures(Path(folder), figures, [baseline])
         for name, caption in CURVES.items():

@@ -71,7 +71,7 @@ def auc_table(rows: Rows) -> list[Table]:
         [
             str(row["dataset"]),
             str(row["model"]),
-            *(_figure(row[name]) for name in ("auc", "low", "high")),
+            *(figure_cell(row[name]) for name in ("auc", "low", "high")),
             Cell(f"{row['misordered_queries']:,}", float(row["misordered_queries"])),
             str(row["note"] or ""),
         ]
@@ -113,7 +113,7 @@ def threshold_table(rows: Rows) -> list[Table]:
         f"A pair counts as relevant if its score is at or above the threshold. Each threshold was chosen on {on} for "
         "the wanted value and checked on the judged split. Queries answered: queries with a document at or above the "
         "threshold. Top answer relevant: the share of these whose best document is relevant. Brackets contain 95 % "
-        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs.  "
+        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs. "
         f"Calibration error: the share of relevant pairs by score on {on}, used as a probability, against the judged "
         "split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
     )
@@ -183,7 +183,7 @@ def _column(models: Values, dataset: str, metric: str, significance: Rows, best:
 
 
 def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str, Cell]:
-    return {name: replace(_figure(value), best=name in best[:1]) for name, value in values.items()}
+    return {name: replace(figure_cell(value), best=name in best[:1]) for name, value in values.items()}
 
 
 def _tests(rows: Rows, all_pairs: bool) -> Table:
@@ -197,10 +197,10 @@ def _tests(rows: Rows, all_pairs: bool) -> Table:
             str(row["model"]),
             str(row["against"]),
             (f"yes {row.get('mark') or ''}".strip() if (row["p_holm"] or 0) < LEVEL else "no"),
-            _probability(row["p_holm"]),
-            *(_figure(row.get(name), signed=True) for name in ("difference", "low", "high")),
-            _probability(row["p"]),
-            _figure(row["effect"], signed=True),
+            probability_cell(row["p_holm"]),
+            *(figure_cell(row.get(name), signed=True) for name in ("difference", "low", "high")),
+            probability_cell(row["p"]),
+            figure_cell(row["effect"], signed=True),
         ]
         for row in rows
     ]
@@ -215,20 +215,22 @@ def _tests(rows: Rows, all_pairs: bool) -> Table:
     return Table("Significance", columns, cells, note)
 
 
-def _figure(value: float | None, *, signed: bool = False) -> Cell:
+def figure_cell(value: float | None, *, signed: bool = False) -> Cell:
+    """Return a figure with four decimals, that sorts by its value; a dash for None."""
     if value is None:
         return Cell("–")
     return Cell(f"{value:+.4f}" if signed else f"{value:.4f}", float(value))
 
 
-def _probability(value: float | None) -> Cell:
+def probability_cell(value: float | None) -> Cell:
+    """Return a p-value with four decimals, that sorts by its value; a dash for None."""
     if value is None:
         return Cell("–")
     return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
 
 
 def _hint(row: Mapping[str, Any]) -> str:
-    difference, p = _figure(row["difference"], signed=True).text, _probability(row["p_holm"]).text
+    difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
     return f"{difference} against {row['against']}, p after Holm {p}"
 
 

@@ -1,7 +1,7 @@
 """Claims of a paper, tested against the results of a study: `held`, `did not hold`, or `within noise`.
 
 A claim is a function of the results alone, so a page cannot say more than its table shows. A difference counts if the
-test over queries and seeds gives p < 0.05 (`studies.results`). A spread is tested over the seeds."""
+test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A spread is tested over the seeds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, Comparison, SeededResults, format_outcome
 from raytriever.metrics.significance import LEVEL, paired_t_test
-from raytriever.studies.results import ABOVE, BELOW, NOISE, Comparison, StudyResults, format_outcome
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
 
@@ -32,7 +32,7 @@ class Verdict:
     because: str
 
 
-Judge = Callable[[StudyResults], Verdict]
+Judge = Callable[[SeededResults], Verdict]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Claim:
     source: str
     judge: Judge
 
-    def verdict(self, results: StudyResults) -> Verdict:
+    def verdict(self, results: SeededResults) -> Verdict:
         """Return the verdict; `NOT_MEASURED` if a row, data set or metric of the claim is missing."""
         try:
             return self.judge(results)
@@ -60,7 +60,7 @@ class Claim:
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         comparisons, outcomes = [], []
         for dataset, metric in _cells(results, (better, worse), metrics, datasets):
             one = results.compare(better, worse, dataset, metric)
@@ -80,7 +80,7 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
     It does not hold if a difference is larger and not noise.
     """
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         comparisons, outcomes = [], []
         for dataset, metric in _cells(results, (row, other), metrics, datasets):
             one = results.compare(row, other, dataset, metric)
@@ -106,7 +106,7 @@ def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), amo
 def _first(
     row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], expected: str, against: str
 ) -> Judge:
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         comparisons, outcomes = [], []
         others = [one for one in among or results.rows if one != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
@@ -126,7 +126,7 @@ def _first(
 
 
 def _cells(
-    results: StudyResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
+    results: SeededResults, rows: Sequence[str], metrics: Sequence[str], datasets: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Return the data sets and metrics to compare; raises `KeyError` if a named one, or each one, lacks a row."""
     cells = [
@@ -147,7 +147,7 @@ def _verdict_on_outcomes(outcomes: Sequence[str], expected: str, against: str) -
 
 
 def mean_difference(
-    results: StudyResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
+    results: SeededResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
 ) -> Comparison:
     """Compare `row` - `other` with a number, on average over data sets of equal weight.
 
@@ -172,7 +172,7 @@ def above_on_average(
 ) -> Judge:
     """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         by_metric = {metric: mean_difference(results, better, worse, metric, datasets, by) for metric in metrics}
         comparisons = "; ".join(
             f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}" for metric, one in by_metric.items()
@@ -191,7 +191,7 @@ def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: fl
     It does not hold if the mean is lower by more and not by noise.
     """
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         outcomes, comparisons = [], []
         for metric in metrics:
             one = mean_difference(results, row, other, metric)
@@ -209,7 +209,7 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
     It does not hold if they are below in more than half of the cells.
     """
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         cells = [
             results.compare(row, worse, dataset, metric)
             for row in better
@@ -237,7 +237,7 @@ def second_at_worst(row: str, among: Sequence[str], metrics: Sequence[str]) -> J
     It does not hold if two others are above by more than noise.
     """
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         outcomes, comparisons = [], []
         others = [one for one in among if one != row]
         for dataset in results.datasets:
@@ -262,7 +262,7 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
     Each row is one setting.
     """
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         compared = (*rows, *others)
         used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in compared)]
         if not used:
@@ -283,7 +283,7 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
 def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, dataset: str) -> Judge:
     """Claim that the first row of a pair is further above the second one than in another pair, on one data set."""
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         weights: Counter[str] = Counter()
         for row, weight in zip((*pair, *other), (1, -1, -1, 1), strict=True):
             weights[row] += weight
@@ -302,7 +302,7 @@ def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, data
 def every(*judges: Judge) -> Judge:
     """Claim that all of several claims hold."""
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         verdicts = [one(results) for one in judges]
         words = {one.word for one in verdicts}
         word = DID_NOT if DID_NOT in words else HELD if words == {HELD} else WITHIN_NOISE
@@ -311,7 +311,7 @@ def every(*judges: Judge) -> Judge:
     return judge
 
 
-def _spread(results: StudyResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
+def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
     by_row = np.stack([results.values(row, dataset, metric) for row in rows])
     return np.asarray(by_row.max(axis=0) - by_row.min(axis=0))
 

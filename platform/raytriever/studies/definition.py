@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config.curriculum import NAME, Curriculum
+from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
-from raytriever.studies.results import Cell, StudyResults
 
 SMOKE, SMALL, FULL = "smoke", "small", "full"
 # Metrics that do not come from a ranking: of the training, and of the query-document gap.
@@ -154,7 +154,7 @@ class Analysis:
         draw: draws figures into a folder, and returns their captions by file name.
     """
 
-    results: StudyResults
+    results: SeededResults
     tables: Mapping[str, Sequence[Sequence[str]]]
     content: Mapping[str, Any]
     draw: Callable[[Path], Mapping[str, str]]

@@ -12,13 +12,13 @@ from operator import itemgetter
 
 import numpy as np
 
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults
 from raytriever.evaluation.differences.significance import best_rule
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.paper_table import AVERAGE, WIDE, Figure, PaperTable, markdown
 from raytriever.evaluation.protocol import metric_title
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
 from raytriever.studies.claims import Claim, Verdict
-from raytriever.studies.results import ABOVE, BELOW, NOISE, StudyResults
 from raytriever.terminal import markdown_table
 
 # Metrics that are not printed times 100: their decimals and titles.
@@ -63,7 +63,7 @@ class Block:
     baselines: Sequence[str]
 
 
-def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, str], str]:
+def marks_of_block(results: SeededResults, block: Block) -> dict[tuple[str, str, str], str]:
     """Return the marks by row, data set and metric.
 
     The p-values of one row, baseline and metric are corrected over the data sets.
@@ -83,7 +83,7 @@ def marks_of_block(results: StudyResults, block: Block) -> dict[tuple[str, str, 
     return block_marks
 
 
-def best_of_block(results: StudyResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
+def best_of_block(results: SeededResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
     """Find the rows of a block that are the best of a column by more than noise.
 
     A row is the best if it is above each other row by the test, at the largest of these p-values after Holm's
@@ -118,13 +118,13 @@ def best_of_block(results: StudyResults, block: Block, metrics: Collection[str])
     return best
 
 
-def metrics_of(results: StudyResults, dataset: str) -> list[str]:
+def metrics_of(results: SeededResults, dataset: str) -> list[str]:
     """Return the names of all metrics that any row has on a data set, in their order."""
     rows = [one for (_, name), seeds in results.cells.items() if name == dataset for one in seeds]
     return list(dict.fromkeys(metric for one in rows for metric in one.metrics))
 
 
-def study_tables(results: StudyResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
+def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
     """Return the tables of a study.
 
     Args:
@@ -165,7 +165,7 @@ def value_text(metric: str, value: float) -> str:
 
 
 def _column(
-    results: StudyResults,
+    results: SeededResults,
     block: Block,
     dataset: str,
     metric: str,
@@ -188,7 +188,7 @@ def _column(
     return figures
 
 
-def _suffix(results: StudyResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
+def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: float | None) -> str:
     """Return deviation and result of the paper, printed after a value."""
     deviation = results.deviation(row, dataset, metric)
     parts = [f"± {value_text(metric, deviation)}"] if np.isfinite(deviation) else []
@@ -216,7 +216,7 @@ def _arrange(columns: Mapping[tuple[str, str], list[Figure]], block: Block, capt
     ]
 
 
-def _averages(results: StudyResults, block: Block, cells: Sequence[tuple[str, str]]) -> dict[str, list[Figure]] | None:
+def _averages(results: SeededResults, block: Block, cells: Sequence[tuple[str, str]]) -> dict[str, list[Figure]] | None:
     """Return the mean of each row over the data sets, by metric; None if a row or metric is missing on one of them."""
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
     metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric not in PLAIN]

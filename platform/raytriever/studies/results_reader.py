@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.errors import StorageError
+from raytriever.evaluation.differences.seeds import SeedMetrics
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import AUC
 from raytriever.evaluation.results import read_results
@@ -17,7 +18,6 @@ from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.evaluation import SCORES_KIND
 from raytriever.storage import disk_errors
-from raytriever.studies.results import SeedMetrics
 
 _QUERIES = (["int64"], (None,))
 

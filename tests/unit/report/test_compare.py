@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from raytriever.errors import ConfigError, UserError
 from raytriever.report.comparison import dataset_labels, row_names, write_comparison
 from raytriever.report.finished_runs import FinishedRun, read_directory
+from raytriever.report.seeds import seed_tables
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from evaluations import write_evaluation
@@ -62,6 +65,33 @@ def test_runs_share_rows_with_equal_values() -> None:
     assert list(row_names(measured).values()) == ["one: bm25", "a", "two: bm25", "b"]
     clash = [run_of("one", trained=False, mw=0.4), run_of("mw", before=0.3, after=0.5)]
     assert list(row_names(clash).values()) == ["one: mw", "mw", "before"]
+
+
+def seeded(loss: str, seed: int, level: float, **settings: str) -> FinishedRun:
+    values = level + np.random.default_rng(0).normal(0, 0.1, 40) + np.random.default_rng([seed, 1]).normal(0, 0.01, 40)
+    rows = {"before": {"letters": {"ndcg_at_10": 0.3}}, "after": {"letters": {"ndcg_at_10": float(values.mean())}}}
+    models = {
+        name: {"metrics": {"ndcg_at_10": one.tolist()}, "top": [[]] * 40}
+        for name, one in (("before", np.full(40, 0.3)), ("after", values))
+    }
+    queries = {"letters": {"queries": [str(n) for n in range(40)], "models": models}}
+    config = {"loss.loss": loss, "training.seed": str(seed), "training.num_workers": str(1 + seed), **settings}
+    return FinishedRun(f"{loss}-{seed}", rows, {"letters": "test"}, config, queries=queries, trained=True)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_setting() -> None:
+    runs = [seeded("mw", seed, 0.5) for seed in range(3)] + [seeded("infonce", seed, 0.4) for seed in range(3)]
+    runs += [runs[0], seeded("joint", 0, 0.5)]  # one run twice, and a setting with one seed
+    names = row_names([replace(run, name=f"{run.name} {number}") for number, run in enumerate(runs)])
+    merged = {name: runs[index].queries["letters"]["models"][model] for (index, model), name in names.items()}
+    [table] = seed_tables(runs, names, {"letters": {"models": merged}})
+    shown = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
+    assert [row[2:5] + row[7:8] for row in shown] == [
+        ["loss.loss mw", "loss.loss infonce", "yes", "3 and 3"],
+        ["loss.loss mw", "before", "yes", "3 and 1"],
+        ["loss.loss infonce", "before", "yes", "3 and 1"],
+    ]
+    assert seed_tables(runs[:1] + runs[3:4], names, {"letters": {"models": merged}}) == []
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raytriever.evaluation.differences.seeds import ABOVE, NOISE, SeededResults, SeedMetrics
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -19,12 +20,11 @@ from raytriever.studies.claims import (
     second_at_worst,
     steadier,
 )
-from raytriever.studies.results import ABOVE, NOISE, SeedMetrics, StudyResults
 
 NDCG = ("ndcg_at_10",)
 
 
-def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> StudyResults:
+def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, queries: int = 200) -> SeededResults:
     """Return results with one mean per seed for each row and data set; a row of one mean is not trained.
 
     Queries of the rows differ by chance.
@@ -37,7 +37,7 @@ def results(means: dict[tuple[str, str], list[float]], deviation: float = 0.01, 
             SeedMetrics(seed if len(values) > 1 else None, {NDCG[0]: value}, {NDCG[0]: value + drawn})
             for seed, value in enumerate(values)
         ]
-    return StudyResults(result)
+    return SeededResults(result)
 
 
 def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> None:
@@ -51,7 +51,7 @@ def test_a_mean_over_data_sets_weighs_each_alike_and_is_tested_by_queries() -> N
     assert mean_difference(rough, "a", "b", NDCG[0]).p == pytest.approx(_two_sided(0.03 / error), rel=1e-2)
 
 
-def _differences(result: StudyResults) -> list[np.ndarray]:
+def _differences(result: SeededResults) -> list[np.ndarray]:
     return [
         result.cells["a", one][0].per_query[NDCG[0]] - result.cells["b", one][0].per_query[NDCG[0]]
         for one in ("x", "y")

@@ -11,10 +11,10 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.errors import UserError
+from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
 from raytriever.studies.claims import HELD
 from raytriever.studies.own import load_study
 from raytriever.studies.recipes import OWN
-from raytriever.studies.results import SeedMetrics, StudyResults
 from raytriever.studies.run.arm import measure
 from raytriever.studies.run.settings import SETTINGS, settings_of
 
@@ -89,7 +89,7 @@ def test_claims_are_judged(file: Path) -> None:
 
     levels = {"untrained": 0.0, "BM25": 0.1, "InfoNCE": 0.39, "MW 2": 0.4}
     cells = {(row, dataset): metrics(level) for row, level in levels.items() for dataset in ("Letters", "Half")}
-    assert [claim.verdict(StudyResults(cells)).word for claim in study.claims] == [HELD, HELD, HELD]
+    assert [claim.verdict(SeededResults(cells)).word for claim in study.claims] == [HELD, HELD, HELD]
 
 
 @pytest.mark.parametrize(

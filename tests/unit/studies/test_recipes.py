@@ -12,6 +12,7 @@ import pytest
 
 from raytriever.config.curriculum import check_curriculum
 from raytriever.errors import ConfigError
+from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.studies.claims import DID_NOT, HELD, NOT_MEASURED
@@ -21,7 +22,6 @@ from raytriever.studies.recipes import AT_FULL, STUDIES, study_recipe
 from raytriever.studies.recipes.auc import from_base
 from raytriever.studies.recipes.auc import tables as auc_tables
 from raytriever.studies.recipes.positives import tables as positives_tables
-from raytriever.studies.results import SeedMetrics, StudyResults
 
 QUERIES, SEEDS = 400, 2
 WITH_FULL = [name for name in STUDIES if name not in AT_FULL]
@@ -31,7 +31,7 @@ def open_at_full(name: str) -> Study:
     return study_recipe(name)(FULL, None, Path("nowhere"))
 
 
-def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | None = None) -> StudyResults:
+def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | None = None) -> SeededResults:
     """Return the results of the paper as if they had been measured, with different queries and two equal seeds."""
     noise = np.random.default_rng(0).normal(0, 1e-3, QUERIES)
     printed = dict(more or {})
@@ -42,7 +42,7 @@ def as_printed(study: Study, more: dict[tuple[str, str], dict[str, float]] | Non
     for index, (cell, metrics) in enumerate(printed.items()):
         per_query = {metric: value + np.roll(noise, index) for metric, value in metrics.items()}
         results[cell] = [SeedMetrics(seed, metrics, per_query) for seed in range(SEEDS)]
-    return StudyResults(results)
+    return SeededResults(results)
 
 
 @pytest.mark.parametrize("name", WITH_FULL)
@@ -65,7 +65,7 @@ def test_full_reads_nothing_and_every_training_is_valid(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_FULL)
 def test_claims_without_results_are_not_measured(name: str) -> None:
     for claim in open_at_full(name).claims:
-        assert claim.verdict(StudyResults({})).word == NOT_MEASURED
+        assert claim.verdict(SeededResults({})).word == NOT_MEASURED
 
 
 def test_two_data_sets_of_one_name_are_one_data_set_in_every_study() -> None:
@@ -120,7 +120,7 @@ def test_verdicts_change_with_the_results() -> None:
     study = open_at_full("variants")
     results = as_printed(study)
     worst, best = results.cells["LSEPair_maxP", "NQ"], results.cells["LSEPair", "NQ"]
-    exchanged = StudyResults({**results.cells, ("LSEPair_maxP", "NQ"): best, ("LSEPair", "NQ"): worst})
+    exchanged = SeededResults({**results.cells, ("LSEPair_maxP", "NQ"): best, ("LSEPair", "NQ"): worst})
     assert study.claims[0].verdict(exchanged).word == DID_NOT
 
 
@@ -189,7 +189,7 @@ def test_claims_from_a_base_encoder_compare_with_the_gap_of_the_paper() -> None:
             for row, (auc, steps) in values.items()
             for name in ("SNLI", "SQuAD")
         }
-        return [claim.verdict(StudyResults(cells)).word for claim in claims]
+        return [claim.verdict(SeededResults(cells)).word for claim in claims]
 
     assert verdicts(0.2)[:4] == [HELD] * 4
     assert verdicts(0.1)[:3] == [HELD, HELD, DID_NOT]

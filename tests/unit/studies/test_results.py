@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from raytriever.errors import StorageError
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults, SeedMetrics, format_outcome
 from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.metrics.auc import pooled_auc
 from raytriever.report.figures import save_lines
@@ -27,7 +28,6 @@ from raytriever.studies.claims import (
     smallest,
 )
 from raytriever.studies.page import Block, StudyPage, best_of_block, marks_of_block, page_text, study_tables
-from raytriever.studies.results import ABOVE, BELOW, NOISE, SeedMetrics, StudyResults, format_outcome
 from raytriever.studies.results_reader import read_seed_metrics
 
 QUERIES = 40
@@ -41,9 +41,9 @@ def seed_metrics(mean: float, seed: int | None = 0, noise: float = 0.01, steps: 
     return SeedMetrics(seed, metrics if steps is None else metrics | {"steps_to_best": steps}, {"ndcg_at_10": values})
 
 
-def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one",)) -> StudyResults:
+def results(rows: Mapping[str, Sequence[float]], datasets: Sequence[str] = ("one",)) -> SeededResults:
     """Rows by the mean of each seed, the same on all data sets; a row of one mean is not trained."""
-    return StudyResults(
+    return SeededResults(
         {
             (row, one): [seed_metrics(mean, seed if len(means) > 1 else None) for seed, mean in enumerate(means)]
             for row, means in rows.items()
@@ -71,7 +71,7 @@ def test_a_difference_counts_over_queries_and_seeds(ours: list[float], theirs: l
 
 def test_one_training_tells_nothing_of_another_seed() -> None:
     cells = {("ours", "one"): [seed_metrics(0.6, 0)], ("before", "one"): [seed_metrics(0.5, None)]}
-    one = StudyResults(cells).compare("ours", "before", "one", "ndcg_at_10")
+    one = SeededResults(cells).compare("ours", "before", "one", "ndcg_at_10")
     assert (one.outcome, format_outcome(one.p, one.outcome)) == (NOISE, "(not tested)")
 
 
@@ -87,7 +87,7 @@ def test_false_differences_are_as_rare_as_the_level() -> None:
                 SeedMetrics(seed, {"ndcg_at_10": float(one.mean())}, {"ndcg_at_10": one})
                 for seed, one in enumerate(values)
             ]
-        false += StudyResults(cells).compare("ours", "theirs", "one", "ndcg_at_10").outcome != NOISE
+        false += SeededResults(cells).compare("ours", "theirs", "one", "ndcg_at_10").outcome != NOISE
     assert false <= 400 * 0.08
 
 
@@ -106,7 +106,7 @@ def test_metrics_without_values_by_query_are_tested_over_seeds(
         (row, "one"): [seed_metrics(0.5, seed, steps=steps) for seed, steps in enumerate(values)]
         for row, values in (("ours", ours), ("theirs", theirs))
     }
-    assert StudyResults(rows).compare("ours", "theirs", "one", "steps_to_best").outcome == outcome
+    assert SeededResults(rows).compare("ours", "theirs", "one", "steps_to_best").outcome == outcome
 
 
 NDCG = ("ndcg_at_10",)
@@ -166,10 +166,10 @@ def test_the_marks_are_corrected_over_data_sets() -> None:
         ours = few if name == "one" else base
         cells["base", name] = [SeedMetrics(None, {"ndcg_at_10": float(base.mean())}, {"ndcg_at_10": base})]
         cells["ours", name] = [SeedMetrics(None, {"ndcg_at_10": float(ours.mean())}, {"ndcg_at_10": ours})]
-    whole = StudyResults(cells)
+    whole = SeededResults(cells)
     assert whole.compare("ours", "base", "one", "ndcg_at_10").outcome == ABOVE
     assert not marks_of_block(whole, Block("", {"base": "base", "ours": "ours"}, ["base"]))
-    alone = StudyResults({key: value for key, value in cells.items() if key[1] == "one"})
+    alone = SeededResults({key: value for key, value in cells.items() if key[1] == "one"})
     assert marks_of_block(alone, Block("", {"base": "base", "ours": "ours"}, ["base"])) == {
         ("ours", "one", "ndcg_at_10"): "+"
     }
@@ -189,7 +189,7 @@ def test_bold_is_above_every_other_row() -> None:
     mixed = {"low": seeds(0.0, 0.0), "mid": seeds(0.1, 0.1), "high": seeds(0.42, 0.08)}
     equal = {"low": seeds(0.1, 0.1), "mid": seeds(0.1, 0.1), "high": seeds(0.1, 0.1)}
     sets = {"clear": clear, "mixed": mixed, "equal": equal}
-    whole = StudyResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
+    whole = SeededResults({(row, name): cells[row] for name, cells in sets.items() for row in rows})
     block = Block("", rows, ["low"])
     assert best_of_block(whole, block, ["ndcg_at_10"]) == {("clear", "ndcg_at_10"): ["high", "mid"]}
     [table] = study_tables(whole, [block], {}, "Table 1")
@@ -213,14 +213,14 @@ def test_many_data_sets_are_rows() -> None:
 def test_a_row_without_a_data_set_has_a_dash() -> None:
     cells = dict(results({"CL": [0.5], "MW": [0.6]}, ("one", "two")).cells)
     del cells["MW", "two"]
-    [table] = study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
+    [table] = study_tables(SeededResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
     assert dict(table.rows)["MW"][1].text == "-"
     assert len(table.groups) == 2  # and so there is no average
 
 
 def test_steps_are_not_printed_times_100() -> None:
     cells = {("CL", "one"): [seed_metrics(0.5, steps=1250.0)], ("MW", "one"): [seed_metrics(0.5, steps=2000.0)]}
-    text = markdown(study_tables(StudyResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
+    text = markdown(study_tables(SeededResults(cells), [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 5"))
     assert "Steps to best" in text
     assert "| 1,250 |" in text
     assert "**2,000**" not in text

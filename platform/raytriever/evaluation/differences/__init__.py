@@ -1,1 +1,1 @@
-"""Differences between systems that are more than chance: against the first system, and of all pairs."""
+"""Differences between systems that are more than chance: against the first system, of all pairs, over seeds."""

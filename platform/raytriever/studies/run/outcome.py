@@ -14,6 +14,7 @@ from typing import Any, NotRequired, TypedDict
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import STAGES
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.experiment.conclusion import end_to_end
@@ -37,7 +38,6 @@ from raytriever.studies.definition import (
 )
 from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
-from raytriever.studies.results import Cell, SeedMetrics, StudyResults
 from raytriever.studies.results_reader import read_pools, read_seed_metrics
 from raytriever.studies.run.arm import MEASURED, arm_folder, evaluation_of
 from raytriever.training.config import DEV_LOSS
@@ -68,7 +68,7 @@ def evaluations_of(study: Study, output: Path, seeds: int) -> dict[Cell, list[Ev
     return evaluations
 
 
-def read_study(study: Study, output: Path, seeds: int) -> StudyResults:
+def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
     """Return the metrics of all arms of a study, which are finished; raises `StorageError`."""
     arms = {(arm.label, one.name): arm for arm in study.arms for one in arm.datasets}
     cells: dict[Cell, list[SeedMetrics]] = {}
@@ -78,7 +78,7 @@ def read_study(study: Study, output: Path, seeds: int) -> StudyResults:
             extras = {key: math.nan if value is None else float(value) for key, value in measured.items()}
             metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
             cells.setdefault((row, dataset), []).append(metrics)
-    return StudyResults(cells)
+    return SeededResults(cells)
 
 
 def blocks_of(study: Study) -> list[Block]:
@@ -92,7 +92,7 @@ def blocks_of(study: Study) -> list[Block]:
 
 
 @activity("writing the tables and figures of the study")
-def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResults:
+def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededResults:
     """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
     results, blocks = read_study(study, output, seeds), blocks_of(study)
     analysis = study.analyse(evaluations_of(study, output, seeds)) if study.analyse else None
@@ -144,7 +144,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> StudyResu
 
 
 def _rows(
-    results: StudyResults, marks: dict[tuple[str, str, str], str], paper: dict[tuple[str, str, str], float]
+    results: SeededResults, marks: dict[tuple[str, str, str], str], paper: dict[tuple[str, str, str], float]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return, by row, data set and metric, the value of each seed, mean, deviation, mark, and the paper's figure."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
@@ -252,7 +252,7 @@ def _logged_name(drawing: Drawing) -> str:
     return f"{DEV}{drawing.metric}" if drawing.metric else DEV_LOSS
 
 
-def draw(study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path) -> dict[str, str]:
+def draw(study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path) -> dict[str, str]:
     """Draw all figures of a study; a figure without values is left out.
 
     Args:
@@ -272,7 +272,7 @@ def draw(study: Study, results: StudyResults, blocks: Sequence[Block], output: P
 
 
 def _draw_lines(
-    drawing: Drawing, study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path
+    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
 ) -> dict[str, str]:
     """Draw a metric over the setting that the arms vary."""
     captions = {}
@@ -300,7 +300,7 @@ def _draw_lines(
 
 
 def _draw_gains(
-    drawing: Drawing, study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path
+    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
 ) -> dict[str, str]:
     """Draw the difference of each row from the first baseline of its block."""
     gains: dict[str, dict[str, float]] = {}
@@ -319,7 +319,7 @@ def _draw_gains(
 
 
 def _draw_curves(
-    drawing: Drawing, study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path
+    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
 ) -> dict[str, str]:
     """Draw the validation curve of the first seed of every arm."""
     folders = {arm.name: _step_folders(arm_folder(output, arm, 0)) for arm in study.arms if arm.curriculum}
@@ -332,7 +332,7 @@ def _draw_curves(
 
 
 def _draw_pools(
-    drawing: Drawing, study: Study, results: StudyResults, blocks: Sequence[Block], output: Path, into: Path
+    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
 ) -> dict[str, str]:
     """Draw ROC curves or histograms of scores of the first seed of every row, by data set."""
     captions = {}

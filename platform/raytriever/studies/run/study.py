@@ -26,11 +26,11 @@ from raytriever.cluster.placement import count_gpus, count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError
+from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
 from raytriever.models.weights import quiet_transformers
 from raytriever.storage import disk_errors, write_atomically
 from raytriever.studies.definition import FULL, Arm, Study
-from raytriever.studies.results import StudyResults
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.studies.run.settings import SETTINGS, check_data_exists, check_same, settings_of
@@ -52,7 +52,7 @@ class StudyResult:
     """
 
     path: Path
-    results: StudyResults
+    results: SeededResults
     has_run_arms: bool
 
 
@@ -196,7 +196,7 @@ def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
     return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), hash_of(settings), {})
 
 
-def _log_results(tracker: PersistentTracker, study: Study, results: StudyResults, output: Path, seeds: int) -> None:
+def _log_results(tracker: PersistentTracker, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
     """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
     points = [

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights
 from raytriever.studies.definition import Analysis, Evaluated
 from raytriever.studies.page import title_of, value_text
@@ -20,7 +21,6 @@ from raytriever.studies.recipes.abstain.claims import POOLED
 from raytriever.studies.recipes.abstain.confidences import SCORE
 from raytriever.studies.recipes.abstain.figures import save_risk_coverage, save_transfer
 from raytriever.studies.recipes.abstain.measures import SystemMeasures, read_answers
-from raytriever.studies.results import Cell, SeedMetrics, StudyResults
 
 SAMPLES, SEED = 1_000, 0
 
@@ -99,7 +99,7 @@ class _Measured:
     systems: Mapping[str, Mapping[int | None, SystemMeasures]]
     datasets: Sequence[str]
 
-    def results(self) -> StudyResults:
+    def results(self) -> SeededResults:
         """Return the metrics of all rows, with pseudo-values of each question."""
         cells: dict[Cell, list[SeedMetrics]] = {}
         for row, seeds in self.systems.items():
@@ -109,7 +109,7 @@ class _Measured:
                     metrics = {metric: one.value(name, metric) for metric in statistics if metric in _SHOWN}
                     values = {metric: pseudo_values(statistics[metric], count) for metric in metrics.keys() & _SMOOTH}
                     cells.setdefault((row, name), []).append(SeedMetrics(seed, metrics, values))
-        return StudyResults(cells)
+        return SeededResults(cells)
 
     @cached_property
     def samples(self) -> dict[str, dict[str, dict[str, Float64[ndarray, " samples"]]]]:

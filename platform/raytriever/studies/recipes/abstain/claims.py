@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from raytriever.evaluation.differences.seeds import BELOW, SeededResults, format_outcome
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -28,7 +29,6 @@ from raytriever.studies.claims import (
     above_on_average,
     every,
 )
-from raytriever.studies.results import BELOW, StudyResults, format_outcome
 
 POOLED = "all"  # the data set of all questions
 REGULARISED = "regularised"
@@ -92,7 +92,7 @@ def _lower(row: str, other: str) -> Judge:
 def _no_worse_than_others(row: str) -> Judge:
     """Claim that `advantage` is at least -0.01 in one pool; it does not hold if it is lower and not by noise."""
 
-    def judge(results: StudyResults) -> Verdict:
+    def judge(results: SeededResults) -> Verdict:
         one = results.contrast({row: 1}, [POOLED], "advantage")
         word = HELD if one.difference >= -ON_PAR else DID_NOT if one.outcome == BELOW else WITHIN_NOISE
         return Verdict(

@@ -1,4 +1,4 @@
-"""Results of a study: the metrics of every row on every data set, by seed and by query, and comparisons of two rows.
+"""Metrics of several rows on several data sets, by seed and by query, and comparisons of rows over both.
 
 Both seeds and queries make results uncertain: another seed gives another encoder, and other queries other figures. A
 difference counts if the test of `metrics.significance.combined_t_test` gives p < 0.05. Its error has a part of the
@@ -31,7 +31,7 @@ class SeedMetrics:
     Args:
         seed: seed of the training; None if the row is not trained.
         metrics: metrics by name, including those that do not come from queries, as `steps_to_best`.
-        per_query: values by query, in the same order for all trainings of a study, of the metrics that have them; NaN
+        per_query: values by query, in the same order for all trainings, of the metrics that have them; NaN
             for a query without a value.
     """
 
@@ -56,7 +56,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class StudyResults:
+class SeededResults:
     """Metrics of all rows on all data sets.
 
     Args:

@@ -22,6 +22,7 @@ class FaultyServer:
     def __init__(self, server: MlflowServer) -> None:
         self._server = server
         self.is_down = False
+        self.refused = ""  # name of files that it does not take
         self.lose_responses = 0
         self.requests = 0
 
@@ -52,6 +53,8 @@ class FaultyRun:
         self._server.call(self._run.log, points)
 
     def log_file(self, path: Path, folder: str = "") -> None:
+        if self._server.refused and path.name.startswith(self._server.refused):
+            raise PermissionError(f"{path.name} is refused")
         self._server.call(self._run.log_file, path, folder)
 
     def finish(self, status: str) -> None:

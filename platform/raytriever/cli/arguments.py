@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from raytriever.options import check_options, flag_of, needs_of, read_option, wi
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
+from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers
 
 T = TypeVar("T")
@@ -280,7 +282,7 @@ def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, An
 
 
 def add_trackers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add `--tracker`, whose value is a tuple of names."""
+    """Add `--tracker`, whose value is a tuple of names, and `--experiment`."""
     parser.add_argument(
         "--tracker",
         dest="trackers",
@@ -289,6 +291,21 @@ def add_trackers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> N
         metavar="NAME,...",
         help=f"where the run is logged: {', '.join(TITLES)}, several of them, or {NONE} (default: mlflow)",
     )
+    parser.add_argument(
+        "--experiment",
+        type=_choose_experiment,
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="experiment of MLflow that the run belongs to (default: MLFLOW_EXPERIMENT_NAME, or raytriever)",
+    )
+
+
+def _choose_experiment(name: str) -> str:
+    """Set the variable of MLflow, which every part of the command reads."""
+    if not name.strip():
+        raise ConfigError("the name is empty", "--experiment", "give a name")
+    os.environ[EXPERIMENT_NAME] = name
+    return name
 
 
 def add_wait(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

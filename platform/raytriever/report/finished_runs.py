@@ -22,7 +22,7 @@ from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.report.evaluation import PER_QUERY
 from raytriever.storage import disk_errors
-from raytriever.tracking.mlflow_tracker import EXPERIMENT, SQLITE, check_uri, flatten, tracking_uri
+from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
 from raytriever.tracking.steps import STEPS, read_curves
 
 METRICS, CONFIG = "metrics.json", "config.yaml"
@@ -188,7 +188,7 @@ class MlflowRuns:
             ConfigError: the filter is invalid or matches no run.
         """
         with self._mlflow_errors(f"does not understand {query!r}"):
-            experiment = self._client.get_experiment_by_name(EXPERIMENT)
+            experiment = self._client.get_experiment_by_name(experiment_name())
             experiments = [experiment.experiment_id] if experiment else []
             matches = self._client.search_runs(
                 experiments, query, max_results=MAX_RUNS, order_by=["attributes.start_time DESC"]

@@ -12,9 +12,10 @@ import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
@@ -23,7 +24,8 @@ from raytriever.masking import masked
 from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point
 
-EXPERIMENT = "raytriever"
+PROJECT = "raytriever"
+EXPERIMENT_NAME = "MLFLOW_EXPERIMENT_NAME"
 PARENT = "mlflow.parentRunId"
 KEY = "raytriever.key"
 METRICS_PER_REQUEST = 1000
@@ -137,6 +139,11 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
 
 
+def experiment_name() -> str:
+    """Return the name of the experiment of all runs: `MLFLOW_EXPERIMENT_NAME`, or `raytriever`."""
+    return os.environ.get(EXPERIMENT_NAME) or PROJECT
+
+
 class MlflowServer:
     """MLflow tracking server or database.
 
@@ -168,7 +175,19 @@ class MlflowServer:
         self.address = masked(uri)
         with activity(f"opening MLflow at {self.address}"), self.translate_errors():
             self.client = MlflowClient(tracking_uri=uri)
-            self.client.get_experiment_by_name(EXPERIMENT)
+            self.client.get_experiment_by_name(experiment_name())
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether the server is on another machine, whose folders are not those of this one."""
+        address = urlsplit(self._uri)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            return False
+        try:
+            with socket.create_server((socket.gethostbyname(address.hostname), 0)):
+                return False  # only an address of this machine can be bound
+        except OSError:
+            return True
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -184,16 +203,28 @@ class MlflowServer:
             ) from error
 
     def experiment(self) -> str:
-        """Return the id of the experiment of all runs, which is created if it does not exist."""
-        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        """Return the id of the experiment of all runs, which is created if it does not exist.
+
+        Raises:
+            ConfigError: it was deleted.
+        """
+        name = experiment_name()
+        experiment = self.client.get_experiment_by_name(name)
         if experiment is not None:
+            if experiment.lifecycle_stage == "deleted":
+                raise ConfigError(
+                    f"the experiment {name!r} was deleted",
+                    self.address,
+                    f"restore it with `mlflow experiments restore --experiment-id {experiment.experiment_id}`, or "
+                    "choose another one with --experiment NAME",
+                )
             return str(experiment.experiment_id)
         # Next to the database, and absolute, so that the UI finds the files from any directory.
         location = (Path.cwd() / "mlartifacts").as_uri() if self._uri.startswith("sqlite:") else None
         try:
-            return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+            return str(self.client.create_experiment(name, artifact_location=location))
         except self.exception as error:
-            existing = self.client.get_experiment_by_name(EXPERIMENT)  # another run has created it
+            existing = self.client.get_experiment_by_name(name)  # another run has created it
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or existing is None:
                 raise
             return str(existing.experiment_id)
@@ -235,6 +266,7 @@ class MlflowTracker:
         points: int = 0,
     ) -> None:
         self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
+        self._is_remote = server.is_remote
         self._tags = {name: value for name, value in ((PARENT, parent), (KEY, key)) if value}
         with self._translate_errors():
             self.run_id = self._resume(run_id) or self._create(server.experiment(), run_name, key)
@@ -296,7 +328,14 @@ class MlflowTracker:
                 self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Copy a file or a directory into the run's artifacts."""
+        """Copy a file or a directory into the run's artifacts.
+
+        Raises:
+            StorageError: this machine cannot write the artifacts.
+        """
+        root = self._artifact_root
+        if root is not None and self._is_remote and not root.exists():
+            raise StorageError(*_server_folder(root))
         try:
             with self._translate_errors(), _longer_timeout():
                 if path.is_dir():
@@ -304,14 +343,33 @@ class MlflowTracker:
                 else:
                     self._client.log_artifact(self.run_id, str(path), folder or None)
         except OSError as error:
+            if root is not None and not (root.is_dir() and os.access(root, os.W_OK)):
+                raise StorageError(*_server_folder(root)) from error
             raise StorageError(
                 f"cannot be copied to the artifacts of the run ({error.strerror})", str(path), "free some space"
             ) from error
+
+    @cached_property
+    def _artifact_root(self) -> Path | None:
+        """The folder of all runs' artifacts, if it is one of a file system; the client itself writes there."""
+        with self._translate_errors():
+            uri = urlsplit(self._client.get_run(self.run_id).info.artifact_uri)
+        # .../RUN/artifacts
+        return Path(unquote(uri.path)).parent.parent if uri.scheme in ("", "file") else None
 
     def finish(self, status: str) -> None:
         """Set the run's final status."""
         with self._translate_errors():
             self._client.set_terminated(self.run_id, status)
+
+
+def _server_folder(root: Path) -> tuple[str, str, str]:
+    """Return what, where and remedy of artifacts in a folder that this machine cannot write."""
+    return (
+        "the artifacts of MLflow are in this folder, which this machine does not have or may not write",
+        str(root),
+        "start the server with --artifacts-destination FOLDER in place of --default-artifact-root, or mount the folder",
+    )
 
 
 @contextmanager

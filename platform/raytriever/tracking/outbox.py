@@ -5,8 +5,10 @@
 2. A message is removed when the tracker has confirmed it. A crash between the two sends it again, which changes
    nothing: MLflow and Trackio keep a point once, W&B and TensorBoard say which points they have when a run is resumed,
    and a run is created under a key that is looked up first.
-3. If a server has no such run any more, or is another server, a new run is created and all points are sent again.
-4. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
+3. A file that the tracker does not take waits until all else, the status included, is sent; it is tried once more at
+   the end. The artifacts of a server may be a folder that only the server can write.
+4. If a server has no such run any more, or is another server, a new run is created and all points are sent again.
+5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. A lost server is reported once, and once when it is back."""
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ REPORTED_FAILURES = 2  # in a row, before a line is logged: a database may be lo
 _EMPTY: dict[str, Any] = {"name": "", "sent": 0, "descriptions": [], "files": [], "status": None, "children": []}
 
 
+def one_line(error: Exception) -> str:
+    """Return an error's text in one line, without passwords."""
+    return " ".join(masked(str(error) or type(error).__name__).split())
+
+
 def state_file(tracker: str) -> str:
     """Return the name of the file in the run directory that has what a tracker does not have yet."""
     return IDENTITY if tracker == "mlflow" else f"run-{tracker}.json"
@@ -49,19 +56,24 @@ class Outbox:
         steps: points of the run, in the run directory.
         client: the tracker.
         parent: outbox of the parent run.
+        output: directory of the run's files; by default that of its points.
 
     Raises:
         StorageError: the state is damaged or was changed.
     """
 
-    def __init__(self, steps: StepLog, client: TrackerClient, parent: Outbox | None = None) -> None:
+    def __init__(
+        self, steps: StepLog, client: TrackerClient, parent: Outbox | None = None, output: Path | None = None
+    ) -> None:
         self.folder, self.client, self._parent, self._steps = steps.folder, client, parent, steps
+        self._output = (output or steps.folder).resolve()
         self._file = self.folder / state_file(client.name)
         self._lock = threading.RLock()
         self._run: RemoteRun | None = None
         self._state = {"tracking_id": None, "key": secrets.token_hex(16), **_EMPTY, **_read(self._file)}
         self._state["sent"] = min(int(self._state["sent"]), steps.size)
         self._sent_points = steps.points - steps.count(self._state["sent"])
+        self._refused: dict[tuple[str, ...], str] = {}  # files that the tracker did not take, with the reason
         self._due = 0.0  # `time.monotonic()` at which a few points are sent
 
     @property
@@ -87,11 +99,34 @@ class Outbox:
             return bool(self._unsent or state["descriptions"] or state["files"] or state["status"])
 
     @property
+    def has_data_to_send(self) -> bool:
+        """Return whether there is unsent data other than refused files."""
+        with self._lock:
+            return self.has_unsent_data and bool(self._unsent or self._other_data())
+
+    def _other_data(self) -> bool:
+        state = self._state
+        return bool(state["descriptions"] or state["status"] or self._next_file())
+
+    def _next_file(self) -> list[str] | None:
+        return next((entry for entry in self._state["files"] if tuple(entry) not in self._refused), None)
+
+    def retry_files(self) -> bool:
+        """Send refused files again. Return whether there are any."""
+        with self._lock:
+            any_refused, self._refused = bool(self._refused), {}
+            return any_refused
+
+    @property
+    def refusals(self) -> list[str]:
+        """Reason of each refused file."""
+        return list(self._refused.values())
+
+    @property
     def due_in(self) -> float:
         """Seconds until the unsent data should be sent; 0 for now."""
         with self._lock:
-            state = self._state
-            if self._unsent >= POINTS_PER_MESSAGE or state["descriptions"] or state["files"] or state["status"]:
+            if self._unsent >= POINTS_PER_MESSAGE or self._other_data():
                 return 0.0
             return max(0.0, self._due - time.monotonic())
 
@@ -169,13 +204,17 @@ class Outbox:
                 self._sent_points += len(batch.points)
                 self._change(sent=batch.end)
                 self._due = time.monotonic() + GATHER_SECONDS
-        elif state["files"]:
-            path, folder = state["files"][0]
-            # A file that was removed since cannot be sent, and a file outside the run directory is not the run's.
-            if Path(path).is_file() and Path(path).resolve().is_relative_to(self.folder.resolve()):
-                run.log_file(Path(path), folder)
+        elif entry := self._next_file():
+            path, folder = entry
+            # A file that was removed since cannot be sent, and a file outside the output is not the run's.
+            if Path(path).is_file() and Path(path).resolve().is_relative_to(self._output):
+                try:
+                    run.log_file(Path(path), folder)
+                except Exception as error:  # any error: the metrics and the status do not wait for a file
+                    self._refused[tuple(entry)] = one_line(error)
+                    return
             with self._lock:
-                self._change(files=self._state["files"][1:])
+                self._change(files=[other for other in self._state["files"] if other != entry])
         elif status := state["status"]:
             run.finish(status)
             with self._lock:
@@ -280,34 +319,47 @@ class OutboxSender:
             self._ending_since = self._ending_since or time.monotonic()
             self._changed.notify_all()
 
+    @property
+    def refusals(self) -> list[str]:
+        """Reason of each file that the tracker did not take."""
+        return [reason for outbox in self._outboxes for reason in outbox.refusals]
+
     def close(self, patience: float) -> bool:
-        """Send all data, then stop the thread. Return whether all was sent.
+        """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
 
         Args:
             patience: seconds, since `end`, to wait for a failing tracker. One that accepts data gets the time it needs.
         """
         self.end()
+        if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):
+            self.wake()
+            self._wait(patience)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        return not any(outbox.has_unsent_data for outbox in self._outboxes)
+
+    def _wait(self, patience: float) -> bool:
+        """Wait until all data but refused files is sent. Return whether it is."""
         with self._changed:
             while self._next_outbox() is not None and self._thread.is_alive():
                 since = self._failing_since
                 if since is not None and time.monotonic() - max(self._ending_since, since) >= patience:
                     break
                 self._changed.wait(0.1)
-            self._is_closed = True
-            self._changed.notify_all()
-        return self._next_outbox() is None
+            return self._next_outbox() is None
 
     def _next_outbox(self) -> Outbox | None:
-        return next((outbox for outbox in self._outboxes if outbox.has_unsent_data), None)
+        return next((outbox for outbox in self._outboxes if outbox.has_data_to_send), None)
 
     def _due_outbox(self) -> Outbox | None:
         """Return the first outbox whose data is due; at the end, the first with any data."""
-        due = (one for one in self._outboxes if one.has_unsent_data and (self._ending_since or not one.due_in))
+        due = (one for one in self._outboxes if one.has_data_to_send and (self._ending_since or not one.due_in))
         return next(due, None)
 
     def _seconds_until_due(self) -> float | None:
         """Return the seconds until the next outbox is due; None without data."""
-        return min((outbox.due_in for outbox in self._outboxes if outbox.has_unsent_data), default=None)
+        return min((outbox.due_in for outbox in self._outboxes if outbox.has_data_to_send), default=None)
 
     def _run(self) -> None:
         while True:
@@ -338,8 +390,7 @@ class OutboxSender:
         self.failures += 1
         self._failures_in_a_row += 1
         if self._failures_in_a_row == REPORTED_FAILURES:
-            reason = " ".join(masked(str(error) or type(error).__name__).split())
-            self._log(f"{reason}; the run continues, and its data is stored and sent later")
+            self._log(f"{one_line(error)}; the run continues, and its data is stored and sent later")
         with self._changed:
             if self._failing_since is None:
                 self._failing_since = time.monotonic()

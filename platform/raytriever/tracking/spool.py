@@ -29,6 +29,7 @@ from raytriever.tracking.trackers import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
 END_SECONDS, SHORT_END_SECONDS = 60.0, 5.0
+_ADJACENT = ".tracking"  # end of the name of a folder next to an output
 
 Log = Callable[[str], None]
 
@@ -51,7 +52,8 @@ class Spool:
         self._steps = StepLog(folder)
         parents = parent._outboxes if parent else [None] * len(senders)
         self._outboxes: list[Outbox] = [
-            Outbox(self._steps, sender.client, above) for sender, above in zip(senders, parents, strict=True)
+            Outbox(self._steps, sender.client, above, _output_of(folder))
+            for sender, above in zip(senders, parents, strict=True)
         ]
         self._children: dict[str, Spool] = {}
 
@@ -186,6 +188,13 @@ class Spool:
         if sender.close(patience):
             return True
         left = sender.backlog()
+        if refusals := sender.refusals:
+            count = f"{len(refusals):,} files" if len(refusals) > 1 else "a file"
+            self._log(
+                f"{sender.client.title} has the metrics and the status, but did not take {count}: {refusals[0]}; the "
+                f"same command sends what waits in {self.folder}"
+            )
+            return False
         self._log(
             f"{left.points:,} points and {left.files:,} files wait for {sender.client.title} in {self.folder}; "
             "the same command sends them"
@@ -242,7 +251,7 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     """
     clients = open_trackers(trackers)
     name = output.resolve().name
-    parent = output.resolve().with_name(f".{name}.tracking")
+    parent = output.resolve().with_name(f".{name}{_ADJACENT}")
     for earlier in sorted(parent.iterdir()) if parent.is_dir() else []:
         if send_pending(earlier, trackers, log):
             _remove(earlier)
@@ -254,6 +263,13 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     except BaseException:
         _remove(folder)
         raise
+
+
+def _output_of(folder: Path) -> Path:
+    """Return the directory whose files belong to the run of a folder; see `open_adjacent`."""
+    name = folder.resolve().parent.name
+    is_adjacent = name.startswith(".") and name.endswith(_ADJACENT)
+    return folder.resolve().parent.with_name(name[1:].removesuffix(_ADJACENT)) if is_adjacent else folder
 
 
 def _remove(folder: Path) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from raytriever.tracking.mlflow_tracker import EXPERIMENT
+from raytriever.tracking.mlflow_tracker import PROJECT
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 
@@ -24,7 +24,7 @@ class TrackioClient(TrackerClient):
         from trackio.sqlite_storage import SQLiteStorage
 
         self.storage = SQLiteStorage
-        self.address = str(SQLiteStorage.get_project_db_path(EXPERIMENT))
+        self.address = str(SQLiteStorage.get_project_db_path(PROJECT))
 
     def connect(self, run_name: str, run_id: str | None, parent: str | None, key: str, points: int) -> TrackioRun:
         """See `TrackerClient`; the key of the run is its id."""
@@ -57,7 +57,7 @@ class TrackioRun(RemoteRun):
             ids.append(f"{self.run_id}-{next_point}")
             next_point += len(row)
         self._storage.bulk_log(
-            EXPERIMENT,
+            PROJECT,
             self._name,
             [{point.name: point.value for point in row} for row in rows],
             steps=[row[0].step for row in rows],

@@ -18,7 +18,7 @@ from typing import Any
 from raytriever.errors import ConfigError
 from raytriever.masking import masked
 from raytriever.reading.wandb_file import read_history
-from raytriever.tracking.mlflow_tracker import EXPERIMENT, REASON_CHARACTERS
+from raytriever.tracking.mlflow_tracker import PROJECT, REASON_CHARACTERS
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 # Seconds to wait for W&B when a run is created and when it ends.
@@ -89,7 +89,7 @@ class WandbClient(TrackerClient):
             self._restart(self._runs.pop(run_id))
         try:
             run = self._wandb.init(
-                project=os.environ.get("WANDB_PROJECT") or EXPERIMENT,
+                project=os.environ.get("WANDB_PROJECT") or PROJECT,
                 id=run_id,
                 name=run_name,
                 group=parent or run_id,

@@ -228,3 +228,56 @@ def test_nested_settings_become_flat_params() -> None:
         "s.2.n": "two",
         "s.2.l.t": "1",
     }
+
+
+def test_a_deleted_experiment_is_named_with_its_remedy(
+    uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "losses")
+    server = MlflowServer(uri)
+    number = server.experiment()
+    assert client.get_experiment(number).name == "losses"
+    client.delete_experiment(number)
+    with pytest.raises(ConfigError) as caught:
+        server.connect("run")
+    assert str(caught.value) == (
+        f"{uri}: the experiment 'losses' was deleted; restore it with `mlflow experiments restore --experiment-id "
+        f"{number}`, or choose another one with --experiment NAME"
+    )
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "more")
+    assert client.get_run(server.connect("run").run_id).info.experiment_id != number
+
+
+def test_artifacts_that_this_machine_cannot_write_are_named(
+    uri: str, client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_experiment("elsewhere", artifact_location="file:///proc/artifacts")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "elsewhere")
+    (tmp_path / "a.txt").write_text("a")
+    server = MlflowServer(uri)
+    assert not server.is_remote
+    with pytest.raises(StorageError, match=r"^/proc/artifacts: the artifacts of MLflow are in this folder, which this"):
+        server.connect("run").log_file(tmp_path / "a.txt")
+    # A folder of another machine is not made here.
+    folder = tmp_path / "of-the-server"
+    client.create_experiment("remote", artifact_location=folder.as_uri())
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "remote")
+    monkeypatch.setattr(MlflowServer, "is_remote", True)
+    with pytest.raises(StorageError, match="start the server with --artifacts-destination FOLDER"):
+        MlflowServer(uri).connect("run").log_file(tmp_path / "a.txt")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "remote"),
+    [
+        ("http://127.0.0.1:5000", False),
+        ("http://localhost", False),
+        ("http://192.0.2.7:5000", True),
+        ("sqlite:///a", False),
+    ],
+)
+def test_a_server_is_remote_if_its_address_is_not_of_this_machine(address: str, remote: bool) -> None:
+    server = object.__new__(MlflowServer)
+    server._uri = address
+    assert server.is_remote is remote

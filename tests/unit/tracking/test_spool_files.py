@@ -23,7 +23,7 @@ from raytriever.tracking.steps import STEPS, StepLog
 from raytriever.tracking.trackers import DEFAULT_TRACKERS
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
 
 DRIVER = """
 import sys, itertools
@@ -133,8 +133,14 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     for name in ("letters", "numbers"):  # several data sets of one run
         first.describe({"split": "test"}, replace(DATA, name=name), {})
     first.log(points(1, 2))
+    (output / "figures").mkdir(parents=True)
+    (output / "figures" / "roc.svg").write_text("<svg/>")
+    first.log_file(output / "figures")
+    (tmp_path / "secret").write_text("of another run")
+    first.log_file(tmp_path / "secret")
     first.finish("FINISHED")
     assert not parent.exists()
+    assert [file.path for file in server.client.list_artifacts(first.run_id)] == ["figures"]
     assert stored_points(server, first.run_id) == expected(2)
     inputs = server.client.get_run(first.run_id).inputs.dataset_inputs
     assert {given.dataset.name for given in inputs} == {"letters", "numbers"}
@@ -152,3 +158,44 @@ def test_the_tracker_of_a_job_that_writes_its_directory_at_the_end(
     assert [folder.name for folder in parent.iterdir()] == [again.folder.name]
     again.finish("FAILED")
     assert not parent.exists()
+
+
+def test_a_file_that_cannot_be_written_holds_nothing_else_up(
+    faulty: FaultyServer, server: MlflowServer, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    spool = begin(faulty, tmp_path / "run", said)
+    faulty.refused = "b"
+    for name in ("a.txt", "b1.txt", "b2.txt", "c.txt"):
+        (tmp_path / "run" / name).write_text(name)
+        spool.log_file(tmp_path / "run" / name)
+    spool.log(points(1, 2))
+    begun = time.monotonic()
+    spool.finish("FINISHED")
+    assert time.monotonic() - begun < 5  # no server is waited for
+    run = server.client.get_run(spool.run_id)
+    assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", 2 / 7)
+    assert {file.path for file in server.client.list_artifacts(spool.run_id)} == {"a.txt", "c.txt"}
+    assert said == [
+        "MLflow has the metrics and the status, but did not take 2 files: b1.txt is refused; the same command sends "
+        f"what waits in {tmp_path / 'run'}"
+    ]
+    assert has_unsent_data(tmp_path / "run", "mlflow")
+    faulty.refused = ""
+    begin(faulty, tmp_path / "run", said).finish("FINISHED")
+    assert {file.path for file in server.client.list_artifacts(spool.run_id)} == {"a.txt", "b1.txt", "b2.txt", "c.txt"}
+    assert len(said) == 1
+
+
+def test_a_file_that_was_refused_for_a_moment_is_sent_at_the_end(
+    faulty: FaultyServer, server: MlflowServer, tmp_path: Path
+) -> None:
+    spool = begin(faulty, tmp_path / "run")
+    faulty.refused = "b"
+    (tmp_path / "run" / "b.txt").write_text("b")
+    spool.log_file(tmp_path / "run" / "b.txt")
+    spool.log(points(1, 1))
+    wait_for(lambda: stored_points(server, spool.run_id))
+    faulty.refused = ""
+    spool.finish("FINISHED")
+    assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["b.txt"]

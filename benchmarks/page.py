@@ -138,7 +138,12 @@ UNMEASURED = {
 }
 PACKS = "ground_truth-packs"
 STUDY = re.compile(r"study-(.+)-small")
-ELSEWHERE = {"coverage", "studies-judged-again", "abstain-attempts", "from-base-depths"}  # on the pages of intervals and of studies
+ELSEWHERE = {
+    "coverage",
+    "studies-judged-again",
+    "abstain-attempts",
+    "from-base-depths",
+}  # on the pages of intervals and of studies
 
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:

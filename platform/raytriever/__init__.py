@@ -12,7 +12,8 @@
 
 Nothing heavy is imported before a name is used, so that `import raytriever` and `--help` answer at once. Errors that a
 user can correct are `UserError` and its kinds. Lines of progress appear on standard error, as from the commands;
-`contextlib.redirect_stderr` hides them. The packages follow the route of the data (docs/explanation/architecture.md).
+`contextlib.redirect_stderr` hides them. Where the home folder cannot be written, `HOME` becomes one that can
+(`machine.ensure_home`). The packages follow the route of the data (docs/explanation/architecture.md).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raytriever.lazy import lazy_names
+from raytriever.machine import ensure_home
 
 if TYPE_CHECKING:
     from raytriever import losses, metrics
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
     from raytriever.search.exact import Hit, Hits
 
+ensure_home()
 __version__ = "0.2.0"
 __all__ = [
     "ConfigError",

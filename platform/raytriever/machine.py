@@ -1,4 +1,4 @@
-"""Facts about this machine that Linux and other systems report in different ways: cores, memory, processes.
+"""Facts about this machine that Linux and other systems report in different ways: cores, memory, processes, home.
 
 Linux answers by `/proc`, cgroups and `sched_getaffinity`. Elsewhere `sysconf` and the program `ps` answer.
 """
@@ -6,9 +6,11 @@ Linux answers by `/proc`, cgroups and `sched_getaffinity`. Elsewhere `sysconf` a
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_HUB = Path(".cache", "huggingface")  # models may be there already
 UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the system does not say
 
 
@@ -88,3 +91,43 @@ def clean_processes() -> BaseContext:
 
 def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
     return subprocess.run(["ps", *words], capture_output=True, text=True, check=False, env=environment).stdout
+
+
+@cache
+def ensure_home() -> str | None:
+    """Set `HOME` to a folder that can be written, if it is none. Return the former one, or None if it was kept.
+
+    A container's user (`--user 12345`) has no home. numba, Ray, Matplotlib, Transformers and MLflow keep files below it
+    and fail or warn where they cannot. The folder is in the cache, or in the temporary folder.
+    """
+    former = os.path.expanduser("~")
+    if os.path.isabs(former) and os.path.isdir(former) and os.access(former, os.W_OK | os.X_OK):
+        return None
+    home = _own_folder()
+    if home is not None:
+        if (Path(former) / _HUB).is_dir():
+            os.environ.setdefault("HF_HOME", str(Path(former) / _HUB))
+        os.environ["HOME"] = str(home)
+    return former
+
+
+def _own_folder() -> Path | None:
+    """Return a folder that only this user can write; None if there is none."""
+    import tempfile
+
+    shared = os.environ.get("RAYTRIEVER_CACHE")
+    name = f"home-{os.getuid()}"
+    try:
+        places = [Path(shared).absolute() / name] if shared else []
+        for folder in [*places, Path(tempfile.gettempdir()) / f"raytriever-{name}"]:
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError:
+                continue
+            status = folder.lstat()
+            # numba unpickles what is in there: a folder that somebody else prepared is not used.
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+                return folder
+        return Path(tempfile.mkdtemp(prefix=f"raytriever-{name}-"))
+    except OSError:
+        return None

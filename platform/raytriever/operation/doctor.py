@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from raytriever.capacity import format_size
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
-from raytriever.machine import free_system_memory, memory_amounts, total_memory, usable_cores
+from raytriever.machine import ensure_home, free_system_memory, memory_amounts, total_memory, usable_cores
 from raytriever.masking import masked
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
@@ -273,6 +273,13 @@ def _trackers() -> Iterator[Finding]:
 
 
 def _disks() -> Iterator[Finding]:
+    former, home = ensure_home(), os.path.expanduser("~")
+    if former is None:
+        yield Finding(OK, "home", f"{home} can be written")
+    elif home != former:
+        yield Finding(OK, "home", f"{former} is no folder that can be written: {home} is used in its place")
+    else:
+        yield Finding(ERROR, "home", f"{former} cannot be written", "set HOME or RAYTRIEVER_CACHE to a folder of yours")
     for about, path in (("runs", runs_folder()), ("cache", cache_folder()), ("temporary", Path(tempfile.gettempdir()))):
         line = _writable(about, path, str(path))
         if line.level == OK:

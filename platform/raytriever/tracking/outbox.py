@@ -5,8 +5,7 @@
 2. A message is removed when the tracker has confirmed it. A crash between the two sends it again, which changes
    nothing: MLflow and Trackio keep a point once, W&B and TensorBoard say which points they have when a run is resumed,
    and a run is created under a key that is looked up first.
-3. A file that the tracker does not take waits until all else, the status included, is sent; it is tried once more at
-   the end. The artifacts of a server may be a folder that only the server can write.
+3. A file that the tracker does not take waits until all else is sent, and is tried once more at the end.
 4. If a server has no such run any more, or is another server, a new run is created and all points are sent again.
 5. One thread sends in order and retries while the server is away. The outbox is on disk, so memory does not grow and no
    caller waits for a server. A lost server is reported once, and once when it is back."""
@@ -95,18 +94,16 @@ class Outbox:
     def has_unsent_data(self) -> bool:
         """Return whether the server does not have all data."""
         with self._lock:
-            state = self._state
-            return bool(self._unsent or state["descriptions"] or state["files"] or state["status"])
+            return self.has_data_to_send or bool(self._state["files"])
 
     @property
     def has_data_to_send(self) -> bool:
         """Return whether there is unsent data other than refused files."""
         with self._lock:
-            return self.has_unsent_data and bool(self._unsent or self._other_data())
+            return bool(self._unsent) or self._other_data()
 
     def _other_data(self) -> bool:
-        state = self._state
-        return bool(state["descriptions"] or state["status"] or self._next_file())
+        return bool(self._state["descriptions"] or self._state["status"] or self._next_file())
 
     def _next_file(self) -> list[str] | None:
         return next((entry for entry in self._state["files"] if tuple(entry) not in self._refused), None)
@@ -114,8 +111,8 @@ class Outbox:
     def retry_files(self) -> bool:
         """Send refused files again. Return whether there are any."""
         with self._lock:
-            any_refused, self._refused = bool(self._refused), {}
-            return any_refused
+            refused, self._refused = self._refused, {}
+            return bool(refused)
 
     @property
     def refusals(self) -> list[str]:

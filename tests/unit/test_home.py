@@ -1,0 +1,51 @@
+"""A user without a home folder: `HOME` becomes a folder of that user before anything is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_PROGRAM = "import os, raytriever; print(os.environ['HOME']); print(os.environ.get('HF_HOME', ''))"
+
+
+def home_of(home: Path | str, program: str = _PROGRAM, **variables: str) -> list[str]:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), **variables}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_home_that_can_be_written_is_kept(tmp_path: Path) -> None:
+    assert home_of(tmp_path, RAYTRIEVER_CACHE=str(tmp_path / "cache")) == [str(tmp_path), ""]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_missing_home_becomes_a_folder_in_the_cache_or_the_temporary_folder(tmp_path: Path) -> None:
+    own = f"home-{os.getuid()}"
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    assert home_of("/nowhere", RAYTRIEVER_CACHE=str(cache))[0] == str(cache / own)
+    assert (cache / own).stat().st_mode & 0o777 == 0o700
+    assert home_of("/nowhere", TMPDIR=str(temporary))[0] == str(temporary / f"raytriever-{own}")
+    assert home_of("/nowhere", RAYTRIEVER_CACHE="/proc/none", TMPDIR=str(temporary))[0].startswith(str(temporary))
+
+
+def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
+    """numba unpickles the files of its cache there."""
+    prepared = tmp_path / f"raytriever-home-{os.getuid()}"
+    prepared.mkdir()
+    prepared.chmod(0o777)
+    chosen = Path(home_of("/nowhere", TMPDIR=str(tmp_path))[0])
+    assert chosen.parent == tmp_path
+    assert chosen != prepared
+    assert chosen.stat().st_mode & 0o077 == 0
+
+
+def test_models_of_a_home_that_can_only_be_read_are_found(tmp_path: Path) -> None:
+    hub = tmp_path / "home" / ".cache" / "huggingface"
+    hub.mkdir(parents=True)
+    # The administrator, who may run the tests, writes everywhere.
+    program = f"import os; os.access = lambda *_: False; {_PROGRAM}"
+    assert home_of(tmp_path / "home", program, RAYTRIEVER_CACHE=str(tmp_path / "cache"))[1] == str(hub)

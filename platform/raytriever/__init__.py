@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from raytriever.lazy import lazy_names
-from raytriever.machine import ensure_home
+from raytriever.machine import ensure_home, shorten_temporary_folder
 
 if TYPE_CHECKING:
     from raytriever import losses, metrics
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from raytriever.search.exact import Hit, Hits
 
 ensure_home()
+shorten_temporary_folder()
 __version__ = "0.2.0"
 __all__ = [
     "ConfigError",

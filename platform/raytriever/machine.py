@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _HUB = Path(".cache", "huggingface")  # models may be there already
+LONGEST_TEMPORARY = 40  # bytes of the temporary folder; see `shorten_temporary_folder`
 UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the system does not say
 
 
@@ -111,23 +112,52 @@ def ensure_home() -> str | None:
     return former
 
 
+def shorten_temporary_folder() -> None:
+    """Name a long `TMPDIR`, as of Slurm and CI, by a short link: Ray's and Python's sockets lie below it.
+
+    A socket's path has at most 107 bytes, and Ray adds 64 to `TMPDIR`. Files stay in the user's folder. The link is
+    never removed, because `raytriever launch` starts programs that stay.
+    """
+    folder = os.environ.get("TMPDIR", "")
+    if len(os.fsencode(folder)) <= LONGEST_TEMPORARY or not os.path.isdir(folder):
+        return
+    import hashlib
+
+    links = _private(Path("/tmp") / f"raytriever-{os.getuid()}")
+    if links is not None:
+        link = links / hashlib.sha256(os.fsencode(os.path.abspath(folder))).hexdigest()[:8]
+        with suppress(OSError):  # another process makes it, or the disk is full
+            link.symlink_to(os.path.abspath(folder))
+        if os.path.realpath(link) == os.path.realpath(folder):
+            os.environ["TMPDIR"] = str(link)
+
+
 def _own_folder() -> Path | None:
     """Return a folder that only this user can write; None if there is none."""
     import tempfile
 
-    shared = os.environ.get("RAYTRIEVER_CACHE")
-    name = f"home-{os.getuid()}"
+    shared, name = os.environ.get("RAYTRIEVER_CACHE"), f"home-{os.getuid()}"
+    in_cache = _private(Path(shared).absolute() / name) if shared else None
     try:
-        places = [Path(shared).absolute() / name] if shared else []
-        for folder in [*places, Path(tempfile.gettempdir()) / f"raytriever-{name}"]:
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError:
-                continue
-            status = folder.lstat()
-            # numba unpickles what is in there: a folder that somebody else prepared is not used.
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-                return folder
-        return Path(tempfile.mkdtemp(prefix=f"raytriever-{name}-"))
+        temporary = Path(tempfile.gettempdir())
+        return (
+            in_cache
+            or _private(temporary / f"raytriever-{name}")
+            or Path(tempfile.mkdtemp(prefix=f"raytriever-{name}-"))
+        )
     except OSError:
         return None
+
+
+def _private(folder: Path) -> Path | None:
+    """Return a folder, made if it is missing, that only this user can write; None if it cannot be had.
+
+    numba unpickles what is in there: a folder that somebody else prepared is not used.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.lstat()
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if is_own else None

@@ -25,7 +25,7 @@ from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SU
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, hangups_blocked
 from raytriever.locking import Claim, claims, join
-from raytriever.machine import usable_cores
+from raytriever.machine import LONGEST_TEMPORARY, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.terminal import warn
 
@@ -69,6 +69,15 @@ def ray_session(num_workers: int) -> Iterator[None]:
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
     except ConnectionError as error:
         raise _no_answer(str(address)) from error
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        name = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
+        raise ConfigError(
+            "is too long: the paths of Ray's sockets below it have more than 107 bytes",
+            f"{name}={os.environ.get(name)}",
+            f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes",
+        ) from error
     except AuthenticationError as error:
         raise ConfigError(
             f"the cluster requires a token, or another one ({' '.join(str(error).split())[:200]})",

@@ -28,7 +28,14 @@ from urllib.parse import urlsplit
 from raytriever.capacity import format_size
 from raytriever.errors import UserError
 from raytriever.locking import owner_of
-from raytriever.machine import ensure_home, free_system_memory, memory_amounts, total_memory, usable_cores
+from raytriever.machine import (
+    LONGEST_TEMPORARY,
+    ensure_home,
+    free_system_memory,
+    memory_amounts,
+    total_memory,
+    usable_cores,
+)
 from raytriever.masking import masked
 from raytriever.paths import expanded, runs_folder
 from raytriever.storage import cache_folder, check_writable
@@ -273,6 +280,10 @@ def _trackers() -> Iterator[Finding]:
 
 
 def _disks() -> Iterator[Finding]:
+    name = "RAY_TMPDIR" if os.environ.get("RAY_TMPDIR") else "TMPDIR"
+    if len(os.fsencode(os.environ.get(name, ""))) > LONGEST_TEMPORARY:
+        remedy = f"set RAY_TMPDIR to a folder of at most {LONGEST_TEMPORARY} bytes"
+        yield Finding(ERROR, "sockets", f"{name}={os.environ[name]} is too long for the sockets of Ray", remedy)
     former, home = ensure_home(), os.path.expanduser("~")
     if former is None:
         yield Finding(OK, "home", f"{home} can be written")

@@ -1,4 +1,4 @@
-"""A user without a home folder: `HOME` becomes a folder of that user before anything is written."""
+"""Folders of a user: a home that can be written, and a temporary folder short enough for sockets."""
 
 from __future__ import annotations
 
@@ -49,3 +49,16 @@ def test_models_of_a_home_that_can_only_be_read_are_found(tmp_path: Path) -> Non
     # The administrator, who may run the tests, writes everywhere.
     program = f"import os; os.access = lambda *_: False; {_PROGRAM}"
     assert home_of(tmp_path / "home", program, RAYTRIEVER_CACHE=str(tmp_path / "cache"))[1] == str(hub)
+
+
+def test_a_long_temporary_folder_has_a_short_name(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    program = "import os, raytriever, tempfile; print(os.environ['TMPDIR']); print(tempfile.mkstemp()[1])"
+    short, file = home_of(tmp_path, program, TMPDIR=str(long))
+    assert len(short) <= 40
+    assert Path(short).resolve() == long
+    assert Path(file).parent == Path(short)
+    assert [one.name for one in long.iterdir()] == [Path(file).name]
+    assert home_of(tmp_path, program, TMPDIR=str(long))[0] == short
+    assert home_of(tmp_path, program, TMPDIR="/tmp")[0] == "/tmp"

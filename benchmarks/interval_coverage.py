@@ -31,7 +31,7 @@ from ends import machine, parser
 from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
 from raytriever.metrics.calibration import Share, achieve
-from raytriever.metrics.calibration_error import calibration_error
+from raytriever.metrics.miscalibration import calibration_error
 from raytriever.metrics.significance import LEVEL, paired_t_test
 from raytriever.metrics.top_answers import ScoredPools
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.formats.csv_pairs import Division
+from raytriever.data.formats.csv_pairs import Division, column_names, number_of
 from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns
 from raytriever.data.table_files import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
@@ -22,7 +22,6 @@ from raytriever.paths import FILE
 from raytriever.terminal import warn
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NEGATIVE = re.compile(r"negative(_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -89,23 +88,27 @@ def pair_files(table: Table, query: str, passage: str, split: str | None) -> Fil
     explicit = [split] if split else []
     query, passage = _recognised(table, query, passage)
     table.require(query, passage, *explicit, remedy="rename the columns, or name yours with query= and passage=")
-    if next(iter(table.rows()), None) is None:
+    first = next(iter(table.rows()), None)
+    if first is None:
         raise DataError("has no row", table.title, "give at least three pairs")
-    split = split or ("split" if "split" in table.columns else None)
-    negatives = [name for name in table.columns if _NEGATIVE.fullmatch(name)]
+    names = column_names(table.columns, [json_value(first[one]) for one in table.columns], query, passage)
+    read = {column: name for column, name in zip(table.columns, names, strict=True) if name}
+    split = split or next((column for column, name in read.items() if name == "split"), None)
+    others = {column: name for column, name in read.items() if name not in ("split", "anchor", "positive")}
     assigned = (lambda row: row[split]) if split else _division(table, query)
-    names = sorted({_split_name(assigned(row), split or "split") for row in table.rows()})
+    splits = sorted({_split_name(assigned(row), split or "split") for row in table.rows()})
 
     def rows_of(name: str) -> Rows:
         def rows() -> Iterator[Row]:
             for row in table.rows():
                 if assigned(row) == name:
-                    yield {"anchor": row[query], "positive": row[passage], **{each: row[each] for each in negatives}}
+                    more = {name: number_of(row[column]) for column, name in others.items()}
+                    yield {"anchor": row[query], "positive": row[passage], **more}
 
         return rows
 
-    rows = {f"{name}.jsonl": rows_of(name) for name in names}
-    titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in names}
+    rows = {f"{name}.jsonl": rows_of(name) for name in splits}
+    titles = {f"{name}.jsonl": f"{table.title} of split {name}" for name in splits}
     return Files(rows, titles, {"anchor": query, "positive": passage})
 
 

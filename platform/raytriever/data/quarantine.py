@@ -6,6 +6,7 @@ A few bad rows of millions should not cost a night; a column that is wrong every
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -103,12 +104,13 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
         rows: number of its rows.
         bad: number of its bad rows.
         first: the first bad row.
-        max_share: allowed share of bad rows, 0 to 1.
+        max_share: allowed share of bad rows, 0 to 1, rounded up to a whole row; not all rows below 1.
 
     Raises:
         DataError: too many rows are bad.
     """
-    if first is None or bad <= max_share * rows:
+    # Rounded up: one bad row is more than 1 % of a small file, and no reason to refuse the others.
+    if first is None or (bad <= math.ceil(max_share * rows) and (bad < rows or max_share == 1)):
         return
     if str(first["reason"]).startswith(UNKNOWN_DOCUMENT) and bad > rows / 2:
         raise DataError(

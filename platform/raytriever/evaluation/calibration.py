@@ -21,7 +21,7 @@ from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.request import EvaluationJob, OpenPart
 from raytriever.metrics.calibration import WantedAim, calibrate
-from raytriever.metrics.calibration_error import CalibrationError, calibration_error
+from raytriever.metrics.miscalibration import CalibrationError, calibration_error
 from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt
 from raytriever.metrics.top_answers import ScoredPools, ranked_pairs
 from raytriever.models.config import ModelConfig

@@ -13,8 +13,8 @@ from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
-    from raytriever.metrics.calibration_error import CalibrationError, calibration_error
     from raytriever.metrics.inputs import MetricInputError
+    from raytriever.metrics.miscalibration import CalibrationError, calibration_error
     from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt
     from raytriever.metrics.ranking import measure_ranking
     from raytriever.metrics.relevance import Relevance
@@ -38,7 +38,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.metrics.auc": ("pooled_auc",),
-        "raytriever.metrics.calibration_error": ("CalibrationError", "calibration_error"),
+        "raytriever.metrics.miscalibration": ("CalibrationError", "calibration_error"),
         "raytriever.metrics.inputs": ("MetricInputError",),
         "raytriever.metrics.probability": ("ScoreMap", "fit_isotonic", "fit_platt"),
         "raytriever.metrics.ranking": ("measure_ranking",),

@@ -226,7 +226,7 @@ def calibrate(
        independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
        interval for an effective number of pairs (`wilson_by_query`), if the query of each score is known.
 
-    `calibration_error.calibration_error_of_scores` compares the splits without a threshold.
+    `miscalibration.calibration_error_of_scores` compares the splits without a threshold.
 
     Args:
         choosing, checking: two splits whose pools were made in the same way.

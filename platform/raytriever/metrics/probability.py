@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 from scipy.special import expit
 
-from raytriever.metrics.calibration_error import checked_pairs
 from raytriever.metrics.inputs import MetricInputError, scores_of
+from raytriever.metrics.miscalibration import checked_pairs
 from raytriever.reading.structured import conform
 
 # More knots than any fit of a million pairs has; a longer file is damaged.

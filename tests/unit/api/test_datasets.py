@@ -149,7 +149,7 @@ def test_few_bad_rows_are_left_out_and_listed() -> None:
 def three(**changes: Any) -> rt.Dataset:
     documents, queries, judgements = frames()
     parts = {"documents": documents, "queries": queries, "judgements": judgements} | changes
-    return rt.Dataset.from_pandas(parts["documents"], parts["queries"], parts["judgements"], name="bad")
+    return rt.Dataset.from_pandas(parts["documents"], parts["queries"], parts["judgements"], name="bad", max_bad_rows=0)
 
 
 SPLIT_TWICE = pd.DataFrame({"id": ["d1", "d1"], "text": ["first", "another"]})
@@ -284,3 +284,19 @@ def test_an_empty_negative_of_a_csv_file_is_missing(tmp_path: Path) -> None:
     data = rt.Dataset.from_csv(tmp_path / "faq.csv", max_bad_rows=0)
     assert (data.counts["documents"], data.bad_rows) == (5, [])
     assert rt.load_dataset(tmp_path / "faq.csv").counts == data.counts
+
+
+def test_a_table_is_read_as_its_file_is(workplace: Path) -> None:
+    """Scores, negatives and splits, under names of any case."""
+    lines = ["Question,Answer,Score,Split"]
+    lines += [f"q{n}?,A{n}.,{n % 2},{'train' if n < 4 else 'test'}" for n in range(6)]
+    (workplace / "judged.csv").write_text("\n".join(lines) + "\n")
+    lines = ["query,passage,Negative 1", "a?,A.,X.", "b?,B.,", "c?,C.,Z."]
+    (workplace / "hard.csv").write_text("\n".join(lines) + "\n")
+    for file in ("judged.csv", "hard.csv"):
+        read = rt.load_dataset(file)
+        frame = pd.read_csv(file)
+        for made in (rt.Dataset.from_csv(file), rt.Dataset.from_pandas(frame)):
+            assert (made.counts, made.splits) == (read.counts, read.splits)
+    assert read.counts["documents"] == 5
+    assert rt.load_dataset("judged.csv").counts["train_positives"] == 2

@@ -140,7 +140,7 @@ def test_a_bad_row_over_the_threshold(
 ) -> None:
     damage(letters / file, row, content)
     flag = {"train": "--dataset", "evaluate": "--datasets"}[stage]
-    line = error_line(stage, flag, letters, "--max-bad-rows", "0.005")
+    line = error_line(stage, flag, letters, "--max-bad-rows", "0")
     assert line.startswith(f"{letters / file} row {row}: {expected}")
     assert "--max-bad-rows; correct the rows, or raise --max-bad-rows" in line
 

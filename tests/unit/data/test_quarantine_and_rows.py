@@ -70,10 +70,14 @@ def test_too_many_bad_rows_stop_with_one_line() -> None:
     first = bad_entry(str(FILE), 7, "not JSON", b"")
     check_share("other.jsonl", 1, 0, None, 0.01)
     check_share(str(FILE), 200, 2, first, 0.01)
+    check_share(str(FILE), 3, 1, first, 0.01)  # rounded up
+    for rows, bad, share in ((1, 1, 0.01), (100, 1, 0.0), (3, 3, 0.99)):
+        with pytest.raises(DataError):
+            check_share(str(FILE), rows, bad, first, share)
     with pytest.raises(DataError) as caught:
-        check_share(str(FILE), 199, 2, first, 0.01)
+        check_share(str(FILE), 199, 3, first, 0.01)
     assert str(caught.value) == (
-        "corpus.jsonl row 7: not JSON; 2 of 199 rows are bad (1.01%), more than the 1 % allowed by "
+        "corpus.jsonl row 7: not JSON; 3 of 199 rows are bad (1.51%), more than the 1 % allowed by "
         "--max-bad-rows; correct the rows, or raise --max-bad-rows"
     )
 

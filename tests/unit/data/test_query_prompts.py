@@ -84,8 +84,8 @@ def test_a_query_with_two_prompts_is_a_bad_row(tmp_path: Path) -> None:
     rows += [{"query": f"q {n}", "pos": ["b"]} for n in range(5)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="row 3"):
-        open_dataset(tmp_path / "train.jsonl", ["train"])
-    dataset = open_dataset(tmp_path / "train.jsonl", ["train"], max_bad_rows=0.5)
+        open_dataset(tmp_path / "train.jsonl", ["train"], max_bad_rows=0)
+    dataset = open_dataset(tmp_path / "train.jsonl", ["train"])
     assert dataset.quarantine.total == 1
     assert dataset.prompts_of([0], "") == ["one"]
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -158,8 +158,8 @@ def _row(fields: list[str] | str, names: Sequence[str]) -> dict[str, Any]:
         return {UNREADABLE: fields}
     row: dict[str, Any] = {}
     for name, value in zip(names, fields, strict=True):
-        if name in sentence_transformers.SCORES and _NUMBER.fullmatch(value.strip()):
-            row[name] = int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
+        if name in sentence_transformers.SCORES:
+            row[name] = number_of(value)
         elif name and (value.strip() or not _NEGATIVE.fullmatch(name)):
             row[name] = value
     return row
@@ -171,16 +171,33 @@ def _names(table: TableFile, named: Mapping[str, str]) -> tuple[str, ...]:
     if not named and {"premise", "hypothesis", "label"} <= set(folded):
         return tuple(name if name in ("premise", "hypothesis", "label", _SPLIT) else "" for name in folded)
     chosen = choose_columns(table.where, table.columns, (QUERY, PASSAGE), named, _REMEDY)
-    own = {chosen["query"]: "anchor", chosen["passage"]: "positive"}
-    [first] = list(islice((fields for _, fields in table.rows() if not isinstance(fields, str)), 1)) or [[]]
-    names = []
-    for index, (column, name) in enumerate(zip(table.columns, folded, strict=True)):
-        is_score = (
-            name in sentence_transformers.SCORES and bool(first) and bool(_NUMBER.fullmatch(first[index].strip()))
-        )
+    first = next((fields for _, fields in table.rows() if not isinstance(fields, str)), [])
+    return column_names(table.columns, first, chosen["query"], chosen["passage"])
+
+
+def column_names(columns: Sequence[str], first: Sequence[Any], query: str, passage: str) -> tuple[str, ...]:
+    """Return the name that each column of a table of pairs has in its format, "" for a column that is not read.
+
+    Args:
+        columns: their names in the table.
+        first: values of the first row; a column of scores holds numbers.
+        query: column of queries.
+        passage: column of passages.
+    """
+    own, names = {query: "anchor", passage: "positive"}, []
+    for column, value in zip_longest(columns, first):
+        name = column.casefold().replace(" ", "_")
+        is_score = name in sentence_transformers.SCORES and isinstance(number_of(value), int | float)
         is_read = is_score or name == _SPLIT or _NEGATIVE.fullmatch(name)
         names.append(own.get(column) or (name if is_read else ""))
     return tuple(names)
+
+
+def number_of(value: Any) -> Any:
+    """Return the number of a text, such as `1` or ` 0.5`; any other value as it is."""
+    if not isinstance(value, str) or not _NUMBER.fullmatch(value.strip()):
+        return value
+    return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
 
 
 def _queries(table: TableFile, names: Sequence[str]) -> Iterator[str]:

@@ -9,12 +9,12 @@ import pytest
 from numpy import ndarray
 from scipy.special import expit
 
-from raytriever.metrics.calibration_error import (
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.miscalibration import (
     calibration_error,
     calibration_error_of_scores,
     squared_calibration_error,
 )
-from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.top_answers import ScoredPools
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from zipfile import ZipFile
 
@@ -27,6 +27,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from raytriever.activity import activity
 from raytriever.cluster.ray_private import package_folder
+from raytriever.cluster.working_directory import describe_largest
 from raytriever.errors import ConfigError
 from raytriever.reading.structured import conform, parse_json, read_yaml
 from raytriever.terminal import warn
@@ -101,11 +102,10 @@ def _package(folder: Path, temporary: Path, log: Callable[[str], None]) -> Path:
 
 
 def _largest(package: Path) -> str:
-    """Return the names and sizes of the largest files of a zip file."""
+    """Name the largest files and folders of a zip file."""
     with ZipFile(package) as archive:
-        entries = sorted(archive.infolist(), key=lambda entry: entry.file_size, reverse=True)[:3]
-        entries = [entry for entry in entries if entry.file_size > UPLOAD_LIMIT / 100] or entries
-    return ", ".join(f"{entry.filename} {entry.file_size / 1e6:.1f} MB" for entry in entries)
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+    return describe_largest({PurePosixPath(entry.filename): entry.file_size for entry in entries})
 
 
 async def _print_output(client: JobSubmissionClient, job: str) -> None:

@@ -8,8 +8,9 @@ resolved there; files of the upload that the command line names, such as a confi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePath
 
 from raytriever.errors import StorageError
 from raytriever.paths import expanded
@@ -72,11 +73,40 @@ def _resolve(word: str, previous: str, upload: Path) -> str:
 def _upload_lines(upload: Path) -> list[str]:
     """Return lines on the size of the upload and, if it is large, its largest files."""
     files = [file for file in files_below(upload) if "__pycache__" not in file.parts]
-    sizes = {file: file.stat().st_size for file in files}
+    sizes: dict[PurePath, int] = {file.relative_to(upload): file.stat().st_size for file in files}
     total = sum(sizes.values())
     lines = [f"upload: {len(sizes):,} files, {total / 1e6:.1f} MB"]
     if total > LARGE_UPLOAD:
-        largest = sorted(sizes, key=lambda file: sizes[file], reverse=True)[:3]
-        names = ", ".join(f"{file.relative_to(upload)} {sizes[file] / 1e6:.1f} MB" for file in largest)
-        lines.append(f"upload: every node unpacks it; the largest files are {names}; .rayignore excludes files")
+        lines.append(
+            f"upload: every node unpacks it; the largest are {describe_largest(sizes)}; .rayignore excludes them"
+        )
     return lines
+
+
+def describe_largest(sizes: Mapping[PurePath, int]) -> str:
+    """Name the three files and folders that hold most bytes; a folder of small files is named as one.
+
+    Args:
+        sizes: bytes of each file by its relative path.
+    """
+    folders: Counter[PurePath] = Counter()
+    counts: Counter[PurePath] = Counter()
+    for file, size in sizes.items():
+        for folder in file.parents[:-1]:
+            folders[folder] += size
+            counts[folder] += 1
+    # A folder most of whose bytes are in one of its files or folders is described by that one.
+    inner: dict[PurePath, int] = {}
+    for path, size in (*sizes.items(), *folders.items()):
+        inner[path.parent] = max(inner.get(path.parent, 0), size)
+    described = {folder: size for folder, size in folders.items() if inner[folder] <= size / 2} | dict(sizes)
+    chosen: list[PurePath] = []
+    for path in sorted(described, key=lambda one: (-described[one], len(one.parts))):
+        if len(chosen) < 3 and not any(one in path.parents or path in one.parents for one in chosen):
+            chosen.append(path)
+    return ", ".join(
+        f"{path}/ {described[path] / 1e6:.1f} MB in {counts[path]:,} files"
+        if path in counts
+        else f"{path} {described[path] / 1e6:.1f} MB"
+        for path in chosen
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
 from raytriever.cluster import numba_cache
 from raytriever.cluster.numba_cache import PackageLocator
 from raytriever.cluster.session import _runtime_env
-from raytriever.cluster.working_directory import enter_lasting_folder
+from raytriever.cluster.working_directory import describe_largest, enter_lasting_folder
 from raytriever.errors import StorageError
 from raytriever.losses.mw import compiled as kernels
 
@@ -72,6 +72,14 @@ def test_a_large_upload_is_reported(upload: Path, monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     enter_lasting_folder([], lines.append)
     assert "settings.yaml 0.0 MB; .rayignore" in lines[1]
+
+
+def test_a_folder_of_small_files_is_named_as_one() -> None:
+    sizes = {PurePath(f"data/raw/{number}.txt"): 50_000 for number in range(6_000)}
+    sizes |= {PurePath("model/weights.bin"): 90_000_000, PurePath("model/config.json"): 900, PurePath("a.py"): 10}
+    assert describe_largest(sizes) == (
+        "data/raw/ 300.0 MB in 6,000 files, model/weights.bin 90.0 MB, model/config.json 0.0 MB"
+    )
 
 
 def test_a_relative_home_is_refused(upload: Path, monkeypatch: pytest.MonkeyPatch) -> None:

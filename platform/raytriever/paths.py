@@ -107,6 +107,20 @@ class PathKind:
             return None
         return path
 
+    def is_moved(self, before: object, now: object) -> bool:
+        """Return whether two values name the same files at two places: the former is gone, the names are alike."""
+        if not (isinstance(before, str) and isinstance(now, str)):
+            return False
+        old, new = ([self._bare(part) for part in self._parts(value)] for value in (before, now))
+        return len(old) == len(new) and all(
+            one == other or (Path(one).name == Path(other).name and self._is_gone(one) and not self._is_gone(other))
+            for one, other in zip(old, new, strict=True)
+        )
+
+    def _is_gone(self, path: str) -> bool:
+        local = self.local(path)
+        return local is not None and not local.exists()
+
     def _parts(self, value: str) -> list[str]:
         return value.split(self.separator) if self.separator else [value]
 

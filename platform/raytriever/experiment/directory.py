@@ -6,6 +6,7 @@ settings, or of no run at all, is never changed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ from raytriever.errors import ConfigError
 from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
 from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
+from raytriever.paths import PathKind
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.storage import check_writable, disk_errors, write_atomically
 from raytriever.training.config import MAY_CHANGE
@@ -125,7 +127,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
-    """Return a text on the first setting that changes the result of the run; None if there is none."""
+    """Return a text on the first setting that changes the result of the run; None if there is none.
+
+    Data and models that were moved are the same setting: what a checkpoint says of their content decides.
+    """
     defaults = Config()
     for section, settings in current.items():
         before = stored.get(section)
@@ -133,6 +138,16 @@ def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | 
         if hasattr(defaults, section):  # a sweep has further sections
             before = with_current_names(before, type(getattr(defaults, section)))
         for name, value in settings.items():
-            if before.get(name) != value and name not in MAY_CHANGE:
+            if before.get(name) == value or name in MAY_CHANGE:
+                continue
+            kind = _kind_of(getattr(defaults, section, None), name)
+            if kind is None or not kind.is_moved(before.get(name), value):
                 return f"{section}.{name} is {before.get(name)!r} there and {value!r} here"
     return None
+
+
+def _kind_of(settings: Any, name: str) -> PathKind | None:
+    """Return the kind of path that a setting reads; None if it is no path."""
+    fields = dataclasses.fields(settings) if dataclasses.is_dataclass(settings) else ()
+    kind = next((field.metadata.get("reads") for field in fields if field.name == name), None)
+    return kind if isinstance(kind, PathKind) else None

@@ -223,7 +223,8 @@ def _steps(folder: Path) -> list[tuple[int, Path]]:
 def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data_digest: str) -> dict[str, Any]:
     """Return by name all values that a step depends on, except the model and the number of the step."""
     origin: dict[str, Any] = {"data": data_digest} if data_digest else {}
-    origin |= {f"loss.{name}": value for name, value in asdict(loss).items()}
+    # The guide may have moved; its digest is compared.
+    origin |= {f"loss.{name}": value for name, value in asdict(loss).items() if name != "guide"}
     origin |= {f"training.{name}": value for name, value in asdict(training).items() if name not in MAY_CHANGE}
     return origin | {"total_steps": total_steps}
 

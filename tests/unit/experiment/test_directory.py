@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from raytriever.config import Config, dump_config, to_dict
+from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
 from raytriever.experiment.directory import RunDirectory
 from raytriever.models.config import ModelConfig
@@ -72,6 +74,27 @@ def test_the_error_names_the_setting_that_differs(tmp_path: Path, finished: bool
         run.finish(METRICS)
     with pytest.raises(ConfigError, match=r"training\.learning_rate is 0\.001 there and 5e-05 here\); give another"):
         opened(tmp_path / "run")
+
+
+def test_data_and_models_that_moved_are_the_same_setting(tmp_path: Path) -> None:
+    for place in ("old", "new"):
+        for name in ("faq", "more", "encoder", "other"):
+            (tmp_path / place / name).mkdir(parents=True)
+
+    def settings(place: str, model: str = "encoder") -> Config:
+        folder = tmp_path / place
+        data = DataConfig(dataset=str(folder / "faq"), extra_datasets=f"{folder / 'more'},pydocs")
+        return Config(data=data, model=ModelConfig(model=str(folder / model)))
+
+    RunDirectory.open(tmp_path / "run", to_dict(settings("old")), False).begin(dump_config(settings("old")))
+    with pytest.raises(ConfigError, match=r"data\.dataset is"):  # both are there: one of them is meant
+        RunDirectory.open(tmp_path / "run", to_dict(settings("new")), False)
+    shutil.rmtree(tmp_path / "old")
+    assert RunDirectory.open(tmp_path / "run", to_dict(settings("new")), False).state == "interrupted"
+    with pytest.raises(ConfigError, match=r"model\.model is"):  # of another name
+        RunDirectory.open(tmp_path / "run", to_dict(settings("new", "other")), False)
+    with pytest.raises(ConfigError, match=r"data\.dataset is"):  # is nowhere
+        RunDirectory.open(tmp_path / "run", to_dict(settings("gone")), False)
 
 
 def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) -> None:

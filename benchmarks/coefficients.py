@@ -251,7 +251,7 @@ def arithmetic() -> dict[str, float]:
     from raytriever.models.config import ModelConfig
     from raytriever.models.encoder import Encoder
     from raytriever.models.precision import autocast, choose_precision
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
     from raytriever.training.memory.simulation import text_encoder_of
     from raytriever.training.monitoring import Encoding
 

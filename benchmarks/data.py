@@ -37,7 +37,7 @@ def peak_megabytes() -> float:
 def minilm() -> Any:
     """Return the tokenisation of the embedded encoder."""
     from raytriever.data.prepare.tokenisation import Tokenisation
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
     from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 
     return Tokenisation(content_tokenizer_json(load_tokenizer(resolve_model("minilm", None))))
@@ -59,7 +59,7 @@ def speed(dataset: Path, runner: str) -> dict[str, float]:
     from raytriever.cluster.session import ray_session
     from raytriever.data.prepare.pipeline import Request, in_processes, prepare
     from raytriever.data.prepare.prepared import read_prepared
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
 
     tokenisation = minilm()
     run = run_in_ray_tasks if runner == "ray" else in_processes

@@ -170,7 +170,7 @@ def evaluators() -> dict[str, End]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
     from raytriever.sentence_transformers import PooledAUCEvaluator
 
     model: Any = SentenceTransformer(str(resolve_model("minilm")), device="cpu")

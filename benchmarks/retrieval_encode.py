@@ -53,8 +53,8 @@ def speed(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.encoding.loading import load_for_encoding
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
+    from raytriever.models.resolution import resolve_model
     from raytriever.models.retriever import Retriever
-    from raytriever.models.source import resolve_model
 
     torch.set_num_threads(1)
     texts, cpu = paragraphs(arguments.texts), torch.device("cpu")

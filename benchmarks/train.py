@@ -118,7 +118,7 @@ def theirs(precision: str, dataset: Path, way: str) -> list[float]:
     from sentence_transformers.losses import CachedMultipleNegativesRankingLoss, MultipleNegativesRankingLoss
     from transformers import TrainerCallback
 
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
 
     model = SentenceTransformer(str(resolve_model("minilm", None)), device="cpu")
     model.max_seq_length = LENGTH

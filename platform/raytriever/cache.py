@@ -31,6 +31,7 @@ BOUNDS = {
     "datasets": 50 * 10**9,
     "embeddings": 4 * 2**30,
     "indexes": 20 * 10**9,
+    "merged": 20 * 10**9,
     "negatives": 10 * 10**9,
     "pydocs": 10**9,
     "sources": 10 * 10**9,

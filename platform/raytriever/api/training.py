@@ -322,7 +322,7 @@ def _cached_negatives(job: Any, data: Dataset | str | os.PathLike[str], by_encod
     """Return the path of a table in the cache, named after all that decides its content."""
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
-    from raytriever.models.source import resolve_model
+    from raytriever.models.resolution import resolve_model
 
     opened = open_all_splits(job.dataset, max_bad_rows=job.max_bad_rows, run=in_processes)
     weights: dict[str, str] = {}

@@ -35,7 +35,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe as describe_model
 from raytriever.models.description import prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.prompts import SIDES, Prompts, check_length
 from raytriever.storage import check_writable, read_manifest

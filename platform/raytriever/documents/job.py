@@ -30,7 +30,7 @@ from raytriever.errors import DataError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.processes import call_within
 from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers

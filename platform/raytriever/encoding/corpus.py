@@ -27,8 +27,8 @@ from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows
 from raytriever.errors import StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.pipeline.head import head_text
+from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever
-from raytriever.models.source import resolve_model
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side

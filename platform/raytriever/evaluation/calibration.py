@@ -25,7 +25,8 @@ from raytriever.metrics.miscalibration import CalibrationError, calibration_erro
 from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt
 from raytriever.metrics.top_answers import ScoredPools, ranked_pairs
 from raytriever.models.config import ModelConfig
-from raytriever.models.source import MINILM, resolve_model
+from raytriever.models.resolution import resolve_model
+from raytriever.models.source import MINILM
 from raytriever.paths import expanded
 from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest
 from raytriever.storage import check_writable, write_atomically

@@ -21,7 +21,8 @@ from raytriever.evaluation.pooled_scores import aim_text, parse_aims
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, read_metrics, select_judged_queries
 from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
-from raytriever.models.source import check_revision, commit_of
+from raytriever.models.resolution import commit_of
+from raytriever.models.source import check_revision
 from raytriever.options import did_you_mean
 
 BM25 = "bm25"
@@ -217,7 +218,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
     """Return the models with commits in place of the revisions of hub models, so that results name what was measured.
 
     Raises:
-        ModelError: see `models.source.resolve_model`.
+        ModelError: see `models.resolution.resolve_model`.
     """
     configs = [model.config for model in models if model.config is not None]
     if configs:

@@ -20,7 +20,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, pipelines
 from raytriever.models.files import stored_tensors
 from raytriever.models.precision import choose_precision
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.terminal import text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.batch import Share, guide_bytes

@@ -36,8 +36,8 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
 from raytriever.models.precision import choose_precision, default_device
+from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.models.retriever import Retriever
-from raytriever.models.source import commit_of, resolve_model
 from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
 from raytriever.training.guide import Guide
 from raytriever.training.refresh.config import check_refresh

@@ -29,7 +29,7 @@ from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, pipelines
 from raytriever.models.files import stored_tensors
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.prompts import SIDES, Side
 from raytriever.storage import files_below
 from raytriever.tracking.spool import Spool, send_pending

@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from raytriever.errors import ModelError
+from raytriever.models.source import ADAPTER
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors
 
 T = TypeVar("T")
 
-CONFIG, WEIGHTS, INDEX, ADAPTER = (
-    "config.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "adapter_config.json",
-)
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Types of stored tensors that a float parameter can have; other types need a scale, which transformers does not have.
 FLOATS = ("F64", "F32", "F16", "BF16")
 # Names of sizes in the configurations of transformers, by their largest plausible value. A directory with a larger size

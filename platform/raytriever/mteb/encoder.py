@@ -139,7 +139,7 @@ class MtebEncoder:
         """True unless the model's modules of sentence-transformers leave embeddings as long as they are."""
         from raytriever.models.description import pipelines
         from raytriever.models.pipeline.modules import MODULES, NORMALIZE
-        from raytriever.models.source import resolve_model
+        from raytriever.models.resolution import resolve_model
 
         directory = resolve_model(self.config.model, self.config.revision)
         if not (directory / MODULES).is_file():
@@ -152,7 +152,7 @@ class MtebEncoder:
         An encoder on a CPU packs its weights, so its own parameters are fewer.
         """
         from raytriever.models.files import FLOATS, stored_tensors
-        from raytriever.models.source import resolve_model
+        from raytriever.models.resolution import resolve_model
         from raytriever.storage import files_below
 
         directory = resolve_model(self.config.model, self.config.revision)
@@ -163,7 +163,7 @@ class MtebEncoder:
 
     def _published_name(self) -> str:
         from raytriever.evaluation.names import distinct_names
-        from raytriever.models.source import commit_of
+        from raytriever.models.resolution import commit_of
 
         name = self.config.model
         if name in _PUBLISHED or commit_of(name, self.config.revision) is not None:
@@ -173,7 +173,7 @@ class MtebEncoder:
     def _revision(self) -> str:
         from raytriever.encoding.corpus import weights_digest
         from raytriever.models.description import stored_description
-        from raytriever.models.source import commit_of, resolve_model
+        from raytriever.models.resolution import commit_of, resolve_model
 
         commit = commit_of(self.config.model, self.config.revision)
         if commit is not None:

@@ -11,7 +11,7 @@ import torch
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe
 from raytriever.models.encoder import Encoder
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.planning.config import SHAPES, PlanConfig
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.batch import Share

@@ -29,7 +29,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import MANIFEST, disk_errors, files_below
 from raytriever.terminal import one_line

@@ -12,7 +12,7 @@ from raytriever.config import Config, Curriculum, Stage, dump_config
 from raytriever.errors import ModelError
 from raytriever.experiment.opening import pin_sources
 from raytriever.models.config import ModelConfig
-from raytriever.models.source import commit_of
+from raytriever.models.resolution import commit_of
 
 OLD, NEW = "a" * 40, "b" * 40
 

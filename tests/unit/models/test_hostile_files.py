@@ -229,7 +229,7 @@ CASES: list[tuple[str, Change, str]] = [
     ("a shard that is a number", index({"weight_map": {"a": 3}}), "'weight_map.a' is 3"),
     ("an index of nothing", index({"weight_map": {}}), "names no file"),
     ("an index of a number", index({"weight_map": 3}), "'weight_map' is 3"),
-    ("adapters", put("adapter_config.json", '{"base_model_name_or_path": "/nowhere"}'), "holds adapters of another mo"),
+    ("adapters", put("adapter_config.json", '{"base_model_name_or_path": "/nowhere"}'), "holds adapters of type None"),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
 from raytriever.encoding.encode import encode_texts
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.prepare import prepare_for_training
+from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 
@@ -170,6 +172,71 @@ def test_adapters_alone_are_loaded_onto_the_base(
         ours = encode_texts(retriever, TEXTS, side)
         assert abs(ours - untrained).max() > 0.01
         assert abs(encode(TEXTS) - ours).max() < 1e-5
+        read = load_retriever(ModelConfig(str(tmp_path / "adapters")))
+        assert abs(encode_texts(read, TEXTS, side) - ours).max() < 1e-5
+
+
+def adapters_of_peft(base: Path, folder: Path) -> Path:
+    """Adapters with large weights, written by peft alone, as most are published."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig(r=2, target_modules=["query", "value"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
+def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = adapters_of_peft(tiny_encoder, tmp_path / "adapters")
+    theirs = SentenceTransformer(str(tiny_encoder), device="cpu")
+    base = theirs.encode_document(TEXTS, normalize_embeddings=True)
+    theirs[0].auto_model.load_adapter(str(folder))
+    for _ in range(2):  # merged once
+        ours = encode_texts(load_retriever(ModelConfig(str(folder))), TEXTS, "passage")
+        assert abs(theirs.encode_document(TEXTS, normalize_embeddings=True) - ours).max() < 1e-5
+        assert abs(base - ours).max() > 0.01
+    [merged] = [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
+    assert resolve_model(str(folder)) == merged
+    assert resolve_model(str(folder), weights=False) == tiny_encoder
+    (tiny_encoder / "config.json").touch()  # the base may be another one now
+    assert resolve_model(str(folder)) != merged
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft
+def test_adapters_that_cannot_be_read_are_one_line(
+    tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    folder = adapters_of_peft(tiny_encoder, tmp_path / "adapters")
+    file, settings = folder / "adapter_config.json", json.loads((folder / "adapter_config.json").read_text())
+    other = write_transformer(tmp_path / "other", "qwen3", end_token=False)
+    for changes, message in (
+        (
+            {"base_model_name_or_path": str(tmp_path / "gone")},
+            "belong to .*gone, which cannot be read \\(no such directory",
+        ),
+        ({"base_model_name_or_path": None}, "does not name the model that its adapters belong to; correct base_model"),
+        ({"base_model_name_or_path": 3}, "base_model_name_or_path"),
+        ({"base_model_name_or_path": str(other)}, "its adapters do not fit .*other|of a model with the layer"),
+        ({"peft_type": "IA3"}, "holds adapters of type 'IA3'"),
+        ({"r": -1}, "do not fit"),
+    ):
+        file.write_text(json.dumps(settings | changes))
+        with pytest.raises(ModelError, match=message) as caught:
+            resolve_model(str(folder))
+        assert "\n" not in str(caught.value)
+    file.write_text(json.dumps(settings))
+    (folder / "adapter_model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ModelError, match="do not fit"):
+        resolve_model(str(folder))
+    assert not [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
 
 
 def test_transformers_reads_the_merged_encoder_without_a_warning(

@@ -7,8 +7,9 @@ import pytest
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
+from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import load_retriever
-from raytriever.models.source import embedded_minilm, resolve_model
+from raytriever.models.source import embedded_minilm
 
 
 def test_minilm_has_the_published_weights() -> None:

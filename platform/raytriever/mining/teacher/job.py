@@ -28,7 +28,7 @@ from raytriever.mining.config import ScoreConfig
 from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.models.source import commit_of, resolve_model
+from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json

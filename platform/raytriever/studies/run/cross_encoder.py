@@ -17,7 +17,7 @@ from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import default_device
-from raytriever.models.source import resolve_model
+from raytriever.models.resolution import resolve_model
 from raytriever.reading.structured import read_json
 from raytriever.storage import write_atomically
 from raytriever.studies.definition import Evaluated, MeasuredDataset

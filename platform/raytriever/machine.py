@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 import time
 from contextlib import suppress
 from functools import cache
@@ -91,6 +90,8 @@ def clean_processes() -> BaseContext:
 
 
 def _ps(*words: str, environment: dict[str, str] | None = None) -> str:
+    import subprocess
+
     return subprocess.run(["ps", *words], capture_output=True, text=True, check=False, env=environment).stdout
 
 

@@ -25,6 +25,7 @@ from raytriever.config import (
     check_explicit_settings,
     default_run_name,
     from_dict,
+    shown_run_name,
 )
 from raytriever.errors import ConfigError
 from raytriever.losses.own.register import loss_setting
@@ -233,7 +234,7 @@ def train(
         num_workers: training processes; `"1:4"` follows the size of the cluster.
         seed: fixes data order, draws and dropout.
         output: the run directory; by default `runs/RUN-NAME`.
-        run_name: the run's name at the tracker; by default made of data set, model, loss and seed.
+        run_name: the run's name at the tracker; by default made of data set, model, loss, seed and the settings given.
         recipe: name of the settings to begin from: `pydocs`, `minilm`, `xlmr-base` or `xlmr-large`.
         fresh: whether an earlier run in `output` is removed.
         tracker: where the run is logged: `mlflow`, `wandb`, `tensorboard`, `trackio`, several as `mlflow,wandb`, or
@@ -271,7 +272,8 @@ def train(
     explicit |= {name: value for name in READING if (value := getattr(config, name)) is not None}
     if hard_negatives is not None:
         explicit |= _drawn(hard_negatives, settings)
-    curriculum = Curriculum(_lay(base_config(recipe, str(explicit["dataset"])), explicit))
+    base = base_config(recipe, str(explicit["dataset"]))
+    curriculum = Curriculum(_lay(base, explicit))
     check_curriculum(curriculum)
     check_explicit_settings(curriculum, set(explicit) - {"max_bad_rows"})
     name = default_run_name(curriculum) if run_name is None else run_name
@@ -283,7 +285,8 @@ def train(
     with working("train", folder):
         from raytriever.experiment.train import run_experiment
 
-        finished = run_experiment(curriculum, folder, name, fresh, warn, trackers)
+        shown = run_name or shown_run_name(curriculum, base)
+        finished = run_experiment(curriculum, folder, shown, fresh, warn, trackers)
     return Run(finished.path, finished.rows)
 
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from raytriever.cli.arguments import (
 )
 from raytriever.config import (
     NAME,
+    Config,
     Curriculum,
     check_curriculum,
     check_curriculum_paths,
@@ -32,10 +34,14 @@ from raytriever.config import (
     default_run_name,
     load_curriculum,
     override,
+    shown_run_name,
+    to_dict,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
+from raytriever.experiment.directory import check_same_settings
 from raytriever.losses.config import LossConfig
+from raytriever.losses.own.source import pin
 from raytriever.models.config import ModelConfig
 from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, runs_folder
@@ -74,6 +80,10 @@ def main(words: list[str]) -> None:
         return
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
+    if not arguments.fresh and not _is_quickstart(arguments):
+        # Before anything heavy is imported. The loss of a file is compared with its digest.
+        loss = replace(curriculum.base.loss, loss=pin(curriculum.base.loss.loss))
+        check_same_settings(output, to_dict(replace(curriculum.base, loss=loss)))
     if _is_quickstart(arguments):
         from raytriever.experiment.quickstart import size_quickstart
 
@@ -87,7 +97,8 @@ def main(words: list[str]) -> None:
 
     for line in _overridden_flags(curriculum, _flags(arguments)):
         warn(line)
-    finished = run_experiment(curriculum, output, name, arguments.fresh, warn, arguments.trackers)
+    shown = arguments.run_name or shown_run_name(curriculum, _base(arguments))
+    finished = run_experiment(curriculum, output, shown, arguments.fresh, warn, arguments.trackers)
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
@@ -125,11 +136,15 @@ def _program(name: str) -> str:
 
 def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
-    flags = _flags(arguments)
-    base = base_config(arguments.recipe, flags["data"].get("dataset"), bool(arguments.config))
+    flags, base = _flags(arguments), _base(arguments)
     return (
         load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(override(base, flags))
     )
+
+
+def _base(arguments: argparse.Namespace) -> Config:
+    """Return the settings without those of the flags and the file."""
+    return base_config(arguments.recipe, _flags(arguments)["data"].get("dataset"), bool(arguments.config))
 
 
 def _is_quickstart(arguments: argparse.Namespace) -> bool:

@@ -14,6 +14,7 @@ from raytriever.config.curriculum import (
     load_curriculum,
     read_settings,
     read_stages,
+    shown_run_name,
     stage_difference,
     stage_errors,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "override",
     "read_settings",
     "read_stages",
+    "shown_run_name",
     "stage_difference",
     "stage_errors",
     "to_dict",

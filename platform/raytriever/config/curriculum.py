@@ -30,6 +30,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings that all stages share, because one encoder is trained and measured on one split.
 _SHARED = {"model": ("model", "revision", "pooling", "similarity", "towers", "truncate_dim"), "data": ("test_split",)}
 _LENGTHS = ("epochs", "max_steps")
+# Settings that the name of a run has in any case, or that name the same thing.
+_NAMED = ("dataset", "model", "loss", "seed", "revision")
+_MOST_SHOWN, _LONGEST_NAME = 6, 200  # settings, and characters, of a run's name at a tracker
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,24 @@ def default_run_name(curriculum: Curriculum) -> str:
         f"seed{config.training.seed}",
     )
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._")[-100:].lstrip("-._")
+
+
+def shown_run_name(curriculum: Curriculum, base: Config) -> str:
+    """Return the default name of a run at a tracker: the run name, and the settings that tell it from other runs.
+
+    Args:
+        curriculum: settings of the run.
+        base: settings without those of the command and its file: the defaults, or a recipe.
+    """
+    differences = _differences(to_dict(curriculum.base), to_dict(base))
+    texts = [
+        f"{name}={value}"
+        for settings in differences.values()
+        for name, value in settings.items()
+        if name not in (*_NAMED, *MAY_CHANGE) and value is not None
+    ]
+    more = f" and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
+    return " ".join([default_run_name(curriculum), *texts[:_MOST_SHOWN]])[:_LONGEST_NAME] + more
 
 
 def stage_difference(there: Any, here: Curriculum) -> str | None:

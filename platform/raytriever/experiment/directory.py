@@ -87,13 +87,7 @@ class RunDirectory:
             raise ConfigError("is not empty and holds no run", f"--output {path}", "give another directory")
         if fresh:
             return cls(path, "new")
-        difference = _difference(_read_config(path / CONFIG), config)
-        if difference:
-            raise ConfigError(
-                f"holds a run with other settings ({difference})",
-                f"--output {path}",
-                "give another --output, or --fresh to remove that run",
-            )
+        check_same_settings(path, config)
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str, losses: Iterable[str] = ()) -> None:
@@ -118,6 +112,28 @@ class RunDirectory:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
             return read_json(self.path / METRICS, RunMetrics, "give --fresh to train again")
+
+
+def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a directory holds a run with other settings.
+
+    Args:
+        path: the directory; it may hold no run.
+        config: the resolved settings of this command. Without a revision of the model, that of the run is meant.
+    """
+    if not (path / CONFIG).is_file():
+        return
+    stored = _read_config(path / CONFIG)
+    before, model = stored.get("model"), config.get("model")
+    if isinstance(before, dict) and model and model.get("revision") is None:
+        config = {**config, "model": {**model, "revision": before.get("revision")}}
+    difference = _difference(stored, config)
+    if difference:
+        raise ConfigError(
+            f"holds a run with other settings ({difference})",
+            f"--output {path}",
+            "give another --output, or --fresh to remove that run",
+        )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

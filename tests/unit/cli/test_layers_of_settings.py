@@ -10,7 +10,16 @@ import pytest
 
 from raytriever.cli.arguments import add_settings
 from raytriever.cli.train import _parser, resolve_settings
-from raytriever.config import NAME, Config, Curriculum, default_run_name, dump_config, load_curriculum, to_dict
+from raytriever.config import (
+    NAME,
+    Config,
+    Curriculum,
+    default_run_name,
+    dump_config,
+    load_curriculum,
+    shown_run_name,
+    to_dict,
+)
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.recipes import RECIPES
@@ -131,6 +140,21 @@ def test_the_default_name_of_a_run_is_a_run_name(dataset: str, model: str) -> No
     name = default_run_name(Curriculum(Config(data=DataConfig(dataset=dataset), model=ModelConfig(model=model))))
     assert NAME.fullmatch(name)
     assert name.endswith("-mw-seed0")
+
+
+def test_the_name_at_a_tracker_tells_runs_apart() -> None:
+    base = Config(data=DataConfig(dataset="faq"))
+    config = dataclasses.replace(
+        base, training=dataclasses.replace(base.training, learning_rate=1e-4, num_workers=4, max_steps=50)
+    )
+    assert shown_run_name(Curriculum(base), base) == "faq-minilm-mw-seed0"
+    assert shown_run_name(Curriculum(config), base) == "faq-minilm-mw-seed0 max_steps=50 learning_rate=0.0001"
+    names = "batch_size max_steps warmup_steps patience eval_steps weight_decay max_grad_norm"
+    texts = dict.fromkeys(names.split(), 9)
+    many = dataclasses.replace(base, training=dataclasses.replace(base.training, **texts))
+    assert shown_run_name(Curriculum(many), base).endswith(" and 1 more")
+    long = dataclasses.replace(base, model=ModelConfig(query_prompt="x" * 300))
+    assert len(shown_run_name(Curriculum(long), base)) <= 220
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import STAGES
+from raytriever.config import Config, dump_config
 
 HEAVY = ("torch", "ray", "transformers", "mlflow", "numba", "pyarrow", "faiss", "matplotlib")
 MISSING = "nowhere/at/all"
@@ -69,6 +70,17 @@ def test_a_missing_path_is_refused_before_anything_heavy_is_imported(tmp_path: P
         assert MISSING in expected, (stage, words, expected)
         assert heavy == [], (stage, words, heavy)
     assert not list(tmp_path.iterdir())
+
+
+def test_other_settings_of_a_run_are_refused_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(dump_config(Config()))
+    words = ["--dataset", str(tmp_path), "--output", str(tmp_path / "run"), "--learning-rate", "1e-3"]
+    command = [sys.executable, "-c", _PROGRAM.replace("HEAVY", repr(HEAVY)), json.dumps([("train", words)])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    code, expected, heavy = json.loads(done.stdout)
+    assert (code, heavy) == (2, [])
+    assert "holds a run with other settings (data.dataset is " in expected
 
 
 def test_every_stage_that_reads_a_path_is_among_them() -> None:

@@ -23,7 +23,7 @@ from raytriever.evaluation.differences.pairs import pair_rows
 from raytriever.evaluation.differences.significance import best_models, significance_rows
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
-from raytriever.report.figures import save_curves
+from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
 from raytriever.report.page import Page, Picture, Table, write_page
 from raytriever.report.queries import choose_queries
@@ -104,7 +104,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
         for name, caption in CURVES.items():
             curves = {run.name: run.curves[name] for run in runs if run.curves.get(name)}
             if curves:
-                save_curves(Path(folder) / f"{name}.png", curves, name)
+                save_curves(Path(folder) / f"{name}.png", curves, name, styles_of(figures))
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
         write_page(
             path,

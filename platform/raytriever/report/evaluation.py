@@ -18,7 +18,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
 from raytriever.reading.arrays import read_arrays
-from raytriever.report.figures import save_gains, save_sizes, save_thresholds
+from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
 from raytriever.report.page import Page, Picture, write_page
 from raytriever.report.queries import choose_queries
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
@@ -77,7 +77,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
             *form_pictures(folder / FIGURES, forms),
             *gain_figures,
             *score_figures,
-            *threshold_pictures(folder / FIGURES, calibration),
+            *threshold_pictures(folder / FIGURES, calibration, list(models)),
         ],
         queries=queries,
     )
@@ -95,7 +95,7 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
             if any(gains.values()):
                 number = f"-{baselines.index(baseline) + 1}" if len(baselines) > 1 else ""
                 path = figures / f"gain-{metric}{number}.png"
-                save_gains(path, gains, metric_title(metric), baseline)
+                save_gains(path, gains, metric_title(metric), baseline, styles_of(models))
                 caption = f"Gain in {metric_title(metric)} over {baseline}"
                 pictures.append(Picture(caption, path.with_suffix(".svg"), "Gains"))
     return pictures
@@ -118,19 +118,23 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     }
     pictures = []
     for name, (draw, caption) in functions.items():
-        draw(figures / f"{name}.png", pools, f"{caption.split(' with')[0]}, {dataset}" if draw is save_roc else "")
+        path = figures / f"{name}.png"
+        if draw is save_roc:
+            save_roc(path, pools, f"ROC curves, {dataset}", styles_of(models))
+        else:
+            draw(path, pools)
         pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
     return pictures
 
 
-def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[Picture]:
     """Draw the target value and the checked value of each threshold, one figure per data set."""
     pictures = []
     for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
         own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
         if own:
             path = figures / f"thresholds.{dataset}.png"
-            save_thresholds(path, own)
+            save_thresholds(path, own, styles_of(models))
             pictures.append(Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset))
     return pictures
 

@@ -7,7 +7,7 @@ pages, where text stays text. Both depend only on the drawn data: they contain n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -43,6 +43,7 @@ STYLE = {
     "svg.hashsalt": "raytriever",
 }
 Line = tuple[str, Any]
+Styles = Mapping[str, Line]
 
 
 @contextmanager
@@ -70,6 +71,11 @@ def lines() -> Iterator[Line]:
             yield colour, dash
 
 
+def styles_of(names: Iterable[str]) -> dict[str, Line]:
+    """Return the line style of each system on a page, so that a system has one colour in all of its figures."""
+    return dict(zip(names, lines(), strict=False))
+
+
 def label(name: str, characters: int = 34) -> str:
     """Return a name for a legend: a long one is cut in the middle. Matplotlib hides names that begin with `_`."""
     if len(name) > characters:
@@ -89,7 +95,13 @@ Curve = Sequence[tuple[int, float]]
 BAR = 0.16  # inches
 
 
-def save_gains(path: Path, gains: Mapping[str, Mapping[str, float]], metric: str, baseline: str) -> None:
+def save_gains(
+    path: Path,
+    gains: Mapping[str, Mapping[str, float]],
+    metric: str,
+    baseline: str,
+    styles: Styles | None = None,
+) -> None:
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 
     The figure follows Figure 4 of *Optimizing What Matters*, with horizontal bars: many data sets stay readable.
@@ -99,17 +111,19 @@ def save_gains(path: Path, gains: Mapping[str, Mapping[str, float]], metric: str
         gains: by model and data set, in units of the metric; a data set without a value has no bar.
         metric: name of the metric.
         baseline: name of the baseline.
+        styles: of the models, from `styles_of`.
     """
+    styles = styles or styles_of(gains)
     datasets = list(dict.fromkeys(name for model_gains in gains.values() for name in model_gains))
     height = 1.2 + len(datasets) * (0.12 + BAR * len(gains)) + 0.18 * len(gains)
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         thick = 0.8 / max(1, len(gains))
         rows = np.arange(len(datasets))
-        for number, ((model, model_gains), (colour, _)) in enumerate(zip(gains.items(), lines(), strict=False)):
+        for number, (model, model_gains) in enumerate(gains.items()):
             values = [model_gains.get(dataset, np.nan) for dataset in datasets]
             offset = (number - (len(gains) - 1) / 2) * thick
-            axes.barh(rows + offset, values, thick * 0.9, color=colour, label=label(model))
+            axes.barh(rows + offset, values, thick * 0.9, color=styles[model][0], label=label(model))
         axes.axvline(0, color="0.2", linewidth=1)
         axes.set_yticks(rows, [label(dataset, 22) for dataset in datasets])
         axes.set_ylim(len(datasets) - 0.5, -0.5)  # the first row is at the top
@@ -121,11 +135,13 @@ def save_gains(path: Path, gains: Mapping[str, Mapping[str, float]], metric: str
             figure.legend(loc="outside lower left")
 
 
-def save_curves(path: Path, curves: Mapping[str, Curve], value: str) -> None:
-    """Draw a value by step, one curve per name. A curve without points is left out."""
+def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Styles | None = None) -> None:
+    """Draw a value by step, one curve per name, in the style of the name. A curve without points is left out."""
+    styles = styles or styles_of(curves)
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
-        for (name, points), (colour, dash) in zip(curves.items(), lines(), strict=False):
+        for name, points in curves.items():
+            colour, dash = styles[name]
             if points:
                 steps, values = zip(*points, strict=True)
                 marker = "o" if len(points) < 20 else ""
@@ -136,12 +152,13 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str) -> None:
             axes.legend(loc="best")
 
 
-def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Styles) -> None:
     """Draw each threshold: its target value as a line, and the value on the check split with its interval.
 
     Args:
         path: path of the PNG; the SVG is written next to it.
         rows: rows of `evaluation.pooled_scores.calibration_rows` for one data set; each has a checked value.
+        styles: of the models, from `styles_of`.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     aims = list(dict.fromkeys((str(row["aim"]), row["wanted"]) for row in rows))
@@ -149,7 +166,7 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with picture(path, WIDTH, height) as figure:
         axes = figure.add_subplot()
         thick = 0.8 / len(models)
-        for number, (model, (colour, _)) in enumerate(zip(models, lines(), strict=False)):
+        for number, model in enumerate(models):
             own = [row for row in rows if row["model"] == model]
             offset = (number - (len(models) - 1) / 2) * thick
             positions = [aims.index((row["aim"], row["wanted"])) + offset for row in own]
@@ -157,7 +174,14 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
             errors = np.maximum(0.0, [values - low, high - values])
             axes.errorbar(
-                values, positions, xerr=errors, fmt="o", color=colour, markersize=4, capsize=2, label=label(model)
+                values,
+                positions,
+                xerr=errors,
+                fmt="o",
+                color=styles[model][0],
+                markersize=4,
+                capsize=2,
+                label=label(model),
             )
         ticks = np.arange(len(aims))
         for tick, (_, value) in enumerate(aims):
@@ -212,7 +236,7 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
     """
     width = WIDTH if len(panels) == 1 else PANEL * len(panels)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    styles = dict(zip(names, lines(), strict=False))
+    styles = styles_of(names)
     with picture(path, width, HEIGHT + 0.2 * (len(names) > 1)) as figure:
         shared = None
         for number, (title, curves) in enumerate(panels.items(), 1):

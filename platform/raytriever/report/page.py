@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib.resources import files
 from itertools import groupby
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.storage import write_atomically
+
+WIDE = 20  # characters of a cell that takes two lines
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,18 @@ def _tables(tables: Sequence[Table]) -> str:
     return "\n".join(html)
 
 
+def _without_data_set(table: Table) -> Table:
+    """Return a table of one data set with its name in the title, in place of a column that repeats it."""
+    names = {str(row[0]) for row in table.rows} if table.columns[:1] == ["data set"] else set()
+    if len(names) != 1:
+        return table
+    return replace(
+        table, title=f"{table.title}, {names.pop()}", columns=table.columns[1:], rows=[row[1:] for row in table.rows]
+    )
+
+
 def _table(table: Table) -> str:
+    table = _without_data_set(table)
     textual = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{_class_attribute(text)}><button type="button">{escape(name)}</button></th>'
@@ -161,7 +174,9 @@ def _cell(cell: str | Cell) -> str:
     value = "" if cell.value is None else f' data-value="{cell.value!r}"'
     hint = f' title="{escape(cell.hint)}"' if cell.hint else ""
     best = ' class="best"' if cell.best else ""
-    return f"<td{best}{value}{hint}>{escape(cell.text)}<sup>{escape(cell.mark)}</sup></td>"
+    # A figure and its interval: two lines keep the columns narrow.
+    text = escape(cell.text).replace(" (", "<br>(", 1) if len(cell.text) > WIDE else escape(cell.text)
+    return f"<td{best}{value}{hint}>{text}<sup>{escape(cell.mark)}</sup></td>"
 
 
 def _class_attribute(text: bool) -> str:

@@ -14,7 +14,7 @@ from numpy import ndarray
 from raytriever.metrics.auc import pooled_auc
 from raytriever.metrics.curves import ScoreHistograms, roc_curve, score_histograms
 from raytriever.metrics.proportions import wilson
-from raytriever.report.figures import COLOURS, WIDTH, label, lines, picture
+from raytriever.report.figures import COLOURS, WIDTH, Styles, label, picture, styles_of
 
 ROC_POINTS = 150
 BINS = 40
@@ -35,7 +35,7 @@ class Pools(Protocol):
         """Scores of the highest-scoring non-positives of each query."""
 
 
-def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "", styles: Styles | None = None) -> None:
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
     Each curve has a simultaneous 95 % band: it contains the whole curve.
@@ -44,10 +44,13 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
         path: path of the PNG; the SVG is written next to it.
         systems: pools by name; a system with an empty pool has no curve.
         title: title of the figure.
+        styles: of the systems, from `styles_of`.
     """
+    styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
-        for (name, pools), (colour, dash) in zip(_without_empty_pools(systems).items(), lines(), strict=False):
+        for name, pools in _without_empty_pools(systems).items():
+            colour, dash = styles[name]
             curve = roc_curve(pools.positive_scores, pools.negative_scores, ROC_POINTS)
             area = pooled_auc(pools.positive_scores, pools.negative_scores)
             axes.plot(

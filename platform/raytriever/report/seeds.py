@@ -17,7 +17,7 @@ from raytriever.evaluation.protocol import metric_title
 from raytriever.metrics.significance import LEVEL, holm
 from raytriever.report.finished_runs import NOT_SETTINGS, FinishedRun
 from raytriever.report.page import Cell, Table
-from raytriever.report.tables import figure_cell, probability_cell
+from raytriever.report.tables import figure_cell, probability_cell, significance_cell
 from raytriever.training.config import MAY_CHANGE
 
 ONE_SEED = (
@@ -99,17 +99,16 @@ def _table(results: SeededResults, seeds: Mapping[str, int]) -> Table:
                     metric_title(metric),
                     row,
                     other,
-                    "yes" if p < LEVEL else "no",
-                    probability_cell(float(p)),
+                    significance_cell(float(p)),
                     figure_cell(one.difference, signed=True),
                     of_seeds,
                     probability_cell(one.p),
                 ]
             )
-    columns = ["data set", "metric", "setting", "against", "significant", "p after Holm", "difference", "seeds", "p"]
+    columns = ["data set", "metric", "setting", "against", "significant", "difference", "seeds", "p"]
     note = (
         "Runs that differ in the seed alone are one setting. The error of a difference has a part of the queries and a "
-        f"part of the seeds. Significant: p after Holm's correction over the pairs and data sets of a metric is below "
+        "part of the seeds. Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
         f"{LEVEL}. A setting with one seed is not tested."
     )
     return Table("Settings over seeds", columns, cells, note)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raytriever.evaluation.differences.pairs import best_sentences
 from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import (
@@ -188,16 +188,14 @@ def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str,
 
 def _tests(rows: Rows, all_pairs: bool) -> Table:
     """Return the table of tests. The outcome comes first: a narrow screen shows the first columns only."""
-    columns = ["data set", "metric", "model", "against", "significant", "p after Holm", "difference", "from", "to"]
-    columns += ["p", "effect"]
+    columns = ["data set", "metric", "model", "against", "significant", "difference", "from", "to", "p", "effect"]
     cells: list[list[str | Cell]] = [
         [
             str(row["dataset"]),
             metric_title(str(row["metric"])),
             str(row["model"]),
             str(row["against"]),
-            (f"yes {row.get('mark') or ''}".strip() if (row["p_holm"] or 0) < LEVEL else "no"),
-            probability_cell(row["p_holm"]),
+            significance_cell(row["p_holm"], str(row.get("mark") or "")),
             *(figure_cell(row.get(name), signed=True) for name in ("difference", "low", "high")),
             probability_cell(row["p"]),
             figure_cell(row["effect"], signed=True),
@@ -206,13 +204,32 @@ def _tests(rows: Rows, all_pairs: bool) -> Table:
     ]
     over = "the pairs and data sets of a metric" if all_pairs else "the data sets"
     note = (
-        f"Significant: p after Holm's correction over {over} is below {LEVEL}. From and to: the 95 % interval of the "
-        "difference. Like p, it is without the correction. Effect: the mean of the differences, divided by their "
-        "standard deviation."
+        f"Significant: p, after Holm's correction over {over}, is below {LEVEL}. From and to: the 95 % interval of the "
+        "difference. It and the last p are without the correction. Effect: the mean of the differences, divided by "
+        "their standard deviation."
     )
     if all_pairs:
-        note = f"{'. '.join(best_sentences(rows))}. {note}"
+        note = f"{_highest(rows)}{note}"
     return Table("Significance", columns, cells, note)
+
+
+def significance_cell(p: float | None, mark: str = "") -> Cell:
+    """Return `yes` or `no` with the p-value after the correction, by which it sorts."""
+    if p is None:
+        return Cell("–")
+    shown = "<0.001" if p < 1e-3 else f"{p:.3f}"
+    return Cell(f"{'yes' if p < LEVEL else 'no'}, p {shown}", float(p), mark=mark)
+
+
+def _highest(rows: Rows) -> str:
+    """Return the model with the highest mean of each metric, for one data set; empty for several."""
+    if len({row["dataset"] for row in rows}) > 1:
+        return ""
+    metrics: dict[str, list[str]] = {}
+    for metric in dict.fromkeys(str(row["metric"]) for row in rows):
+        wins = Counter(str(row["model"]) for row in rows if row["metric"] == metric)
+        metrics.setdefault(wins.most_common(1)[0][0], []).append(metric_title(metric))
+    return f"Highest mean: {'; '.join(f'{model} in ' + ', '.join(own) for model, own in metrics.items())}. "
 
 
 def figure_cell(value: float | None, *, signed: bool = False) -> Cell:

@@ -86,10 +86,10 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting() -> None:
     merged = {name: runs[index].queries["letters"]["models"][model] for (index, model), name in names.items()}
     [table] = seed_tables(runs, names, {"letters": {"models": merged}})
     shown = [[cell if isinstance(cell, str) else cell.text for cell in row] for row in table.rows]
-    assert [row[2:5] + row[7:8] for row in shown] == [
-        ["loss.loss mw", "loss.loss infonce", "yes", "3 and 3"],
-        ["loss.loss mw", "before", "yes", "3 and 1"],
-        ["loss.loss infonce", "before", "yes", "3 and 1"],
+    assert [row[2:5] + row[6:7] for row in shown] == [
+        ["loss.loss mw", "loss.loss infonce", "yes, p <0.001", "3 and 3"],
+        ["loss.loss mw", "before", "yes, p <0.001", "3 and 1"],
+        ["loss.loss infonce", "before", "yes, p <0.001", "3 and 1"],
     ]
     assert seed_tables(runs[:1] + runs[3:4], names, {"letters": {"models": merged}}) == []
 

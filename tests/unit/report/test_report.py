@@ -17,7 +17,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
-from raytriever.report.figures import save_gains
+from raytriever.report.figures import save_gains, styles_of
 from raytriever.report.page import Cell, Page, Table, write_page
 from raytriever.report.queries import MAX_QUERIES, choose_queries
 from raytriever.report.score_figures import save_roc
@@ -208,3 +208,12 @@ def test_a_damaged_or_older_file_gives_one_line(
     (tmp_path / file).write_text(content)
     with pytest.raises(StorageError, match=message):
         write_evaluation_report(tmp_path)
+
+
+def test_a_system_has_one_colour_in_all_figures(tmp_path: Path) -> None:
+    """The baseline has no bar; the others keep the colours that they have in the other figures."""
+    styles = styles_of(["bm25", "mini", "tuned"])
+    save_gains(tmp_path / "gain.png", {"mini": {"s": 0.1}, "tuned": {"s": 0.2}}, "nDCG@10", "bm25", styles)
+    drawn = (tmp_path / "gain.svg").read_text().casefold()
+    colours = [styles[name][0].casefold() for name in ("bm25", "mini", "tuned")]
+    assert [colour in drawn for colour in colours] == [False, True, True]

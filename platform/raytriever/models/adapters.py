@@ -15,14 +15,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypedDict
 
-from safetensors import SafetensorError
-
 from raytriever.activity import activity
 from raytriever.cache import hold, keep_within_bound
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, find_model
+from raytriever.reading.arrays import open_tensors
 from raytriever.storage import (
     MANIFEST,
     cache_folder,
@@ -123,7 +122,6 @@ def _merge(directory: Path, transformer: Path, target: Path) -> None:
     except ImportError as error:
         raise ConfigError("peft is not installed", str(directory), "pip install 'raytriever[lora]'") from error
     import torch
-    from safetensors.torch import load_file
 
     from raytriever.models.encoder import load_backbone
     from raytriever.models.lora import merged_weights
@@ -135,9 +133,10 @@ def _merge(directory: Path, transformer: Path, target: Path) -> None:
         settings = PeftConfig.from_pretrained(str(directory))
         inject_adapter_in_model(settings, backbone)
         # A language model has its transformer as `model`.
-        stored = {_PREFIX.sub("", name): tensor for name, tensor in load_file(directory / WEIGHTS).items()}
+        with open_tensors(directory / WEIGHTS, remedy, ModelError) as file:
+            stored = {_PREFIX.sub("", name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         unexpected = set_peft_model_state_dict(backbone, stored).unexpected_keys
-    except (ValueError, KeyError, RuntimeError, TypeError, OSError, SafetensorError) as error:
+    except (ValueError, KeyError, RuntimeError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"its adapters do not fit {transformer} ({reason})", str(directory), remedy) from error
     if unexpected:

@@ -234,7 +234,7 @@ def test_adapters_that_cannot_be_read_are_one_line(
         assert "\n" not in str(caught.value)
     file.write_text(json.dumps(settings))
     (folder / "adapter_model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(ModelError, match="do not fit"):
+    with pytest.raises(ModelError, match="is damaged or changed"):
         resolve_model(str(folder))
     assert not [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
 

@@ -40,6 +40,7 @@ MTEB_TASKS = {
     "dbpedia-entity": "DBPedia",
     "climate-fever": "ClimateFEVER",
 }
+_PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
 _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
 
@@ -83,9 +84,21 @@ class PromptTable:
     fixed: frozenset[Side] = frozenset()
 
     def of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names, the most specific name first."""
+        """Return the prompts of a data set with these names, the most specific name first.
+
+        Raises:
+            ModelError: a prompt has a place for the title or the text.
+        """
         query, query_name = self._find("query", names, task_type) or (self.query, "")
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
+        for side, text in (("query", query), ("passage", passage)):
+            if place := _PLACE.search(text):
+                # It would be encoded as it stands.
+                raise ModelError(
+                    f"the prompt {text[:40]!r} has a place, {place[0]}, but prompts are put as they are in front of texts",
+                    flag_of(f"{side}_prompt"),
+                    "write what the model reads without a title, such as 'title: none | text: '; titles precede texts",
+                )
         return Prompts(query, passage, query_name, passage_name)
 
     def of_texts(self, *names: str, task_type: str) -> str:

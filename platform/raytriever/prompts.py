@@ -97,7 +97,7 @@ class PromptTable:
                 raise ModelError(
                     f"the prompt {text[:40]!r} has a place, {place[0]}, but prompts are put as they are in front of texts",
                     flag_of(f"{side}_prompt"),
-                    "write what the model reads without a title, such as 'title: none | text: '; titles precede texts",
+                    "write what the model reads without a title, such as 'title: none | text: '",
                 )
         return Prompts(query, passage, query_name, passage_name)
 

@@ -95,7 +95,7 @@ class PromptTable:
             if place := _PLACE.search(text):
                 # It would be encoded as it stands.
                 raise ModelError(
-                    f"the prompt {text[:40]!r} has a place, {place[0]}, but prompts are put as they are in front of texts",
+                    f"the prompt {text[:40]!r} has a place, {place[0]}, but a prompt goes as it is before a text",
                     flag_of(f"{side}_prompt"),
                     "write what the model reads without a title, such as 'title: none | text: '",
                 )

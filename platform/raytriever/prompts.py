@@ -12,6 +12,9 @@ order of MTEB (Muennighoff et al., 2023), with names compared without case:
 The name of a data set is that of its folder, or of its file without its ending. A data set of BEIR also has the name of
 its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then the
 prompt of a whole side.
+
+A prompt of passages may have a place for the title, as EmbeddingGemma's: `title: {title} | text: `. The title then
+stands there and no longer before the text; a passage without a title has `none` there.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ MTEB_TASKS = {
     "dbpedia-entity": "DBPedia",
     "climate-fever": "ClimateFEVER",
 }
+TITLE, NO_TITLE = "{title}", "none"  # place of the title in a prompt of passages
 _PLACE = re.compile(r"\{(title|text|query|passage)\}")
 _ENDING = re.compile(r"\.(jsonl|json|tsv|csv|parquet)(\.gz)?$")
 _FORM = 'give texts by data set and side, such as {"scifact": {"query": "Find evidence: "}}'
@@ -87,17 +91,16 @@ class PromptTable:
         """Return the prompts of a data set with these names, the most specific name first.
 
         Raises:
-            ModelError: a prompt has a place for the title or the text.
+            ModelError: a prompt has a place other than one for the title of passages.
         """
         query, query_name = self._find("query", names, task_type) or (self.query, "")
         passage, passage_name = self._find("passage", names, task_type) or (self.passage, "")
-        for side, text in (("query", query), ("passage", passage)):
+        for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
-                # It would be encoded as it stands.
                 raise ModelError(
-                    f"the prompt {text[:40]!r} has a place, {place[0]}, but a prompt goes as it is before a text",
+                    f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it stands",
                     flag_of(f"{side}_prompt"),
-                    "write what the model reads without a title, such as 'title: none | text: '",
+                    "leave it out: the text follows the prompt; only passages may have one {title}",
                 )
         return Prompts(query, passage, query_name, passage_name)
 
@@ -139,6 +142,11 @@ class PromptTable:
                 if name := known.get(candidate.casefold()):
                     return table[name], name
         return None
+
+
+def fill_title(prompt: str, title: str = "") -> str:
+    """Return a prompt with the title in its place, or `none` without a title; a prompt without a place as it is."""
+    return prompt.replace(TITLE, title.strip() or NO_TITLE)
 
 
 def prompt_by_name(name: str, stored: Mapping[str, str], flag: str) -> str:

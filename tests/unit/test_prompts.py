@@ -134,10 +134,3 @@ def test_a_prompt_leaves_tokens_for_the_text() -> None:
     check_length("a b", 2, 3, "query")
     with pytest.raises(ModelError, match=r"has 3 tokens, but only 3 fit.*--query-length"):
         check_length("a b c", 3, 3, "query")
-
-
-def test_a_place_in_a_prompt_is_not_encoded_as_it_stands() -> None:
-    table = PromptTable(passage="title: {title} | text: ")
-    with pytest.raises(ModelError, match=r"--passage-prompt: the prompt .* has a place, \{title\}, but "):
-        table.of("scifact")
-    assert PromptTable(passage="title: none | text: ", query="{").of("scifact").passage == "title: none | text: "

@@ -20,6 +20,7 @@ from raytriever.data.columns import TokenColumn
 from raytriever.data.copies import Copies, Forms, forms_of
 from raytriever.data.keys import digest_of, key_of
 from raytriever.data.quarantine import QuarantineReport
+from raytriever.prompts import TITLE, fill_title
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,20 @@ class Passages(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return map(joined, self.documents.titles, self.documents.texts)
+
+
+def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[list[str], str | list[str]]:
+    """Return the texts of some passages, and what stands before them: one prompt, or one for each.
+
+    Title and text are joined, unless the prompt has a place for the title.
+    """
+    part = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else None
+    titles, texts = (
+        column[part] if part else [column[row] for row in rows] for column in (documents.titles, documents.texts)
+    )
+    if TITLE in prompt:
+        return list(texts), [fill_title(prompt, title) for title in titles]
+    return [joined(title, text) for title, text in zip(titles, texts, strict=True)], prompt
 
 
 @dataclass(frozen=True)

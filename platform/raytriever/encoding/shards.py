@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.data.keys import Keys, key_of, keys_of
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -54,6 +54,7 @@ class SideTexts:
         self.name = dataset.name
         self.digest = dataset.documents.digest if side == "passage" else dataset.queries.digest
         self.texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
+        self._documents = dataset.documents
         tokens = dataset.tokens
         self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
         self._token_digest = tokens.digest if tokens else None
@@ -63,19 +64,25 @@ class SideTexts:
         prompts = self._prompts or retriever.prompts_of(self.name)
         if self._tokens is not None and self._token_digest == self._digest_for(retriever, prompts):
             return self._tokens.take(np.array(rows))
-        texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
-        return retriever.contents(texts, self.side, self.prompts(retriever, rows))
+        texts, own = self._prompted(rows, prompts[self.side])
+        return retriever.contents(texts, self.side, own)
 
     def keys(self, rows: range, prompt: str) -> Keys:
         """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `reuse`."""
-        own = prompt if self.side == "passage" else self._prompts_of(rows, prompt)
-        prompts = repeat(own) if isinstance(own, str) else own
-        return keys_of(map(key_of, prompts, self.texts[rows.start : rows.stop]))
+        texts, own = self._prompted(rows, prompt)
+        return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
 
     def prompts(self, retriever: Retriever, rows: Sequence[int]) -> str | list[str]:
         """Return the prompt of some rows: one for all, or one for each."""
         prompts = self._prompts or retriever.prompts_of(self.name)
-        return prompts.passage if self.side == "passage" else self._prompts_of(rows, prompts.query)
+        return self._prompted(rows, prompts[self.side])[1]
+
+    def _prompted(self, rows: Sequence[int], prompt: str) -> tuple[Sequence[str], str | list[str]]:
+        """Return the texts of some rows and what stands before them, by default `prompt`."""
+        if self.side == "passage":
+            return prompted(self._documents, rows, prompt)
+        texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
+        return texts, self._prompts_of(rows, prompt)
 
     def _digest_for(self, retriever: Retriever, prompts: Prompts) -> str:
         """Return the digest of the tokens of a retriever with these prompts."""

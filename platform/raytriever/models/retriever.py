@@ -35,7 +35,7 @@ from raytriever.models.varlen import (
     use_repeatable_embeddings,
 )
 from raytriever.models.weights import check_tokens
-from raytriever.prompts import SIDES, TASK_TYPE, Prompts, PromptTable, Side, check_length
+from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 
 log = logging.getLogger(__name__)
 # Largest number of tokens per bucket in training on a CPU. For 12,288 tokens forward and backward, MiniLM takes 1.5 to
@@ -124,6 +124,12 @@ class Retriever(nn.Module):
             ModelError: a prompt leaves no token for the text.
         """
         prompts = self.prompts.of(*names, task_type=task_type)
+        if TITLE in prompts.passage and not self.description.pool_prompt:
+            raise ModelError(
+                f"the model does not pool the prompt, and {TITLE} would give each passage another one",
+                "--passage-prompt",
+                f"write {fill_title(prompts.passage)!r}",
+            )
         for side in SIDES:
             self.check_prompt(prompts[side], side)
         return prompts
@@ -155,11 +161,12 @@ class Retriever(nn.Module):
         Args:
             texts: the texts.
             side: side of the texts.
-            prompt: text in front of all texts, or one for each; by default the prompt of the side.
+            prompt: text in front of all texts, or one for each; by default that of the side. A place for the title
+                in the prompt of all texts becomes `none`.
         """
         if prompt is None:
             prompt = self.description.query_prompt if side == "query" else self.description.passage_prompt
-        prompts = [prompt] * len(texts) if isinstance(prompt, str) else prompt
+        prompts = [fill_title(prompt)] * len(texts) if isinstance(prompt, str) else prompt
         encodings = self._content_tokenizer.encode_batch_fast(
             [one + text for one, text in zip(prompts, texts, strict=True)], add_special_tokens=False
         )

@@ -33,7 +33,7 @@ from raytriever.models.pipeline.modules import (
 )
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import has_lowercase
-from raytriever.prompts import SIDES, Side
+from raytriever.prompts import SIDES, Side, fill_title
 
 # The package of class paths in sentence-transformers' file format since 2.0; newer releases still read them.
 _PACKAGE = "sentence_transformers.models"
@@ -85,8 +85,15 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
     _write_json(
         directory / LIBRARY_FILE,
         {
-            "prompts": description.prompts
-            | {"query": description.query_prompt, "document": description.passage_prompt},
+            # sentence-transformers has no place for the title.
+            "prompts": {
+                name: fill_title(prompt)
+                for name, prompt in {
+                    **description.prompts,
+                    "query": description.query_prompt,
+                    "document": description.passage_prompt,
+                }.items()
+            },
             "default_prompt_name": None,
             "similarity_fn_name": description.similarity,
             "model_type": "SentenceTransformer",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from raytriever.data.columns import TokenColumn
 from raytriever.data.combine import starts_of
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import RetrievalDataset, prompted
 from raytriever.encoding.corpus import weights_digest
 from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
 from raytriever.encoding.loading import load_for_encoding
@@ -164,7 +164,6 @@ class _SideTexts:
     def __init__(self, guide: Retriever, dataset: RetrievalDataset, side: Side) -> None:
         prompts = guide.prompts_of(dataset.name)
         self._guide, self._dataset, self._side, self._prompt = guide, dataset, side, prompts[side]
-        self._texts: Sequence[str] = dataset.passages() if side == "passage" else dataset.queries.texts
         own = replace(
             tokenisation_of(guide), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
         ).digest
@@ -175,8 +174,12 @@ class _SideTexts:
 
     def read(self, rows: Sequence[int]) -> tuple[list[ndarray], list[str]]:
         """Return contents and prompts of some texts."""
-        prompts = self._prompt if self._side == "passage" else self._dataset.prompts_of(rows, self._prompt)
+        if self._side == "passage":
+            texts, prompts = prompted(self._dataset.documents, rows, self._prompt)
+        else:
+            texts = [self._dataset.queries.texts[row] for row in rows]
+            prompts = self._dataset.prompts_of(rows, self._prompt)
         by_text = [prompts] * len(rows) if isinstance(prompts, str) else prompts
         if self._tokens is not None:
             return list(self._tokens.take(np.array(rows))), by_text
-        return self._guide.contents([self._texts[row] for row in rows], self._side, by_text), by_text
+        return self._guide.contents(texts, self._side, by_text), by_text

@@ -28,6 +28,7 @@ from raytriever.data.keys import key_of, keys_of
 from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
 from raytriever.data.quarantine import bad_entry
 from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.prompts import TITLE, fill_title
 from raytriever.storage import disk_errors
 
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
@@ -63,14 +64,21 @@ class Side:
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
-        """Return the documents of a chunk; their text for the tokenizer is title and text joined."""
+        """Return the documents of a chunk; their text for the tokenizer is title and text joined.
+
+        A place for the title in the prompt is filled with the title, and the text alone follows.
+        """
         rows = parsed.records.documents
         ids, titles, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
         passages = list(map(joined, titles, texts))
+        prompt, tokenised = tokenisation.passage_prompt if tokenisation else "", passages
+        if TITLE in prompt:
+            tokenised = [fill_title(prompt, title) + text for title, text in zip(titles, texts, strict=True)]
+            prompt = ""
         return cls(
             {"id": ids, "title": titles, "text": texts},
-            passages,
-            tokenisation.passage_prompt if tokenisation else "",
+            tokenised,
+            prompt,
             parsed.rows_of("documents"),
             [key_of(name) for name in ids],
             [key_of(title, text) for title, text in zip(titles, texts, strict=True)],

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from raytriever.errors import ConfigError, DataError, ModelError, StorageError, UserError
     from raytriever.search.exact import Hit, Hits
 
-ensure_home()
 shorten_temporary_folder()
+ensure_home()
 __version__ = "0.2.0"
 __all__ = [
     "ConfigError",

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -131,6 +132,9 @@ def shorten_temporary_folder() -> None:
             link.symlink_to(os.path.abspath(folder))
         if os.path.realpath(link) == os.path.realpath(folder):
             os.environ["TMPDIR"] = str(link)
+            tempfile: Any = sys.modules.get("tempfile")
+            if tempfile is not None and tempfile.tempdir == folder:  # it has looked already
+                tempfile.tempdir = str(link)
 
 
 def _own_folder() -> Path | None:

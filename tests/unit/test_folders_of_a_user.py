@@ -28,8 +28,9 @@ def test_a_missing_home_becomes_a_folder_in_the_cache_or_the_temporary_folder(tm
     temporary.mkdir()
     assert home_of("/nowhere", RAYTRIEVER_CACHE=str(cache))[0] == str(cache / own)
     assert (cache / own).stat().st_mode & 0o777 == 0o700
-    assert home_of("/nowhere", TMPDIR=str(temporary))[0] == str(temporary / f"raytriever-{own}")
-    assert home_of("/nowhere", RAYTRIEVER_CACHE="/proc/none", TMPDIR=str(temporary))[0].startswith(str(temporary))
+    for variables in ({}, {"RAYTRIEVER_CACHE": "/proc/none"}):
+        home = Path(home_of("/nowhere", TMPDIR=str(temporary), **variables)[0])
+        assert home.resolve() == temporary / f"raytriever-{own}"
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ def test_a_folder_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     prepared = tmp_path / f"raytriever-home-{os.getuid()}"
     prepared.mkdir()
     prepared.chmod(0o777)
-    chosen = Path(home_of("/nowhere", TMPDIR=str(tmp_path))[0])
+    chosen = Path(home_of("/nowhere", TMPDIR=str(tmp_path))[0]).resolve()
     assert chosen.parent == tmp_path
     assert chosen != prepared
     assert chosen.stat().st_mode & 0o077 == 0
@@ -61,4 +62,8 @@ def test_a_long_temporary_folder_has_a_short_name(tmp_path: Path) -> None:
     assert Path(file).parent == Path(short)
     assert [one.name for one in long.iterdir()] == [Path(file).name]
     assert home_of(tmp_path, program, TMPDIR=str(long))[0] == short
+    late = f"import tempfile; tempfile.gettempdir(); {program}"
+    assert home_of(tmp_path, late, TMPDIR=str(long))[1].startswith(short)
+    homeless = home_of("/nowhere", program, TMPDIR=str(long))
+    assert homeless[1].startswith(short)
     assert home_of(tmp_path, program, TMPDIR="/tmp")[0] == "/tmp"

@@ -31,7 +31,8 @@ class CalibrationError:
 
     Args:
         value: 0 to 1; 0 if the squared error is estimated at 0 or below. NaN if no bin has pairs of two queries.
-        low, high: bounds of the interval. A lower bound of 0 means: the probabilities may be exactly right.
+        low: lower bound of the interval; 0 means that the probabilities may be exactly right.
+        high: upper bound of the interval.
 
     Examples:
         >>> rt.metrics.calibration_error(np.full(40, 0.5), np.arange(40) % 2 == 0).value

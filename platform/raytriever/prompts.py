@@ -13,8 +13,8 @@ The name of a data set is that of its folder, or of its file without its ending.
 its task in MTEB. Prompts that a user passes precede those of the model: first the prompts of a data set, then the
 prompt of a whole side.
 
-A prompt of passages may have a place for the title, as EmbeddingGemma's: `title: {title} | text: `. The title then
-stands there and no longer before the text; a passage without a title has `none` there.
+A prompt of passages may have a place for the title, as EmbeddingGemma's: `title: {title} | text: `. The title is
+then read there and no longer before the text; for a passage without a title it is `none`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PromptTable:
         for side, text in (("query", query), ("passage", passage.replace(TITLE, "", 1))):
             if place := _PLACE.search(text):
                 raise ModelError(
-                    f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it stands",
+                    f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is",
                     flag_of(f"{side}_prompt"),
                     "leave it out: the text follows the prompt; only passages may have one {title}",
                 )

@@ -265,6 +265,15 @@ class Manifest(TypedDict):
     meta: dict[str, Any]
 
 
+def is_committed(path: Path) -> bool:
+    """Return whether a directory was committed and has all files of its manifest, by their names and sizes."""
+    try:
+        read_manifest(path, verify=False)
+    except StorageError:
+        return False
+    return True
+
+
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
 

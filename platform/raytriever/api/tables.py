@@ -162,7 +162,7 @@ def hub_tables(splits: Any) -> Files:
             "needs the package `datasets`", "from_huggingface", "install it: pip install datasets"
         ) from error
     if isinstance(splits, datasets.Dataset):
-        splits = splits.with_format(None)  # rows of Python values, whatever the format of the user
+        splits = splits.with_format(None)  # rows of Python values, in place of the user's format
         return pair_files(Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None)
     if not isinstance(splits, datasets.DatasetDict):
         remedy = "give a Dataset or a DatasetDict"

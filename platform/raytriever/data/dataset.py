@@ -263,7 +263,7 @@ class Passages(Sequence[str]):
 
 
 def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[list[str], str | list[str]]:
-    """Return the texts of some passages, and what stands before them: one prompt, or one for each.
+    """Return the texts of some passages, and their prompt: one for all, or one for each.
 
     Title and text are joined, unless the prompt has a place for the title.
     """

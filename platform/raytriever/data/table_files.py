@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cache import hold, keep_within_bound
-from raytriever.errors import DataError, StorageError
-from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
+from raytriever.errors import DataError
+from raytriever.storage import cache_folder, committed_directory, is_committed, one_writer
 from raytriever.terminal import warn
 
 Row = Mapping[str, Any]
@@ -46,11 +46,11 @@ class Files:
             for line in self._lines(file):
                 digest.update(line)
         folder = cache_folder() / SOURCES / digest.hexdigest()[:32] / name
-        if _is_whole(folder):
+        if is_committed(folder):
             hold(folder.parent, self)
             return folder
         with one_writer(folder, wait=True, report=warn):
-            if not _is_whole(folder):
+            if not is_committed(folder):
                 meta = {"kind": "source", "name": name}
                 with committed_directory(folder, meta, replace=folder.exists()) as aside:
                     for file in self.rows:
@@ -83,14 +83,6 @@ class Files:
                 yield json.dumps({key: json_value(value) for key, value in row.items()}).encode() + b"\n"
             except (TypeError, ValueError) as error:
                 raise DataError(f"holds {error}", f"{title} row {number}", "give texts and whole numbers") from error
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_manifest(folder, verify=False)
-    except StorageError:
-        return False
-    return True
 
 
 def json_value(value: Any) -> Any:

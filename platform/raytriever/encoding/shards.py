@@ -78,7 +78,7 @@ class SideTexts:
         return self._prompted(rows, prompts[self.side])[1]
 
     def _prompted(self, rows: Sequence[int], prompt: str) -> tuple[Sequence[str], str | list[str]]:
-        """Return the texts of some rows and what stands before them, by default `prompt`."""
+        """Return the texts of some rows and their prompts, by default `prompt`."""
         if self.side == "passage":
             return prompted(self._documents, rows, prompt)
         texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]

@@ -32,13 +32,13 @@ from numpy import ndarray
 
 from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import Documents, Passages
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
-from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
+from raytriever.storage import cache_folder, committed_directory, is_committed, one_writer
 from raytriever.terminal import warn
 
 K1, B = 0.9, 0.4
@@ -141,9 +141,9 @@ class Postings:
         content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
-        if not _is_complete(folder):
+        if not is_committed(folder):
             with one_writer(folder, wait=True, report=warn):
-                if not _is_complete(folder):  # another command has not made it meanwhile
+                if not is_committed(folder):  # another command has not made it meanwhile
                     _make(folder, Passages(documents), analyser)
                     keep_within_bound(folder)
         return cls._open(folder, len(documents))
@@ -229,7 +229,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     hold(unmerged, passages)
     starts = range(0, len(passages), BLOCK)
     folders = [unmerged / f"{start // BLOCK:06}" for start in starts]
-    missing = [row for row, path in enumerate(folders) if not _is_complete(path)]
+    missing = [row for row, path in enumerate(folders) if not is_committed(path)]
     with Progress("index for BM25", len(starts), "block", done=len(starts) - len(missing)) as progress:
         blocks = ((folders[row], passages[starts[row] : starts[row] + BLOCK]) for row in missing)
         for _ in _in_processes(blocks, analyser):
@@ -275,14 +275,6 @@ def _ignore() -> None: ...
 def _write_block(folder: Path, texts: list[str], analyser: Analyser) -> None:
     with committed_directory(folder, replace=folder.exists()) as aside:
         Block.of(texts, analyser).write(aside)
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        read_manifest(folder, verify=False)
-    except StorageError:
-        return False
-    return True
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:

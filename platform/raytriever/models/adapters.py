@@ -12,12 +12,13 @@ import json
 import re
 import shutil
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.activity import activity
 from raytriever.cache import hold, keep_within_bound
-from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, find_model
@@ -27,8 +28,8 @@ from raytriever.storage import (
     cache_folder,
     committed_directory,
     files_below,
+    is_committed,
     one_writer,
-    read_manifest,
     sha256_of,
 )
 
@@ -71,13 +72,19 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = cache_folder() / _COLLECTION / key
     with one_writer(folder, wait=True):
-        if not _is_whole(folder):
+        if not is_committed(folder):
             meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
             with activity("merging the adapters"), committed_directory(folder, meta, replace=folder.exists()) as aside:
                 _write(directory, base, aside)
             keep_within_bound(folder)
-    hold(folder, read_pipeline)  # as long as the process lives
+    _hold(folder)
     return folder
+
+
+@cache
+def _hold(folder: Path) -> None:
+    """Hold a merged model as long as the process lives: once, because each time opens a file."""
+    hold(folder, merged_model)
 
 
 def _base_of(directory: Path, settings: _AdapterConfig, weights: bool) -> Path:
@@ -146,12 +153,4 @@ def _merge(directory: Path, transformer: Path, target: Path) -> None:
 
 def _state_of(directory: Path) -> list[list[Any]]:
     states = [(file, file.stat()) for file in files_below(directory.resolve())]
-    return [[str(file), one.st_size, one.st_mtime_ns] for file, one in states if "adapters" not in file.parts]
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_manifest(folder, verify=False)
-    except StorageError:
-        return False
-    return True
+    return [[str(file), one.st_size, one.st_mtime_ns] for file, one in states]

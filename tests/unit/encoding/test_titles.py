@@ -94,7 +94,7 @@ def test_other_places_are_refused(tiny_encoder: Path) -> None:
         (PromptTable(passage="{title} {title}"), "--passage-prompt"),
         (PromptTable(passage="title: {title} | text: {text}"), "--passage-prompt"),
     ):
-        with pytest.raises(ModelError, match=f"{flag}: the prompt .* which would be encoded as it stands"):
+        with pytest.raises(ModelError, match=f"{flag}: the prompt .* which would be encoded as it is"):
             table.of("scifact")
     unpooled = load_retriever(ModelConfig(str(tiny_encoder), passage_prompt="passage: "))
     object.__setattr__(unpooled.description, "pool_prompt", False)

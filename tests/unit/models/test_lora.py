@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -194,8 +195,10 @@ def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    folder = adapters_of_peft(tiny_encoder, tmp_path / "adapters")
-    theirs = SentenceTransformer(str(tiny_encoder), device="cpu")
+    # The base may lie anywhere, also in a folder of adapters.
+    base_folder = shutil.copytree(tiny_encoder, tmp_path / "adapters" / "base")
+    folder = adapters_of_peft(base_folder, tmp_path / "adapters" / "mine")
+    theirs = SentenceTransformer(str(base_folder), device="cpu")
     base = theirs.encode_document(TEXTS, normalize_embeddings=True)
     theirs[0].auto_model.load_adapter(str(folder))
     for _ in range(2):  # merged once
@@ -204,8 +207,8 @@ def test_adapters_of_peft_are_read_with_the_settings_of_their_base(
         assert abs(base - ours).max() > 0.01
     [merged] = [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
     assert resolve_model(str(folder)) == merged
-    assert resolve_model(str(folder), weights=False) == tiny_encoder
-    (tiny_encoder / "config.json").touch()  # the base may be another one now
+    assert resolve_model(str(folder), weights=False) == base_folder
+    (base_folder / "config.json").touch()  # the base may be another one now
     assert resolve_model(str(folder)) != merged
 
 

@@ -96,7 +96,7 @@ def errors_of(file: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:  # whatever the user's code raises is the user's
+    except Exception as error:  # every error of the user's code is the user's
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
         where = f"{FLAG} {file}:{lines[-1]}" if lines else f"{FLAG} {file}"
         text = " ".join(str(error).split()) or "no message"

@@ -111,11 +111,15 @@ class PathKind:
         """Return whether two values name the same files at two places: the former is gone, the names are alike."""
         if not (isinstance(before, str) and isinstance(now, str)):
             return False
-        old, new = ([self._bare(part) for part in self._parts(value)] for value in (before, now))
-        return len(old) == len(new) and all(
-            one == other or (Path(one).name == Path(other).name and self._is_gone(one) and not self._is_gone(other))
-            for one, other in zip(old, new, strict=True)
-        )
+        old, new = self._parts(before), self._parts(now)
+        return len(old) == len(new) and all(map(self._is_part_moved, old, new))
+
+    def _is_part_moved(self, before: str, now: str) -> bool:
+        old, new = self._bare(before), self._bare(now)
+        # A label and a suffix, such as the split of `PATH#SPLIT`, say what is meant at any place.
+        if before.replace(old, "", 1) != now.replace(new, "", 1):
+            return False
+        return old == new or (Path(old).name == Path(new).name and self._is_gone(old) and not self._is_gone(new))
 
     def _is_gone(self, path: str) -> bool:
         local = self.local(path)

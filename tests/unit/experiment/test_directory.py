@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
-from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.directory import RunDirectory, check_same_settings
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import MAY_CHANGE, TrainingConfig
+from raytriever.training.validation.config import ValidationConfig
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())
@@ -95,6 +98,20 @@ def test_data_and_models_that_moved_are_the_same_setting(tmp_path: Path) -> None
         RunDirectory.open(tmp_path / "run", to_dict(settings("new", "other")), False)
     with pytest.raises(ConfigError, match=r"data\.dataset is"):  # is nowhere
         RunDirectory.open(tmp_path / "run", to_dict(settings("gone")), False)
+
+
+def test_another_split_of_moved_data_is_another_setting(tmp_path: Path) -> None:
+    def settings(place: str, split: str) -> dict[str, Any]:
+        datasets = f"own,{tmp_path / place / 'faq'}#{split}"
+        return to_dict(Config(validation=ValidationConfig(eval_datasets=datasets)))
+
+    (tmp_path / "new" / "faq").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings("old", "dev")))
+    check_same_settings(tmp_path / "run", settings("new", "dev"))
+    for place in ("old", "new"):
+        with pytest.raises(ConfigError, match=r"validation\.eval_datasets is"):
+            check_same_settings(tmp_path / "run", settings(place, "test"))
 
 
 def test_a_setting_that_an_older_version_did_not_have_differs(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from urllib.request import Request, urlopen
 import aiohttp
 
 from ends import End, parser, report
-from raytriever.annotation.annotator import Question
+from raytriever.annotation.annotator import AnnotationQuery
 from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts
 from raytriever.annotation.requests import count_bytes
 
@@ -82,14 +82,14 @@ def serving(folder: Path) -> Iterator[Served]:
         process.wait()
 
 
-def questions() -> list[Question]:
+def questions() -> list[AnnotationQuery]:
     """Return the questions; each has passages that share a word with it only."""
     draw = random.Random(5)
     result = []
     for _ in range(QUERIES):
         name = "".join(draw.choices("abcdefghij", k=8))
         passages = [f"{name} no {j}" + " and a hundred words more of it" * (j + 5) for j in range(PASSAGES)]
-        result.append(Question(f"what is {name}", range(PASSAGES), passages))
+        result.append(AnnotationQuery(f"what is {name}", range(PASSAGES), passages))
     return result
 
 

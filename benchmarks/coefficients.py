@@ -44,7 +44,7 @@ from raytriever.index.approximate.faiss_finders import Hnsw, Ivf, default_code_b
 from raytriever.index.exact.search import TieOrder, tie_order, top_k
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.postings import BLOCK, Block, Postings, merge
+from raytriever.mining.postings import BLOCK, PostingsBlock, Postings, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 from raytriever.planning.coefficients import FILE, Measurement
 from raytriever.planning.stages import code_scores, list_scores
@@ -128,12 +128,12 @@ def texts(documents: int, folder: Path) -> dict[str, float]:
 
 def bm25(passages: list[str], words: int, queries: list[str]) -> dict[str, float]:
     """Measure blocks, merging and ranking of BM25."""
-    Block.of(passages[:100])  # compiles
+    PostingsBlock.of(passages[:100])  # compiles
     with measured() as blocks_time:
-        blocks = [Block.of(passages[start : start + BLOCK]) for start in range(0, len(passages), BLOCK)]
+        blocks = [PostingsBlock.of(passages[start : start + BLOCK]) for start in range(0, len(passages), BLOCK)]
     one = passages[:5_000]
     with measured(memory=True) as block_memory:
-        Block.of(one)
+        PostingsBlock.of(one)
     one_words = sum(text.count(" ") + 1 for text in one)
     merge(blocks[:1], _allocate)  # compiles
     with measured() as merging:

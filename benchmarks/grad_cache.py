@@ -33,7 +33,7 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
-    from raytriever.training.parallel.grad_cache import Chunk
+    from raytriever.training.parallel.grad_cache import ChunkSizes
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
@@ -54,7 +54,7 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
         backbone.set_attn_implementation("eager")
     retriever = Shared(Encoder(backbone, "mean", True)).to(device).train()
     loss = build_loss(LossConfig(temperature=0.05)).to(device)
-    return Objective(retriever, loss, precision, Chunk(sequences=chunk) if chunk else None)
+    return Objective(retriever, loss, precision, ChunkSizes(sequences=chunk) if chunk else None)
 
 
 def batch(rank: int, device: torch.device) -> object:

@@ -30,7 +30,7 @@ from scipy.special import expit, logit, ndtr, ndtri
 from ends import machine, parser
 from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import Share, achieve
+from raytriever.metrics.calibration import Proportion, achieve
 from raytriever.metrics.miscalibration import calibration_error
 from raytriever.metrics.significance import LEVEL, paired_t_test
 from raytriever.metrics.top_answers import ScoredPools
@@ -136,7 +136,7 @@ def threshold_cells(
     drawn, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
     score = float(ndtri(THRESHOLDS[where]) * np.sqrt(1 + level**2))
     endless = achieve(drawn.draw(rng, ENDLESS), score)
-    read: dict[str, Callable[[object], Share]] = {
+    read: dict[str, Callable[[object], Proportion]] = {
         name: (lambda row, name=name: getattr(row, name))
         for name in ("coverage", "top_precision", "precision", "recall")
     }

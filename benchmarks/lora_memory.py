@@ -35,7 +35,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice
 from raytriever.training.parallel.objective import Objective
 
@@ -131,7 +131,7 @@ def adapted(directory: Path) -> Retriever:
 def train(directory: Path, retriever: Retriever | None = None) -> list[Slice]:
     """Make steps, and return the slices of a checkpoint."""
     retriever = retriever or adapted(directory)
-    objective = Objective(retriever, build_loss(LossConfig(), True), PRECISION, Chunk(sequences=CHUNK))
+    objective = Objective(retriever, build_loss(LossConfig(), True), PRECISION, ChunkSizes(sequences=CHUNK))
     optimizer = build_optimizer(objective, 1e-4, 0.01)
     strategy = build_strategy("ddp", objective, optimizer, ALONE, CPU, 1.0)
     for step in range(STEPS):

@@ -20,7 +20,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
-from raytriever.training.memory.batch import Share
+from raytriever.training.memory.batch import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
 
@@ -64,7 +64,7 @@ def state_ratio(name: str, model: ModelConfig) -> float:
     tensors = [*real.parameters(), *(p.grad for p in real.parameters() if p.grad is not None)]
     tensors += [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     simulated = SimulatedEncoder(encoder_of(config_of(name), model, "meta"), "cuda", "fp32")
-    parts = MemoryPlan(simulated, 1, TrainingConfig(), Share(8, 8, 1, 16, 512)).parts(1)
+    parts = MemoryPlan(simulated, 1, TrainingConfig(), WorkerTexts(8, 8, 1, 16, 512)).parts(1)
     planned = parts.weights + parts.gradients + parts.optimizer
     return planned / sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 

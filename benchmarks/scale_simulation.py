@@ -252,7 +252,7 @@ def reports(shards: int, nodes: int) -> dict[str, float]:
 
 def terms(shards: int, nodes: int) -> dict[str, float]:
     """Number the terms of blocks of BM25, at two numbers of blocks; a tenth of a block's terms are new."""
-    from raytriever.mining.postings import Block, merge
+    from raytriever.mining.postings import PostingsBlock, merge
 
     del shards, nodes
     count, new = 5_000, 500
@@ -266,7 +266,7 @@ def terms(shards: int, nodes: int) -> dict[str, float]:
             for number in range(blocks)
         ]
         zeros, lengths = np.zeros(count, np.int64), np.ones(1, np.int64)
-        some = [Block(each, zeros, empty, empty, lengths) for each in names]
+        some = [PostingsBlock(each, zeros, empty, empty, lengths) for each in names]
         merge(some[:2], lambda _, length, dtype: np.empty(length, dtype))
         meter = Meter()
         merge(some, lambda _, length, dtype: np.empty(length, dtype))

@@ -78,7 +78,7 @@ def training(
     from raytriever.training.batches import Prefetcher
     from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.choice import build_strategy
-    from raytriever.training.parallel.grad_cache import Chunk
+    from raytriever.training.parallel.grad_cache import ChunkSizes
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.training_data import TrainingData
 
@@ -87,7 +87,7 @@ def training(
     config = DataConfig(dataset=str(dataset), dev_split="dev")
     source = TrainingData.open(config.datasets, config, tokenisation_of(retriever), BATCH, seed=0).train(None)
     loss = build_loss(LossConfig(loss="infonce", temperature=0.05))
-    objective = Objective(retriever, loss, precision, Chunk(tokens=TOKENS) if caches else None)
+    objective = Objective(retriever, loss, precision, ChunkSizes(tokens=TOKENS) if caches else None)
     device = torch.device("cpu")
     strategy = build_strategy("ddp", objective, build_optimizer(objective, 2e-5, 0.01), ALONE, device, 1.0)
     retriever.train()

@@ -14,7 +14,7 @@ from on_gpu.measuring import Cases, Figures
 from on_gpu.models import contents, write_model
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch
@@ -38,7 +38,7 @@ class _Source:
     positives_per_query: int = 1
     negatives_per_query: int = 2
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
         """Return the batch of a step."""
         group = self.positives_per_query + self.negatives_per_query
         rows = torch.arange(self.queries)

@@ -74,7 +74,7 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class Claim:
+class LockClaim:
     """Right to write under a directory while `file` contains the token."""
 
     directory: str
@@ -84,7 +84,7 @@ class Claim:
 
 _UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
 _held: dict[str, Lock] = {}
-_claims: list[Claim] = []
+_claims: list[LockClaim] = []
 
 
 class Lock:
@@ -94,7 +94,7 @@ class Lock:
         self, directory: Path, file: Path, descriptor: int | None, owner: Owner, parents: Sequence[Path]
     ) -> None:
         self.owner, self._file, self._descriptor, self._parents = owner, file, descriptor, parents
-        self.claim = Claim(str(directory), str(file), owner.token)
+        self.claim = LockClaim(str(directory), str(file), owner.token)
         self._released = threading.Event()
         _held[owner.token] = self
         if owner.kind == BY_FILE:
@@ -193,12 +193,12 @@ def released_at_end() -> Iterator[None]:
             lock.release()
 
 
-def claims() -> tuple[Claim, ...]:
+def claims() -> tuple[LockClaim, ...]:
     """Return the claims of this process, to be sent to its workers."""
     return (*_claims, *(lock.claim for lock in _held.values()))
 
 
-def join(of_driver: Sequence[Claim]) -> None:
+def join(of_driver: Sequence[LockClaim]) -> None:
     """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
     _claims[:] = [claim for claim in of_driver if claim.token not in _held]
 

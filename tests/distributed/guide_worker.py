@@ -20,7 +20,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
 from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement
 from raytriever.training.parallel.process_group import current_workers
@@ -35,7 +35,7 @@ def main(encoder: Path, other: Path, data: Path) -> dict[str, list[torch.Tensor]
     texts = GuideTexts(guide.retriever, dataset)
     source = BatchSource(dataset.tokens, examples, Order(len(examples), 16, 0), 1, 1, guide=texts)
     batch = source.batch(0, retriever, workers)
-    for name, chunk in (("whole", None), ("cached", Chunk(sequences=5))):
+    for name, chunk in (("whole", None), ("cached", ChunkSizes(sequences=5))):
         loss = build_loss(LossConfig("mw", temperature=0.1, guide=str(other), guide_margin=0.01), True)
         objective = Objective(retriever, loss, "fp32", chunk, Agreement(workers), guide.encode)
         objective.zero_grad()

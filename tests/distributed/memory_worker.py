@@ -24,7 +24,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.process_group import current_workers
 
@@ -66,7 +66,7 @@ def main(name: str) -> dict[str, int]:
     zero.BUCKET = BUCKET
     before = live_bytes()
     objective = Objective(
-        Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", Chunk(sequences=CHUNK)
+        Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", ChunkSizes(sequences=CHUNK)
     )
     optimizer = build_optimizer(objective, 1e-4, 0.01)
     strategy = build_strategy(name, objective, optimizer, workers, torch.device("cpu"), 1.0)

@@ -20,7 +20,7 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
@@ -44,7 +44,7 @@ class Watched(BatchSource):
     late: Event = field(default_factory=Event)
     taken: Event = field(default_factory=Event)
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
         assert self.drawn.setdefault(step, self.version) == self.version
         if step >= LATE:
             self.late.set()

@@ -18,7 +18,7 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
@@ -41,7 +41,7 @@ class Stopping(BatchSource):
 
     stop: int = -1
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
         if step == self.stop:
             raise Stopped
         return super().batch(step, retriever, workers, both_ways)

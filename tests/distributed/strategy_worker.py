@@ -24,7 +24,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.guide import Guide
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.parallel.grad_cache import ChunkSizes, cut
 from raytriever.training.parallel.objective import Objective, Passes
 from raytriever.training.parallel.out_of_memory import Agreement
 from raytriever.training.parallel.process_group import current_workers
@@ -32,7 +32,7 @@ from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Trai
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 24
-BY_SEQUENCES, BY_TOKENS = Chunk(sequences=4), Chunk(tokens=60)
+BY_SEQUENCES, BY_TOKENS = ChunkSizes(sequences=4), ChunkSizes(tokens=60)
 CPU = torch.device("cpu")
 
 
@@ -44,7 +44,7 @@ class Case:
     cached: bool
     dropout: float = 0.1
     towers: str = "shared"
-    chunk: Chunk = BY_SEQUENCES
+    chunk: ChunkSizes = BY_SEQUENCES
     precision: str = "fp32"
     guided: bool = False
 

@@ -10,7 +10,7 @@ import pytest
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.memory import plan
-from raytriever.training.memory.batch import Share
+from raytriever.training.memory.batch import WorkerTexts
 from raytriever.training.memory.simulation import SimulatedEncoder
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
@@ -28,7 +28,7 @@ TOLERANCE = 0.1
 def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
-    share = Share(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
+    share = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
     parts = plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)
     for worker in run_group(Path(__file__).with_name("memory_worker.py"), WORKERS, strategy):
         assert worker["within"] == pytest.approx(parts.total, rel=TOLERANCE), parts

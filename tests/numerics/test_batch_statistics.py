@@ -11,7 +11,7 @@ from thread_workers import on_workers
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_mmd
 from raytriever.losses.engine.batch import BatchIds, Candidates, gather_candidates
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.registry import build_loss
 
 QUERIES, PASSAGES = 12, 40
@@ -43,7 +43,7 @@ def literal_auc(step: int = 1) -> float:
     return sum((g > b) + (g == b) / 2 for g in good for b in bad) / len(good) / len(bad)
 
 
-def statistic_of_workers(size: int, statistic: Callable[[Candidates, Workers], torch.Tensor]) -> list[float]:
+def statistic_of_workers(size: int, statistic: Callable[[Candidates, WorkerGroup], torch.Tensor]) -> list[float]:
     """Return the statistic of each of `size` workers."""
     of = shares(size)
     return on_workers(size, lambda workers: float(statistic(gather_candidates(*of[workers.rank], workers), workers)))

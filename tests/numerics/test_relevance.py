@@ -12,7 +12,7 @@ from thread_workers import Threads, on_workers
 from raytriever.errors import LossInputError
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.batch import BatchIds, TeacherScores, gather_relevance
-from raytriever.losses.engine.relevance import PAD, Relevance
+from raytriever.losses.engine.relevance import PAD, RowRelevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 
@@ -48,7 +48,7 @@ def shares(size: int, seed: int) -> list[BatchIds]:
     ]
 
 
-def hold(result: Relevance, everyone: list[BatchIds], rank: int) -> None:
+def hold(result: RowRelevance, everyone: list[BatchIds], rank: int) -> None:
     """Compare with loops over the ids."""
     candidates = list(dict.fromkeys(int(one) for ids in everyone for one in ids.passages))
     flat = [int(one) for ids in everyone for one in ids.passages]

@@ -346,7 +346,7 @@ def test_a_worker_whose_driver_died_writes_until_another_command_begins(tmp_path
     with holder(tmp_path / "mine") as (driver, _):
         owner = owner_of(tmp_path / "mine")
         assert owner is not None
-        of_driver = locking.Claim(str(tmp_path / "mine"), str(lock_file_of(tmp_path / "mine")), owner.token)
+        of_driver = locking.LockClaim(str(tmp_path / "mine"), str(lock_file_of(tmp_path / "mine")), owner.token)
         try:
             join([of_driver])
             assert claims() == (of_driver,)

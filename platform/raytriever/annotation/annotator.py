@@ -28,7 +28,7 @@ _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may 
 
 
 @dataclass(frozen=True)
-class Question:
+class AnnotationQuery:
     """Query with its candidates: positions in the corpus, and the texts that the model sees."""
 
     text: str
@@ -50,7 +50,7 @@ class Annotator(StageClient):
     """Client that takes each query through the three stages."""
 
     async def run(
-        self, questions: Iterator[tuple[int, Question]], on_result: Callable[[int, Annotation], None]
+        self, questions: Iterator[tuple[int, AnnotationQuery]], on_result: Callable[[int, Annotation], None]
     ) -> UserError | BudgetReached | None:
         """Annotate all questions, and call `on_result` after each. `on_result` may raise a `UserError` to stop the job.
 
@@ -77,7 +77,7 @@ class Annotator(StageClient):
         errors = [reason for reason in stop_reasons if isinstance(reason, UserError)]
         return next(iter([*errors, *stop_reasons]), None)
 
-    async def annotate(self, question: Question) -> Annotation:
+    async def annotate(self, question: AnnotationQuery) -> Annotation:
         """Run the three stages for one query.
 
         Raises:
@@ -97,7 +97,7 @@ class Annotator(StageClient):
             return Annotation(failed=str(error))
         return Annotation(documents, answer, [documents[index] for index in useful])
 
-    async def _relevant(self, question: Question) -> list[int]:
+    async def _relevant(self, question: AnnotationQuery) -> list[int]:
         relevant = []
         for start, passages in split_evenly(question.passages, self.config.passages_per_prompt):
             indices = await self.ask(RELEVANCE, question.text, passages, number_reader(RELEVANCE, len(passages)))

@@ -22,7 +22,7 @@ class BudgetReached(Exception):
 
 
 @dataclass
-class Tokens:
+class TokenCounts:
     """Input tokens (read) and output tokens (written) of a model."""
 
     read: int = 0
@@ -62,9 +62,9 @@ class Spending:
     """
 
     config: ServiceConfig
-    spent: Tokens = field(default_factory=Tokens)
+    spent: TokenCounts = field(default_factory=TokenCounts)
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
-    _reserved: Tokens = field(default_factory=Tokens)
+    _reserved: TokenCounts = field(default_factory=TokenCounts)
     _in_flight: int = 0
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,14 +73,14 @@ class Spending:
         """Cost of the job so far, in the currency of the settings."""
         return self.spent.cost(self.config)
 
-    async def reserve(self, prompt_bytes: int, max_tokens: int) -> Tokens:
+    async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
         """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
 
         Raises:
             BudgetReached: the request exceeds the budget although no other is in flight.
         """
         while True:
-            needed = Tokens(self.estimator.estimate(prompt_bytes), max_tokens)
+            needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
             if self._fits(needed):
                 self._add(needed, 1)
                 return needed
@@ -89,22 +89,22 @@ class Spending:
             self._settled.clear()
             await self._settled.wait()
 
-    def settle(self, reserved: Tokens, paid: Tokens) -> None:
+    def settle(self, reserved: TokenCounts, paid: TokenCounts) -> None:
         """Replace the reserved cost of a request by the actual cost."""
-        self._add(Tokens(-reserved.read, -reserved.written), -1)
+        self._add(TokenCounts(-reserved.read, -reserved.written), -1)
         self.spent.read += paid.read
         self.spent.written += paid.written
         self._settled.set()
 
-    def _add(self, tokens: Tokens, requests: int) -> None:
+    def _add(self, tokens: TokenCounts, requests: int) -> None:
         self._reserved.read += tokens.read
         self._reserved.written += tokens.written
         self._in_flight += requests
 
-    def _fits(self, needed: Tokens) -> bool:
+    def _fits(self, needed: TokenCounts) -> bool:
         read = self.spent.read + self._reserved.read + needed.read
         written = self.spent.written + self._reserved.written + needed.written
         config = self.config
         if config.budget_tokens is not None and read + written > config.budget_tokens:
             return False
-        return config.budget is None or Tokens(read, written).cost(config) <= config.budget
+        return config.budget is None or TokenCounts(read, written).cost(config) <= config.budget

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotator import Annotator, Question, split_evenly
-from raytriever.annotation.budget import TokenEstimator, Tokens
+from raytriever.annotation.annotator import Annotator, AnnotationQuery, split_evenly
+from raytriever.annotation.budget import TokenEstimator, TokenCounts
 from raytriever.annotation.config import ServiceConfig
 from raytriever.annotation.prompts import (
     ANSWER,
@@ -46,9 +46,9 @@ class Totals:
         self.prompt_bytes += prompt_bytes
         self.written += written
 
-    def tokens(self, estimator: TokenEstimator) -> Tokens:
+    def tokens(self, estimator: TokenEstimator) -> TokenCounts:
         """Return the total input and output tokens."""
-        return Tokens(estimator.estimate(self.prompt_bytes) if self.requests else 0, self.written)
+        return TokenCounts(estimator.estimate(self.prompt_bytes) if self.requests else 0, self.written)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Estimate:
         return "\n".join([*lines, f"{self.from_log:,} answers are in the log already and cost nothing"])
 
 
-async def estimate(annotator: Annotator, questions: Iterable[Question]) -> Estimate:
+async def estimate(annotator: Annotator, questions: Iterable[AnnotationQuery]) -> Estimate:
     """Estimate the cost of the remaining questions, with an annotator without a service."""
     result = Estimate()
     for question in questions:
@@ -84,7 +84,7 @@ async def estimate(annotator: Annotator, questions: Iterable[Question]) -> Estim
     return result
 
 
-async def _add(result: Estimate, annotator: Annotator, question: Question) -> None:
+async def _add(result: Estimate, annotator: Annotator, question: AnnotationQuery) -> None:
     limit = annotator.config.max_tokens
     relevant: list[str] = []
     tokens_are_known = True

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import TokenEstimator, Tokens
+from raytriever.annotation.budget import TokenEstimator, TokenCounts
 from raytriever.annotation.config import LOCAL, ServiceConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
@@ -62,12 +62,12 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
     return sorted(chosen, key=lambda query: hashlib.sha256(ids[query].encode()).digest())[:most]
 
 
-def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, Tokens], TokenEstimator]:
+def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, TokenCounts], TokenEstimator]:
     """Return the tokens that each job paid, and a token estimator fitted to the answers of a model."""
-    paid: dict[str, Tokens] = {}
+    paid: dict[str, TokenCounts] = {}
     estimator = TokenEstimator()
     for entry in log.entries():
-        tokens = paid.setdefault(entry["job"], Tokens())
+        tokens = paid.setdefault(entry["job"], TokenCounts())
         tokens.read += entry["read"]
         tokens.written += entry["written"]
         if entry["llm"] == llm and not entry["guessed"]:

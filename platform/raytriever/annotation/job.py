@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, Annotator, Question, check_failures
+from raytriever.annotation.annotator import Annotation, Annotator, AnnotationQuery, check_failures
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, Tokens
+from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, TokenCounts
 from raytriever.annotation.candidates import find_candidates
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
 from raytriever.annotation.estimate import estimate
 from raytriever.annotation.inputs import choose_queries, open_checked, read_costs, read_service_key
 from raytriever.annotation.output import write_annotated
-from raytriever.annotation.prompts import Prompts, load_prompts
+from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
 from raytriever.annotation.requests import Counts
 from raytriever.annotation.service import Service
 from raytriever.data.dataset import RetrievalDataset
@@ -73,12 +73,12 @@ class OpenedJob:
     annotator: Annotator
     annotations: dict[int, Annotation] = field(default_factory=dict)
 
-    def questions(self) -> Iterator[tuple[int, Question]]:
+    def questions(self) -> Iterator[tuple[int, AnnotationQuery]]:
         """Yield each query with its index, lazily."""
         longest, passages = self.job.annotation.passage_characters, self.dataset.passages()
         for number, (query, documents) in enumerate(zip(self.queries, self.candidates, strict=True)):
             excerpts = [passages[document][:longest] for document in documents]
-            yield number, Question(self.dataset.queries.texts[query], documents, excerpts)
+            yield number, AnnotationQuery(self.dataset.queries.texts[query], documents, excerpts)
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
@@ -257,9 +257,9 @@ def run_annotation(
 def _prepare(
     job: AnnotationJob,
     dataset: RetrievalDataset,
-    prompts: Prompts,
+    prompts: AnnotationPrompts,
     log: AnswerLog,
-    paid: Mapping[str, Tokens],
+    paid: Mapping[str, TokenCounts],
     estimator: TokenEstimator,
     report: Callable[[str], None],
 ) -> OpenedJob:
@@ -274,7 +274,7 @@ def _prepare(
             f"has no candidate passage for any of {len(queries):,} queries", dataset.name, "add sources to --candidates"
         )
     name = job_name(job, dataset, prompts)
-    spending = Spending(job.service, paid.get(name, Tokens()), estimator)
+    spending = Spending(job.service, paid.get(name, TokenCounts()), estimator)
     unconnected = Annotator(
         prompts=prompts, config=settings, llm=job.service.llm, job=name, log=log, service=None, spending=spending
     )
@@ -289,7 +289,7 @@ _FIRST_SETTINGS = frozenset(
 )
 
 
-def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: Prompts) -> str:
+def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: AnnotationPrompts) -> str:
     """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget.
 
     A setting that came after version 0.1 counts only if it is used, so a job of an earlier version keeps its name.

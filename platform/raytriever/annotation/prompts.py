@@ -39,7 +39,7 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Prompts:
+class AnnotationPrompts:
     """Text of each prompt by its name."""
 
     texts: dict[str, str]
@@ -78,7 +78,7 @@ class Prompts:
         ]
 
 
-def load_prompts(folder: str) -> Prompts:
+def load_prompts(folder: str) -> AnnotationPrompts:
     """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none.
 
     Raises:
@@ -87,7 +87,7 @@ def load_prompts(folder: str) -> Prompts:
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
         texts |= _read_folder(expanded(folder))
-    return Prompts(texts)
+    return AnnotationPrompts(texts)
 
 
 def _read_folder(folder: Path) -> dict[str, str]:

@@ -18,9 +18,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from raytriever.annotation.answer_log import AnswerLog, Entry
-from raytriever.annotation.budget import BudgetReached, Spending, Tokens
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts
 from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import STAGES, MalformedAnswer, Message, Prompts, build_schema
+from raytriever.annotation.prompts import STAGES, MalformedAnswer, Message, AnnotationPrompts, build_schema
 from raytriever.annotation.service import Service, ServiceError
 from raytriever.errors import UserError
 
@@ -103,7 +103,7 @@ class StageClient:
         in_flight: number of parallel requests.
     """
 
-    prompts: Prompts
+    prompts: AnnotationPrompts
     config: AnnotationConfig
     llm: str
     job: str
@@ -179,9 +179,9 @@ class StageClient:
         async with self._slots.hold(STAGES.index(stage)):
             reserved = await self.spending.reserve(size, self.config.max_tokens)
             if self.stop_reasons:
-                self.spending.settle(reserved, Tokens())
+                self.spending.settle(reserved, TokenCounts())
                 raise self.stop_reasons[0]
-            paid = Tokens()
+            paid = TokenCounts()
             try:
                 reply = await self.service.chat(messages, schema)
                 guessed = reply.read is None or reply.written is None

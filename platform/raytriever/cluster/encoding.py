@@ -37,7 +37,7 @@ from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisa
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at
 from raytriever.errors import ConfigError, UserError
-from raytriever.locking import Claim, claims, join
+from raytriever.locking import LockClaim, claims, join
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.options import flag_of
@@ -106,7 +106,7 @@ def run_in_actors(pool: ActorPool) -> Runner:
 class _Actor:
     """Encodes shards. Errors are returned as values, because Ray would wrap exceptions."""
 
-    def __init__(self, encoder: ShardEncoder, pool: ActorPool, driver_claims: tuple[Claim, ...]) -> None:
+    def __init__(self, encoder: ShardEncoder, pool: ActorPool, driver_claims: tuple[LockClaim, ...]) -> None:
         hide_unreserved_gpus()
         join(driver_claims)
         torch.set_num_threads(pool.cpus)

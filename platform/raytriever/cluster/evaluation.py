@@ -20,7 +20,7 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import EvaluationJob
 from raytriever.evaluation.results import Results
-from raytriever.evaluation.systems import Workers, evaluate_retriever
+from raytriever.evaluation.systems import RetrievalBackend, evaluate_retriever
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -69,12 +69,14 @@ def evaluate_in_session(
         return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
 
 
-def pool_workers(pool: ActorPool, gauges: Gauges) -> Workers:
+def pool_workers(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
     """Return functions that encode and search in actors, as many as the cluster has resources for."""
     resources = ray.cluster_resources()
     fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
     searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
-    return Workers(with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers))
+    return RetrievalBackend(
+        with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers)
+    )
 
 
 def evaluate_model(

@@ -23,7 +23,7 @@ from ray.data import DataContext
 
 from raytriever.cluster.gauges import with_ingest_gauges
 from raytriever.cluster.session import ray_session
-from raytriever.data.formats.chunks import Chunk, read_chunks
+from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
 from raytriever.data.prepare.prepared import read_prepared
@@ -138,7 +138,7 @@ class _Reader:
                     return
                 yield {**vars(chunk), "error": ""}
         except UserError as error:
-            yield {**vars(Chunk(row["part"], -1, -1, b"")), "error": serialize_error(error)}
+            yield {**vars(FileChunk(row["part"], -1, -1, b"")), "error": serialize_error(error)}
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class _Writer:
             report, failure = "", row.pop("error")
             if not failure:
                 try:
-                    report = json.dumps(asdict(self.writer(Chunk(**row))))
+                    report = json.dumps(asdict(self.writer(FileChunk(**row))))
                 except UserError as error:
                     failure = serialize_error(error)
             reports.append(report)

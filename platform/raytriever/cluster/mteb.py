@@ -9,7 +9,7 @@ from raytriever.cluster.encoding import choose_actor_pool, open_encoding_session
 from raytriever.cluster.evaluation import pool_workers
 from raytriever.cluster.gauges import Gauges, export_metrics
 from raytriever.encoding.config import EncodeConfig
-from raytriever.evaluation.systems import Workers
+from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.mteb.job import MtebResults, run_mteb
 from raytriever.mteb.request import MtebJob
 from raytriever.tracking.spool import open_adjacent
@@ -39,7 +39,7 @@ def run_mteb_in_session(
 
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
-        workers = pool_workers(pool, Gauges(output.name)) if pool else Workers()
+        workers = pool_workers(pool, Gauges(output.name)) if pool else RetrievalBackend()
         gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, task: str, metrics: Mapping[str, float]) -> None:

@@ -24,7 +24,7 @@ from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, hangups_blocked
-from raytriever.locking import Claim, claims, join
+from raytriever.locking import LockClaim, claims, join
 from raytriever.machine import LONGEST_TEMPORARY, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.terminal import warn
@@ -219,7 +219,7 @@ class DriverContext:
     """
 
     directory: str = field(default_factory=os.getcwd)
-    claims: tuple[Claim, ...] = field(default_factory=claims)
+    claims: tuple[LockClaim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:
         """Change this process to the directory, share the locks, and see no GPU that others have reserved."""

@@ -43,7 +43,7 @@ from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
-from raytriever.evaluation.systems import DenseSystem, Encoders, Workers, evaluate_bm25
+from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend, evaluate_bm25
 from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.mining.bm25 import Bm25Index
@@ -63,7 +63,7 @@ def run_evaluation(
     fresh: bool,
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
-    workers: Workers | None = None,
+    workers: RetrievalBackend | None = None,
     report: Callable[[Path], None] | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
@@ -100,7 +100,7 @@ def run_evaluation(
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
-    workers = workers or Workers(search=partial(search_store, unfinished=store.folder))
+    workers = workers or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
     measure = partial(_measure, job=job, encoders=encoders, workers=workers, store=store)
     run = tracker()
     with closing(run):
@@ -178,7 +178,7 @@ class _System:
     model: EvaluatedModel
     part: OpenPart
     encoders: Encoders
-    workers: Workers
+    workers: RetrievalBackend
     names: tuple[str, ...]
     whole: _System | None = None
 
@@ -245,7 +245,7 @@ def _measure(
     *,
     job: EvaluationJob,
     encoders: Encoders,
-    workers: Workers,
+    workers: RetrievalBackend,
     store: MeasurementStore,
     seconds: dict[str, float],
 ) -> PartMeasurement:

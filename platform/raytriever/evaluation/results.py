@@ -141,7 +141,7 @@ class AucRow(TypedDict):
     note: str | None
 
 
-class CalibrationRow(TypedDict):
+class CalibrationRecord(TypedDict):
     """One threshold, see `pooled_scores.calibration_rows`."""
 
     dataset: str
@@ -207,7 +207,7 @@ class ResultsContent(TypedDict):
     pairs: NotRequired[list[TestedPair]]
     best: NotRequired[list[BestRow]]
     auc_intervals: NotRequired[list[AucRow]]
-    calibration: NotRequired[list[CalibrationRow] | None]
+    calibration: NotRequired[list[CalibrationRecord] | None]
     forms: NotRequired[list[FormRow]]
     parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
     systems: NotRequired[dict[str, dict[str, Any]]]

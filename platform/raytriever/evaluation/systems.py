@@ -41,7 +41,7 @@ StoreSearch = Callable[[EmbeddingStore, ndarray, int, ndarray], tuple[ndarray, n
 
 
 @dataclass(frozen=True)
-class Workers:
+class RetrievalBackend:
     """Functions that encode corpora and search stores; the defaults do so in this process."""
 
     encode: Runner = encode_in_process
@@ -133,7 +133,7 @@ class DenseSystem:
     dataset: RetrievalDataset
     config: ModelConfig
     retriever: Retriever
-    workers: Workers = Workers()
+    workers: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 
     @cached_property

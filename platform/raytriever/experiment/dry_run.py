@@ -23,7 +23,7 @@ from raytriever.models.precision import choose_precision
 from raytriever.models.resolution import resolve_model
 from raytriever.terminal import text_table
 from raytriever.training.guide import guide_errors
-from raytriever.training.memory.batch import Share, guide_bytes
+from raytriever.training.memory.batch import WorkerTexts, guide_bytes
 from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts
 from raytriever.training.memory.simulation import simulate
 from raytriever.training.parallel.chunk_size import free_memory
@@ -187,15 +187,15 @@ def _plans(config: Config, directory: Path, description: Description) -> list[_P
     return plans
 
 
-def _share(config: Config, description: Description, width: int) -> Share:
+def _share(config: Config, description: Description, width: int) -> WorkerTexts:
     workers = config.training.workers[1]
     queries = config.training.batch_size // workers
     group = config.data.positives_per_query + config.data.negatives_per_query
     tokens = max(description.query_length, description.passage_length)
-    return Share(queries, queries * group, workers, tokens, width)
+    return WorkerTexts(queries, queries * group, workers, tokens, width)
 
 
-def _guide_bytes(name: str, device: str, precision: str, share: Share) -> int:
+def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> int:
     model = ModelConfig(model=name)
     directory = resolve_model(name, weights=False)
     description = describe(directory, model)
@@ -204,7 +204,7 @@ def _guide_bytes(name: str, device: str, precision: str, share: Share) -> int:
     return guide_bytes((1 if description.towers == "shared" else 2) * weights, precision, encoder.width, share)
 
 
-def _asked_texts(config: Config, share: Share) -> int | None:
+def _asked_texts(config: Config, share: WorkerTexts) -> int | None:
     """Return the texts of a chunk that the user asks for, or None."""
     chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
     asked = [chunk] if chunk else []
@@ -228,7 +228,7 @@ def _table(plans: Sequence[_Planned]) -> list[list[str]]:
 _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 
-def _flags(texts: int, share: Share) -> str:
+def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
         return f"the whole batch ({_count(texts, 'text')})"
     return f"--grad-cache-tokens {texts * share.tokens} ({_count(texts, 'text')}, --grad-cache-chunk {texts})"

@@ -31,7 +31,7 @@ TEXTS, BURSTS, WARM_UP = 64, 2, 16
 
 
 @dataclass(frozen=True)
-class Size:
+class QuickstartSize:
     """Corpus and number of steps of a quickstart, for machines that encode at least `speed` passages per second."""
 
     speed: float
@@ -41,7 +41,12 @@ class Size:
 
 # The corpus is encoded twice. A step takes as long as the encoding of 400 passages in fp32 and of 550 in bf16, and the
 # rest of the run about a minute.
-SIZES = (Size(600, PYDOCS, 60), Size(250, PYDOCS_PART, 60), Size(170, PYDOCS_PART, 40), Size(0, PYDOCS_PART, 20))
+SIZES = (
+    QuickstartSize(600, PYDOCS, 60),
+    QuickstartSize(250, PYDOCS_PART, 60),
+    QuickstartSize(170, PYDOCS_PART, 40),
+    QuickstartSize(0, PYDOCS_PART, 20),
+)
 
 
 def size_quickstart(
@@ -93,12 +98,12 @@ def measure_speed(retriever: Retriever) -> float:
     return TEXTS / min(seconds)
 
 
-def choose_size(speed: float) -> Size:
+def choose_size(speed: float) -> QuickstartSize:
     """Return the largest size for a speed in passages per second."""
     return next(size for size in SIZES if speed >= size.speed)
 
 
-def describe(size: Size, speed: float) -> str:
+def describe(size: QuickstartSize, speed: float) -> str:
     """Return a line on the choice: what, why, and how to have all."""
     whole = SIZES[0]
     why = f"This machine encodes {speed:,.0f} passages/s"
@@ -111,7 +116,7 @@ def describe(size: Size, speed: float) -> str:
     )
 
 
-def _recorded(file: Path) -> Size | None:
+def _recorded(file: Path) -> QuickstartSize | None:
     """Return the size of the run that recorded a file of settings; None if it is of another run, or none."""
     settings: dict[str, object] = {}
     if file.is_file():
@@ -124,5 +129,5 @@ def _recorded(file: Path) -> Size | None:
     return next((size for size in SIZES if (size.dataset, size.steps) == chosen), None)
 
 
-def _resized(config: Config, size: Size) -> Config:
+def _resized(config: Config, size: QuickstartSize) -> Config:
     return override(config, {"data": {"dataset": size.dataset}, "training": {"max_steps": size.steps}})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytriever.evaluation.pooled_scores import aim_text, calibration_table
-from raytriever.metrics.calibration import Share
+from raytriever.metrics.calibration import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
 from raytriever.search.calibration import Calibration
@@ -209,7 +209,7 @@ def _interval(bounds: tuple[float, float] | None) -> str:
     return "" if bounds is None else f" (95 %: {bounds[0]:.3f} to {bounds[1]:.3f})"
 
 
-def _share(share: Share) -> str:
+def _share(share: Proportion) -> str:
     if not share.whole:
         return "none"
     return f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"

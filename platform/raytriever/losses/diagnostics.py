@@ -16,13 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from raytriever.losses.engine.batch import Candidates
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 QUERIES = 32
 
 
 @torch.no_grad()
-def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> Float[Tensor, ""]:
+def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES) -> Float[Tensor, ""]:
     """Compute the AUC over all pairs of the global batch. Equal scores count one half.
 
     Args:
@@ -59,7 +59,7 @@ def batch_auc(candidates: Candidates, workers: Workers, most: int = QUERIES) -> 
 
 
 @torch.no_grad()
-def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
+def query_positive_distance(candidates: Candidates, workers: WorkerGroup) -> Float[Tensor, ""]:
     """Compute the mean Euclidean distance between a query and its positives, over all pairs of the global batch."""
     total = sum(
         _used(torch.linalg.vector_norm(candidates.queries - positives, dim=1), is_used).sum(dtype=torch.float64)
@@ -70,7 +70,7 @@ def query_positive_distance(candidates: Candidates, workers: Workers) -> Float[T
 
 
 @torch.no_grad()
-def query_positive_mmd(candidates: Candidates, workers: Workers) -> Float[Tensor, ""]:
+def query_positive_mmd(candidates: Candidates, workers: WorkerGroup) -> Float[Tensor, ""]:
     """Compute ||mean query - mean positive||^2 over the global batch; each positive of a query counts once."""
     relevance = candidates.relevance
     apart = candidates.queries.sum(0, dtype=torch.float64) / relevance.rows

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from raytriever.losses.engine.teacher import OwnGroup
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 
-def kl_share(group: OwnGroup, workers: Workers) -> Float[Tensor, ""]:
+def kl_share(group: OwnGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
     """Return this worker's share of the mean, in double precision; 0 if no query has two scored passages."""
     has_distribution = group.is_scored.sum(1) > 1
     outside = ~group.is_scored & has_distribution[:, None]

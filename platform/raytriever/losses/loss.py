@@ -33,7 +33,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
 from raytriever.losses.engine.guide import GuideEmbeddings, mask_false_negatives
-from raytriever.losses.engine.workers import ALONE, Workers, sum_shares
+from raytriever.losses.engine.workers import ALONE, WorkerGroup, sum_shares
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ UNIT = 1 + 2.0**-7
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
 
 
-ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], Workers], LossShare]
+ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], WorkerGroup], LossShare]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Loss(nn.Module):
         queries: Float[Tensor, "queries width"],
         passages: Float[Tensor, "passages width"],
         ids: BatchIds,
-        workers: Workers = ALONE,
+        workers: WorkerGroup = ALONE,
         guide: GuideEmbeddings | None = None,
     ) -> LossOutput:
         """Compute the loss of one step.
@@ -149,7 +149,7 @@ class Loss(nn.Module):
             value = value + self.config.distribution_weight * distance
         return LossOutput(value, statistics)
 
-    def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossOutput:
+    def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup) -> LossOutput:
         """Compute the loss and its statistics at one width, without the regulariser."""
         own = self._scores(self.config, batch, ids, log_temperature, workers)
         share = own.share
@@ -172,7 +172,7 @@ class Loss(nn.Module):
 
     @torch.no_grad()
     def _largest_score(
-        self, batch: Candidates, passages: Tensor, log_temperature: Float[Tensor, ""], workers: Workers
+        self, batch: Candidates, passages: Tensor, log_temperature: Float[Tensor, ""], workers: WorkerGroup
     ) -> float:
         """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
 
@@ -280,7 +280,7 @@ def distribution_distance(
     queries: Float[Tensor, "queries width"],
     candidates: Float[Tensor, "candidates width"],
     rows: int,
-    workers: Workers,
+    workers: WorkerGroup,
 ) -> Float[Tensor, ""]:
     """Compute the mean squared distance between the queries and the candidates of the global batch.
 

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from raytriever.losses.engine.teacher import OwnGroup
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 
-def margin_mse_share(group: OwnGroup, workers: Workers) -> Float[Tensor, ""]:
+def margin_mse_share(group: OwnGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
     """Return this worker's share of the mean over all pairs, in double precision; 0 if there is no pair."""
     difference = group.student - group.teacher
     pairs = group.is_positive[:, :, None] & group.is_negative[:, None, :]

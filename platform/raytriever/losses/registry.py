@@ -15,7 +15,7 @@ from raytriever.losses.engine.batch import BatchIds, Candidates
 from raytriever.losses.engine.rows import RowLoss, RowReduction
 from raytriever.losses.engine.sweep import sweep
 from raytriever.losses.engine.teacher import OwnGroup, SoftLabels
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.infonce import INFONCE
 from raytriever.losses.joint import JOINT
 from raytriever.losses.kl import kl_share
@@ -42,7 +42,7 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     """
 
     def reduce(
-        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
     ) -> LossShare:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.relevance.positives, ids)
@@ -58,11 +58,11 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
     return reduce
 
 
-def by_teacher(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> ScoreLoss:
+def by_teacher(share: Callable[[OwnGroup, WorkerGroup], Float[Tensor, ""]]) -> ScoreLoss:
     """Return a loss of a teacher's scores. Batches without them, such as dev batches, use InfoNCE."""
 
     def reduce(
-        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
     ) -> LossShare:
         if batch.relevance.group is None:
             return by_row(INFONCE)(config, batch, ids, log_temperature, workers)
@@ -73,7 +73,7 @@ def by_teacher(share: Callable[[OwnGroup, Workers], Float[Tensor, ""]]) -> Score
 
 
 def symmetric(
-    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
 ) -> LossShare:
     """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
     forward = by_row(INFONCE)(config, batch, ids, log_temperature, workers)
@@ -83,14 +83,16 @@ def symmetric(
 
 
 def triplet(
-    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
 ) -> LossShare:
     """Compute the hinge over all pairs of a query."""
     reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
     return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), {})
 
 
-def mw(config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers) -> LossShare:
+def mw(
+    config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
+) -> LossShare:
     """Compare every positive with every negative of the batch."""
     reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
     return LossShare(sweep(reduction, batch, log_temperature, config.loss_precision), reduction.statistics)

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from raytriever.losses.engine.batch import BatchIds, Candidates
 from raytriever.losses.engine.rows import first_positive
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 
 def exchange_roles(
-    candidates: Candidates, ids: BatchIds, workers: Workers, sent: torch.dtype | None = None
+    candidates: Candidates, ids: BatchIds, workers: WorkerGroup, sent: torch.dtype | None = None
 ) -> Candidates:
     """Return a batch in which passages search for their queries."""
     relevance = candidates.relevance

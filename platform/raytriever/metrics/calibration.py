@@ -137,7 +137,7 @@ def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, 
 
 
 @dataclass(frozen=True)
-class Share:
+class Proportion:
     """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
 
     Args:
@@ -170,11 +170,11 @@ class Achieved:
             an accepted pair together. None if the queries of scores are unknown.
     """
 
-    coverage: Share | None
-    top_precision: Share | None
-    precision: Share
-    recall: Share
-    f1: Share | None
+    coverage: Proportion | None
+    top_precision: Proportion | None
+    precision: Proportion
+    recall: Proportion
+    f1: Proportion | None
 
 
 @dataclass(frozen=True)
@@ -190,11 +190,11 @@ class CalibrationRow:
     achieved: Achieved | None
 
     @property
-    def wanted(self) -> Share | None:
+    def wanted(self) -> Proportion | None:
         """The aim's share on the checking split; None if the aim is out of reach."""
         if self.achieved is None:
             return None
-        share: Share | None = getattr(
+        share: Proportion | None = getattr(
             self.achieved, {"answered": "coverage"}.get(self.threshold.aim, self.threshold.aim)
         )
         return share
@@ -275,13 +275,13 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     return Achieved(
         coverage=_independent(int(answered.sum()), count, confidence),
         top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),
-        precision=Share(relevant, accepted, *wilson_by_query(parts, wholes, confidence)),
-        recall=Share(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
-        f1=Share(
+        precision=Proportion(relevant, accepted, *wilson_by_query(parts, wholes, confidence)),
+        recall=Proportion(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
+        f1=Proportion(
             2 * int(right.sum()), int(answered.sum()) + count, *wilson_by_query(2 * right, answered + 1, confidence)
         ),
     )
 
 
-def _independent(part: int, whole: int, confidence: float) -> Share:
-    return Share(part, whole, *wilson(part, whole, confidence))
+def _independent(part: int, whole: int, confidence: float) -> Proportion:
+    return Proportion(part, whole, *wilson(part, whole, confidence))

@@ -1,6 +1,6 @@
 """Postings of BM25: for each term its documents, and the weight of the term in each.
 
-1. A block of documents becomes a `Block`: its terms, with the rows and the frequencies of each.
+1. A block of documents becomes a `PostingsBlock`: its terms, with the rows and the frequencies of each.
 2. `merge` numbers the terms of all blocks, computes their weights from the figures of the whole corpus, and copies the
    postings of each term into a row, in the order of the documents.
 
@@ -60,7 +60,7 @@ _Allocate = Callable[[str, int, Any], ndarray]
 
 
 @dataclass(frozen=True)
-class Block:
+class PostingsBlock:
     """Terms of some documents.
 
     Args:
@@ -78,7 +78,7 @@ class Block:
     lengths: Int64[ndarray, " documents"]
 
     @classmethod
-    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Block:
+    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> PostingsBlock:
         """Analyse texts."""
         terms, ids, lengths = analyser.number_terms(texts)
         pairs = ids * len(texts) + np.repeat(np.arange(len(texts)), lengths)
@@ -94,7 +94,7 @@ class Block:
             np.save(folder / f"{name}.npy", getattr(self, name))
 
     @classmethod
-    def read(cls, folder: Path) -> Block:
+    def read(cls, folder: Path) -> PostingsBlock:
         """Open the files of a block; arrays are memory-mapped."""
         terms = _read_terms(folder)
         counts = _mapped(folder, "counts", len(terms))
@@ -127,7 +127,7 @@ class Postings:
     def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
         """Index texts in memory."""
         starts = range(0, len(texts), BLOCK)
-        return merge([Block.of(texts[start : start + BLOCK], analyser) for start in starts], _in_memory)
+        return merge([PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts], _in_memory)
 
     @classmethod
     def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
@@ -159,7 +159,7 @@ class Postings:
         return postings
 
 
-def merge(blocks: Iterable[Block], allocate: _Allocate) -> Postings:
+def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
     """Compute the postings of blocks in a row.
 
     Args:
@@ -218,8 +218,8 @@ class _Blocks:
 
     folders: Sequence[Path]
 
-    def __iter__(self) -> Iterator[Block]:
-        return map(Block.read, self.folders)
+    def __iter__(self) -> Iterator[PostingsBlock]:
+        return map(PostingsBlock.read, self.folders)
 
 
 def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
@@ -274,7 +274,7 @@ def _ignore() -> None: ...
 
 def _write_block(folder: Path, texts: list[str], analyser: Analyser) -> None:
     with committed_directory(folder, replace=folder.exists()) as aside:
-        Block.of(texts, analyser).write(aside)
+        PostingsBlock.of(texts, analyser).write(aside)
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:

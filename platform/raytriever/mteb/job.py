@@ -25,7 +25,7 @@ import numpy as np
 from raytriever.errors import ConfigError, DataError, UserError
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.request import EvaluatedModel
-from raytriever.evaluation.systems import Encoders, Workers
+from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.request import MtebJob
 from raytriever.mteb.search import TaskSearch
@@ -95,7 +95,7 @@ def run_mteb(
     output: Path,
     fresh: bool,
     log: Callable[[str], None],
-    workers: Workers | None = None,
+    workers: RetrievalBackend | None = None,
     on_result: OnResult | None = None,
     tracker: Callable[[], Tracker] = NullTracker,
 ) -> MtebResults:
@@ -121,7 +121,7 @@ def run_mteb(
     device = default_device()
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
     cache = ResultCache(cache_path=output)
-    runs = [_ModelRun(job, model, encoders, cache, workers or Workers(), log) for model in job.models]
+    runs = [_ModelRun(job, model, encoders, cache, workers or RetrievalBackend(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
     results, tracked = MtebResults(), tracker()
@@ -166,7 +166,7 @@ class _ModelRun:
     model: EvaluatedModel
     encoders: Encoders
     cache: Any
-    workers: Workers
+    workers: RetrievalBackend
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:

@@ -28,7 +28,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.pooled_scores import auc_rows, calibration_rows
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, read_results
-from raytriever.evaluation.systems import DenseSystem, EncodedQueries, Workers
+from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
 from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
@@ -84,7 +84,7 @@ class TaskSearch(MtebEncoder):
     task: Any
     measures: Measures
     folder: Path
-    workers: Workers = field(default_factory=Workers)
+    workers: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
 
     def index(self, corpus: Any, **about: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from raytriever.planning.stages import Stage, stages
+from raytriever.planning.stages import StageNeeds, stages
 from raytriever.planning.workload import GB, Workload
 
 DRIVER, WORKERS, DISK, TIME, NUMBERS = "driver memory", "worker memory", "disk", "hours", "document numbers"
@@ -85,7 +85,7 @@ def first_excess(work: Workload) -> tuple[int, Excess] | None:
     return high, at(high)[0]
 
 
-def _needs(work: Workload, stage: Stage) -> Iterator[Excess]:
+def _needs(work: Workload, stage: StageNeeds) -> Iterator[Excess]:
     config = work.config
     memory = config.memory_per_node * GB
     yield Excess(stage.name, DRIVER, stage.driver, memory)

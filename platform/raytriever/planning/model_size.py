@@ -14,7 +14,7 @@ from raytriever.models.encoder import Encoder
 from raytriever.models.resolution import resolve_model
 from raytriever.planning.config import SHAPES, PlanConfig
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import Share
+from raytriever.training.memory.batch import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, prepare_encoder, simulate, text_encoder_of
 from raytriever.training.monitoring import Encoding
@@ -91,11 +91,11 @@ def _of_shape(name: str, device: str, precision: str) -> SimulatedEncoder:
     return SimulatedEncoder(prepare_encoder(encoder, ModelConfig()), device, precision)
 
 
-def _share(config: PlanConfig, width: int, longest: int) -> Share:
+def _share(config: PlanConfig, width: int, longest: int) -> WorkerTexts:
     workers = max(1, config.gpus)
     queries = max(1, config.batch_size // workers)
     tokens = ceil(tokens_of(config.words_per_document, config, longest))
-    return Share(queries, queries * (1 + config.negatives_per_query), workers, tokens, width)
+    return WorkerTexts(queries, queries * (1 + config.negatives_per_query), workers, tokens, width)
 
 
 def tokens_of(words: float, config: PlanConfig, longest: int) -> float:

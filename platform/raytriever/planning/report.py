@@ -11,7 +11,7 @@ from raytriever.planning.coefficients import Measurement
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.limits import ALL, DISK, DRIVER, WORKERS, Excess, excesses, first_excess
 from raytriever.planning.model_size import CHUNK
-from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, Stage, stages
+from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, StageNeeds, stages
 from raytriever.planning.workload import Workload
 from raytriever.terminal import text_table
 
@@ -133,7 +133,7 @@ def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-def cost(stage: Stage, config: PlanConfig) -> float:
+def cost(stage: StageNeeds, config: PlanConfig) -> float:
     """Return the price of a stage; what has no price costs nothing."""
     of_gpus, of_nodes = (price or 0 for price in (config.price_per_gpu_hour, config.price_per_node_hour))
     time = of_gpus * stage.gpus if stage.gpus else of_nodes * stage.nodes

@@ -38,7 +38,7 @@ _KEYS = 40  # bytes of the hashes of a document, until the positions are known
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageNeeds:
     """Needs of a stage.
 
     Args:
@@ -73,7 +73,7 @@ class Stage:
         return max(self.parts, key=self.parts.__getitem__)
 
 
-def stages(work: Workload) -> list[Stage]:
+def stages(work: Workload) -> list[StageNeeds]:
     """Return the needs of all stages, in the order of the route."""
     return [
         prepare(work),
@@ -87,7 +87,7 @@ def stages(work: Workload) -> list[Stage]:
     ]
 
 
-def prepare(work: Workload) -> Stage:
+def prepare(work: Workload) -> StageNeeds:
     """Shards of texts and tokens by all cores, and positions of all ids by the driver."""
     config, rates = work.config, work.rates
     texts = work.words * rates["text.bytes_per_word"]
@@ -99,7 +99,7 @@ def prepare(work: Workload) -> Stage:
     read = source * rates["prepare.read_seconds_per_byte"] / config.all_nodes  # as many files as nodes
     write = work.words * rates["prepare.shard_seconds_per_word"] / work.cores
     disk = texts + columns + tokens
-    return Stage(
+    return StageNeeds(
         name="prepare",
         disk=disk,
         driver=work.process_bytes + config.documents * rates["prepare.assemble_bytes_per_document"],
@@ -119,7 +119,7 @@ def prepare(work: Workload) -> Stage:
     )
 
 
-def bm25(work: Workload) -> Stage:
+def bm25(work: Workload) -> StageNeeds:
     """Index of BM25, and its ranking of all queries, on one node."""
     config, rates = work.config, work.rates
     postings = work.words * rates["bm25.postings_per_word"]
@@ -131,7 +131,7 @@ def bm25(work: Workload) -> Stage:
     pairs = (config.queries + config.dev_queries) * config.documents
     disk = 16 * postings  # blocks and merged postings, 8 bytes each
     read = work.words * rates["text.bytes_per_word"]
-    return Stage(
+    return StageNeeds(
         name="BM25",
         disk=disk,
         driver=work.process_bytes + terms * rates["bm25.bytes_per_term"] + config.documents * _NUMBER + 4 * block_terms,
@@ -153,14 +153,14 @@ def bm25(work: Workload) -> Stage:
     )
 
 
-def encode(work: Workload) -> Stage:
+def encode(work: Workload) -> StageNeeds:
     """Embeddings of all documents, by an actor on each GPU or core."""
     config, rates, store = work.config, work.rates, work.store
     flops = config.documents * work.flops(config.words_per_document)
     tokens = work.token_bytes
     actors = config.gpus or work.cores
     shard = store.shard_rows * work.model.width * 4
-    return Stage(
+    return StageNeeds(
         name="encode",
         disk=store.bytes,
         driver=work.process_bytes + store.shards * rates["encode.driver_bytes_per_shard"],
@@ -183,12 +183,12 @@ def encode(work: Workload) -> Stage:
     )
 
 
-def search(work: Workload) -> Stage:
+def search(work: Workload) -> StageNeeds:
     """Exact search for the dev queries: actors search their shards, the driver merges."""
     config, rates, store = work.config, work.rates, work.store
     actors = min(config.gpus or work.cores, store.shards)
     keys = config.dev_queries * min(config.depth, config.documents)
-    return Stage(
+    return StageNeeds(
         name="exact search",
         disk=_ID * keys,
         driver=work.process_bytes + work.id_bytes + 5 * _NUMBER * keys,
@@ -209,7 +209,7 @@ def search(work: Workload) -> Stage:
     )
 
 
-def mine(work: Workload) -> Stage:
+def mine(work: Workload) -> StageNeeds:
     """Hard negatives of all training queries by exact search, in one process with one GPU or node."""
     config, store = work.config, work.store
     gpus = min(1, config.gpus)
@@ -218,7 +218,7 @@ def mine(work: Workload) -> Stage:
     # The embeddings are read again for each block of queries, unless they stay in memory.
     passes = 1 if 6 * config.documents * work.model.width < memory * GB else ceil(config.queries / per_block)
     negatives = config.queries * MINING.num_negatives
-    return Stage(
+    return StageNeeds(
         name="mining",
         disk=negatives * ROW_BYTES,
         driver=work.process_bytes
@@ -242,7 +242,7 @@ def mine(work: Workload) -> Stage:
     )
 
 
-def index(work: Workload, kind: str) -> Stage:
+def index(work: Workload, kind: str) -> StageNeeds:
     """Approximate index, built in one process from embeddings in a file."""
     config, rates, width = work.config, work.rates, work.model.width
     documents, cores = config.documents, config.cores_per_node
@@ -255,7 +255,7 @@ def index(work: Workload, kind: str) -> Stage:
     else:
         build = 2 * list_scores(documents, default_lists(documents)) * width * rates["ivfpq.list_seconds_per_flop"]
         build += code_scores(documents, default_code_bytes(width)) * rates["ivfpq.code_seconds_per_score"]
-    return Stage(
+    return StageNeeds(
         name=f"index {kind}",
         disk=finder + embeddings + 2 * _NUMBER * documents,
         driver=work.process_bytes + memory_of_building(settings, documents, width) + work.id_bytes,
@@ -285,7 +285,7 @@ def code_scores(documents: int, code_bytes: int) -> int:
     return (_CODE_ROUNDS * min(documents, POINTS * CODES) + documents) * CODES * code_bytes
 
 
-def train(work: Workload) -> Stage:
+def train(work: Workload) -> StageNeeds:
     """All epochs of training with data parallelism."""
     config = work.config
     workers = max(1, config.gpus)
@@ -294,7 +294,7 @@ def train(work: Workload) -> Stage:
     steps = config.epochs * config.queries / config.batch_size
     gradients = 4 * work.model.weights * 2 * (workers - 1) / workers
     checkpoints = _CHECKPOINTS * _CHECKPOINT_WEIGHT * work.model.weights
-    return Stage(
+    return StageNeeds(
         name="train",
         disk=checkpoints,
         driver=work.process_bytes + 2 * config.queries * MINING.num_negatives * _TABLE_ROW,

@@ -25,7 +25,7 @@ from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
-from raytriever.report.page import Page, Picture, Table, write_page
+from raytriever.report.page import Page, Picture, HtmlTable, write_page
 from raytriever.report.queries import choose_queries
 from raytriever.report.request import RUN_ID
 from raytriever.report.seeds import ONE_SEED, seed_tables
@@ -243,7 +243,7 @@ def _page_queries(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> di
     return chosen
 
 
-def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
+def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:
     """Return the settings that differ between runs of one kind. A setting that a run does not have is empty."""
     tables = []
     for trained, kind in ((True, "training"), (False, "evaluation")):
@@ -255,5 +255,5 @@ def _settings(runs: Sequence[FinishedRun]) -> list[Table]:
         rows = [[name, *(run.settings.get(name, "") for run in members)] for name in differ]
         note = "" if rows else "All runs have the same settings."
         columns = unique_names(["setting", *(run.name for run in members)])
-        tables.append(Table(f"Settings of {kind} that differ", columns, rows, note))
+        tables.append(HtmlTable(f"Settings of {kind} that differ", columns, rows, note))
     return tables

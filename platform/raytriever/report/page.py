@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """Sortable table. A `str` in a row is sorted as text. The page shows one table of a `group` at a time."""
 
     title: str
@@ -78,7 +78,7 @@ class Page:
 
     title: str
     about: Sequence[str] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[HtmlTable] = ()
     pictures: Sequence[Picture] = ()
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: str = ""
@@ -128,7 +128,7 @@ def _digest(content: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode('ascii')}"
 
 
-def _tables(tables: Sequence[Table]) -> str:
+def _tables(tables: Sequence[HtmlTable]) -> str:
     html = []
     for number, (group, grouped) in enumerate(groupby(tables, key=lambda table: table.group)):
         members = list(grouped)
@@ -142,7 +142,7 @@ def _tables(tables: Sequence[Table]) -> str:
     return "\n".join(html)
 
 
-def _without_data_set(table: Table) -> Table:
+def _without_data_set(table: HtmlTable) -> HtmlTable:
     """Return a table of one data set with its name in the title, in place of a column that repeats it."""
     names = {str(row[0]) for row in table.rows} if table.columns[:1] == ["data set"] else set()
     if len(names) != 1:
@@ -152,7 +152,7 @@ def _without_data_set(table: Table) -> Table:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: HtmlTable) -> str:
     table = _without_data_set(table)
     textual = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.columns))]
     head = "".join(

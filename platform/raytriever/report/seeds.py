@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.evaluation.differences.seeds import Comparison, SeededResults, SeedMetrics
+from raytriever.evaluation.differences.seeds import SeedComparison, SeededResults, SeedMetrics
 from raytriever.evaluation.protocol import metric_title
 from raytriever.metrics.significance import LEVEL, holm
 from raytriever.report.finished_runs import NOT_SETTINGS, FinishedRun
-from raytriever.report.page import Cell, Table
+from raytriever.report.page import Cell, HtmlTable
 from raytriever.report.tables import figure_cell, probability_cell, significance_cell
 from raytriever.training.config import MAY_CHANGE
 
@@ -30,7 +30,7 @@ _NO_SETTING = {_SEED, *MAY_CHANGE, *NOT_SETTINGS}
 
 def seed_tables(
     runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], queries: Mapping[str, Mapping[str, Any]]
-) -> list[Table]:
+) -> list[HtmlTable]:
     """Return a table that compares settings over queries and seeds; none if no setting has runs of two seeds.
 
     Args:
@@ -82,10 +82,10 @@ def _metrics(content: Mapping[str, Any], seed: int | None) -> SeedMetrics:
     return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
 
 
-def _table(results: SeededResults, seeds: Mapping[str, int]) -> Table:
+def _table(results: SeededResults, seeds: Mapping[str, int]) -> HtmlTable:
     cells: list[list[str | Cell]] = []
     for metric in dict.fromkeys(name for one in results.cells.values() for name in one[0].metrics):
-        tested: list[tuple[str, str, str, Comparison]] = []
+        tested: list[tuple[str, str, str, SeedComparison]] = []
         for dataset, (row, other) in itertools.product(results.datasets, itertools.combinations(seeds, 2)):
             if max(seeds[row], seeds[other]) > 1 and all(results.has(one, dataset, metric) for one in (row, other)):
                 better, worse = sorted((row, other), key=lambda one: -results.mean(one, dataset, metric))
@@ -111,4 +111,4 @@ def _table(results: SeededResults, seeds: Mapping[str, int]) -> Table:
         "part of the seeds. Significant: p, after Holm's correction over the pairs and data sets of a metric, is below "
         f"{LEVEL}. A setting with one seed is not tested."
     )
-    return Table("Settings over seeds", columns, cells, note)
+    return HtmlTable("Settings over seeds", columns, cells, note)

@@ -22,7 +22,7 @@ from raytriever.evaluation.pooled_scores import (
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
-from raytriever.report.page import Cell, Table
+from raytriever.report.page import Cell, HtmlTable
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
 Rows = Sequence[Mapping[str, Any]]
@@ -38,7 +38,9 @@ def datasets_of(models: Values) -> list[str]:
     return list(dict.fromkeys(name for sets in models.values() for name in sets))
 
 
-def result_tables(models: Values, significance: Rows = (), best: Best | None = None, pairs: Rows = ()) -> list[Table]:
+def result_tables(
+    models: Values, significance: Rows = (), best: Best | None = None, pairs: Rows = ()
+) -> list[HtmlTable]:
     """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
     For one data set the table of all metrics is enough: the tables per metric are left out.
@@ -59,7 +61,7 @@ def result_tables(models: Values, significance: Rows = (), best: Best | None = N
     return tables
 
 
-def auc_table(rows: Rows) -> list[Table]:
+def auc_table(rows: Rows) -> list[HtmlTable]:
     """Return a table of the pooled AUC with its interval; no table if there are no rows.
 
     Args:
@@ -79,10 +81,10 @@ def auc_table(rows: Rows) -> list[Table]:
     ]
     note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
     columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
-    return [Table("AUC", columns, cells, note)]
+    return [HtmlTable("AUC", columns, cells, note)]
 
 
-def threshold_table(rows: Rows) -> list[Table]:
+def threshold_table(rows: Rows) -> list[HtmlTable]:
     """Return a table of thresholds chosen on one split and checked on another; no table if there are no rows.
 
     Args:
@@ -118,10 +120,10 @@ def threshold_table(rows: Rows) -> list[Table]:
         "split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
     )
     note = " ".join([note, *calibration_notes(rows)])
-    return [Table("Thresholds", columns, cells, note)]
+    return [HtmlTable("Thresholds", columns, cells, note)]
 
 
-def form_tables(rows: Rows) -> list[Table]:
+def form_tables(rows: Rows) -> list[HtmlTable]:
     """Return a table of stored forms, with quality and threshold against bytes; no table if there are no rows.
 
     Args:
@@ -134,7 +136,7 @@ def form_tables(rows: Rows) -> list[Table]:
         [text if number < 2 else Cell(text, _number(text)) for number, text in enumerate(line.values())]
         for line in cells
     ]
-    return [Table("Stored forms", list(cells[0]), texts, form_note(rows))]
+    return [HtmlTable("Stored forms", list(cells[0]), texts, form_note(rows))]
 
 
 def _number(text: str) -> float | None:
@@ -145,7 +147,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> Table:
+def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> HtmlTable:
     datasets = datasets_of(models)
     columns = [_column(models, dataset, metric, significance, best) for dataset in datasets]
     means: dict[str, float | None] = {}
@@ -156,10 +158,10 @@ def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -
     columns.append(_cells(means, best.get((None, metric), ())))
     rows: list[list[str | Cell]] = [[model, *(column[model] for column in columns)] for model in models]
     note = _notes(models, [row for row in significance if row["metric"] == metric], best)
-    return Table(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, note, "Metric")
+    return HtmlTable(metric_title(metric), unique_names(["model", *datasets, "mean"]), rows, note, "Metric")
 
 
-def _whole_table(models: Values, significance: Rows, best: Best) -> Table:
+def _whole_table(models: Values, significance: Rows, best: Best) -> HtmlTable:
     metrics = metrics_of(models)
     rows: list[list[str | Cell]] = []
     for dataset in datasets_of(models):
@@ -167,7 +169,7 @@ def _whole_table(models: Values, significance: Rows, best: Best) -> Table:
         measured = [model for model in models if dataset in models[model]]
         rows += [[dataset, model, *(column[model] for column in columns)] for model in measured]
     titles = ["data set", "model", *map(metric_title, metrics)]
-    return Table("All metrics", unique_names(titles), rows, _notes(models, significance, best))
+    return HtmlTable("All metrics", unique_names(titles), rows, _notes(models, significance, best))
 
 
 def _column(models: Values, dataset: str, metric: str, significance: Rows, best: Best) -> dict[str, Cell]:
@@ -186,7 +188,7 @@ def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str,
     return {name: replace(figure_cell(value), best=name in best[:1]) for name, value in values.items()}
 
 
-def _tests(rows: Rows, all_pairs: bool) -> Table:
+def _tests(rows: Rows, all_pairs: bool) -> HtmlTable:
     """Return the table of tests. The outcome comes first: a narrow screen shows the first columns only."""
     columns = ["data set", "metric", "model", "against", "significant", "difference", "from", "to", "p", "effect"]
     cells: list[list[str | Cell]] = [
@@ -210,7 +212,7 @@ def _tests(rows: Rows, all_pairs: bool) -> Table:
     )
     if all_pairs:
         note = f"{_highest(rows)}{note}"
-    return Table("Significance", columns, cells, note)
+    return HtmlTable("Significance", columns, cells, note)
 
 
 def significance_cell(p: float | None, mark: str = "") -> Cell:

@@ -24,7 +24,7 @@ from raytriever.data.dataset import Documents
 from raytriever.data.digests import content_digest
 from raytriever.data.sources import SourceFile
 from raytriever.errors import StorageError
-from raytriever.metrics.calibration import Aim, Share
+from raytriever.metrics.calibration import Aim, Proportion
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.models.config import ModelConfig
@@ -57,8 +57,8 @@ class AnswerThreshold:
     aim: Aim
     wanted: float | None
     score: float
-    answered: Share
-    top_precision: Share
+    answered: Proportion
+    top_precision: Proportion
 
 
 @dataclass(frozen=True)

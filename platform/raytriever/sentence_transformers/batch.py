@@ -21,7 +21,7 @@ from torch import Tensor
 from raytriever.errors import LossInputError
 from raytriever.losses.engine.batch import BatchIds, copy_all
 from raytriever.losses.engine.relevance import GlobalIds, NoNegativesError, find_relevance
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 # Inputs of which the token ids of a text say nothing.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
@@ -45,7 +45,7 @@ class ColumnOrder:
 def find_ids(
     columns: Sequence[Mapping[str, Any]],
     order: ColumnOrder,
-    workers: Workers,
+    workers: WorkerGroup,
     device: torch.device,
     documents: Int64[Tensor, "rows documents"] | None = None,
     teacher: Float[Tensor, "rows documents"] | None = None,
@@ -118,7 +118,7 @@ def _digest(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
-def _gather(rows: ndarray, workers: Workers, device: torch.device) -> ndarray:
+def _gather(rows: ndarray, workers: WorkerGroup, device: torch.device) -> ndarray:
     if workers.size == 1:
         return rows
     counts = workers.gather_values(torch.tensor([len(rows)], device=device)).tolist()

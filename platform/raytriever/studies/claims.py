@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, Comparison, SeededResults, format_outcome
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeedComparison, SeededResults, format_outcome
 from raytriever.metrics.significance import LEVEL, paired_t_test
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
@@ -148,7 +148,7 @@ def _verdict_on_outcomes(outcomes: Sequence[str], expected: str, against: str) -
 
 def mean_difference(
     results: SeededResults, row: str, other: str, metric: str, datasets: Sequence[str] = (), by: float = 0.0
-) -> Comparison:
+) -> SeedComparison:
     """Compare `row` - `other` with a number, on average over data sets of equal weight.
 
     Args:

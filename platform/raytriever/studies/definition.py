@@ -144,7 +144,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True)
-class Analysis:
+class StudyAnalysis:
     """Results that a study computes from the evaluations of its arms.
 
     Args:
@@ -160,7 +160,7 @@ class Analysis:
     draw: Callable[[Path], Mapping[str, str]]
 
 
-Analyse = Callable[[Mapping[Cell, Sequence[Evaluated]]], Analysis]
+Analyse = Callable[[Mapping[Cell, Sequence[Evaluated]]], StudyAnalysis]
 
 
 @dataclass(frozen=True)

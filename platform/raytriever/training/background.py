@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from raytriever.errors import UserError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.training.batches import Batch
 from raytriever.training.checkpoint import Progression
 
@@ -105,7 +105,7 @@ class JobError(Exception):
 
 
 @dataclass(frozen=True)
-class Stage:
+class JobStage:
     """One stage of a job.
 
     Args:
@@ -133,7 +133,7 @@ class Stage:
         return self.needs_all and are_done and not self.is_done(messages)
 
 
-def exchange_messages(message: JobMessage, workers: Workers) -> list[JobMessage]:
+def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
     """Return the messages of all workers in the order of rank; one small collective that all workers call."""
     if workers.size == 1:
         return [message]
@@ -141,7 +141,7 @@ def exchange_messages(message: JobMessage, workers: Workers) -> list[JobMessage]
     return [JobMessage(JobStatus(int(status)), result) for status, result in workers.gather_values(own).tolist()]
 
 
-def broadcast_json(value: Any, workers: Workers) -> Any:
+def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     """Return the first worker's JSON value on every worker; all workers call it."""
     if workers.size == 1:
         return value
@@ -170,7 +170,7 @@ class BackgroundJob(Callback, ABC):
         log: receives lines for the user; called on the first worker.
     """
 
-    def __init__(self, stages: Sequence[Stage], workers: Workers, log: Callable[[str], None]) -> None:
+    def __init__(self, stages: Sequence[JobStage], workers: WorkerGroup, log: Callable[[str], None]) -> None:
         self._stages, self.workers, self._log = stages, workers, log
         self._stage: int | None = None
         self._message, self._reason = RUNNING, ""

@@ -32,7 +32,7 @@ from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.losses.engine.batch import BatchIds, TeacherScores, copy_all, teacher_arrays
 from raytriever.losses.engine.relevance import PAD, GlobalIds, find_relevance
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
@@ -89,7 +89,7 @@ class BatchSource:
         """Return the source with other hard negatives. Order, queries, positives and random draws stay the same."""
         return replace(self, examples=replace(self.examples, negatives=negatives), version=version)
 
-    def batch(self, step: int, retriever: Retriever, workers: Workers, both_ways: bool = False) -> Batch:
+    def batch(self, step: int, retriever: Retriever, workers: WorkerGroup, both_ways: bool = False) -> Batch:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
         The ids of the whole batch are computed on every worker: so the relevance needs no message.

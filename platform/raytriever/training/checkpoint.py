@@ -22,7 +22,7 @@ from torch import nn
 
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.storage import disk_errors, read_manifest
@@ -233,7 +233,7 @@ def resume(
     folder: Path,
     objective: nn.Module,
     strategy: Strategy,
-    workers: Workers,
+    workers: WorkerGroup,
     device: torch.device,
     origin: Mapping[str, Any],
     log: Callable[[str], None],
@@ -272,7 +272,7 @@ def resume(
 
 
 def load_best(
-    folder: Path, objective: nn.Module, progression: Progression, workers: Workers, device: torch.device
+    folder: Path, objective: nn.Module, progression: Progression, workers: WorkerGroup, device: torch.device
 ) -> None:
     """Load the best weights into the module, which is whole on every worker and has the last weights.
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.storage import committed_directory, disk_errors
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
@@ -69,7 +69,7 @@ class CheckpointWriter:
     def __init__(
         self,
         folder: Path,
-        workers: Workers,
+        workers: WorkerGroup,
         device: torch.device,
         keep: int,
         has_state: bool,

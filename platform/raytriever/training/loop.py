@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.registry import build_loss
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
@@ -78,7 +78,7 @@ class TrainingSetup:
     total_steps: int
     precision: str
     device: torch.device
-    workers: Workers
+    workers: WorkerGroup
     folder: Path
     on_metrics: Callable[[int, Mapping[str, float]], None]
     log: Callable[[str], None]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.models.packing import Buckets, lengths_of
 from raytriever.training.batches import Batch
 
@@ -173,7 +173,7 @@ class StragglerWatch:
             self._logged_rank = None
 
 
-def host_names(workers: Workers) -> list[str]:
+def host_names(workers: WorkerGroup) -> list[str]:
     """Return the host name of each worker, by rank; all workers call it.
 
     Args:
@@ -249,7 +249,7 @@ class Throughput:
     """
 
     def __init__(
-        self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: Workers
+        self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
     ) -> None:
         self._towers = Encoding.of(query), Encoding.of(passage)
         self._device, self._workers = device, workers

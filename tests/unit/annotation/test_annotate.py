@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, Annotator, Question, split_evenly
+from raytriever.annotation.annotator import Annotation, Annotator, AnnotationQuery, split_evenly
 from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import Spending
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
@@ -15,12 +15,12 @@ from raytriever.annotation.estimate import Estimate, estimate
 from raytriever.annotation.prompts import load_prompts
 from raytriever.annotation.service import Service
 
-WOOD = Question("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
-NOTHING = Question("what is timber", [1, 2], ["iron", "steel"])
+WOOD = AnnotationQuery("what is timber", [5, 3, 8, 9], ["timber burns", "iron", "timber is a long word", "steel"])
+NOTHING = AnnotationQuery("what is timber", [1, 2], ["iron", "steel"])
 
 
 def run(
-    endpoint: str, folder: Path, questions: list[Question], config: AnnotationConfig | None = None
+    endpoint: str, folder: Path, questions: list[AnnotationQuery], config: AnnotationConfig | None = None
 ) -> tuple[dict[int, Annotation], Annotator]:
     service = ServiceConfig(endpoint=endpoint, llm="judge", in_flight=4)
     config = config or AnnotationConfig()

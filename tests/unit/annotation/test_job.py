@@ -19,7 +19,7 @@ import pytest
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
 from raytriever.annotation.job import AnnotationJob, job_name
-from raytriever.annotation.prompts import Prompts
+from raytriever.annotation.prompts import AnnotationPrompts
 from raytriever.cli.main import run
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -176,7 +176,7 @@ def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
         max_bad_rows=0.0,
         bm25_language=bm25_language,
     )
-    return job_name(job, cast(RetrievalDataset, dataset), Prompts({"system": "Judge."}))
+    return job_name(job, cast(RetrievalDataset, dataset), AnnotationPrompts({"system": "Judge."}))
 
 
 def test_a_job_of_version_0_1_keeps_its_budget() -> None:

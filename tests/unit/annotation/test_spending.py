@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, Tokens
+from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, TokenCounts
 from raytriever.annotation.config import ServiceConfig
 
 
-def run(config: ServiceConfig, requests: int, earlier: Tokens | None = None) -> tuple[Spending, int, list[float]]:
+def run(config: ServiceConfig, requests: int, earlier: TokenCounts | None = None) -> tuple[Spending, int, list[float]]:
     """Requests of 100 tokens read that may write 100 and write 10, eight at once; how many were paid, and the cost."""
-    spending = Spending(config, earlier or Tokens())
+    spending = Spending(config, earlier or TokenCounts())
     spending.estimator.record(400, 100)
     costs = []
 
@@ -23,7 +23,7 @@ def run(config: ServiceConfig, requests: int, earlier: Tokens | None = None) -> 
             except BudgetReached:
                 return 0
             await asyncio.sleep(0.001)
-            spending.settle(aside, Tokens(100, 10))
+            spending.settle(aside, TokenCounts(100, 10))
             costs.append(spending.cost)
             return 1
 
@@ -38,7 +38,7 @@ def test_a_budget_of_tokens() -> None:
     spending, paid, _ = run(ServiceConfig(budget_tokens=1000), 50)
     # A request costs 110 and must fit with 200: after eight 880 are spent, and no ninth is sent.
     assert paid == 8
-    assert spending.spent == Tokens(800, 80)
+    assert spending.spent == TokenCounts(800, 80)
 
 
 def test_a_budget_of_money_counts_what_earlier_runs_paid() -> None:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from raytriever.data.formats.beir import QRELS_HEADER, DocumentRow, JudgementColumns, QueryRow
 from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
-from raytriever.data.formats.dpr import QuestionRow
+from raytriever.data.formats.dpr import DprRow
 from raytriever.data.formats.plan import Kind, Part
 from raytriever.data.records import Records
 from raytriever.errors import DataError
@@ -90,7 +90,7 @@ def test_rows_of_tells_the_row_of_each_record(tmp_path: Path) -> None:
         json.dumps({"question": "a", "positive_ctxs": contexts, "negative_ctxs": []}).encode(),
         json.dumps({"question": "b", "positive_ctxs": contexts[:1], "negative_ctxs": contexts[1:]}).encode(),
     ]
-    (result,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=QuestionRow("train")))
+    (result,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=DprRow("train")))
     assert result.rows_of("queries").tolist() == [2, 3]
     assert result.rows_of("documents").tolist() == [2, 2, 2, 3, 3, 3]
     assert result.rows_of("judgements").tolist() == [2, 2, 2, 3]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from raytriever import capacity
-from raytriever.data.formats.chunks import Chunk, Parsed
+from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
@@ -71,7 +71,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     parse = shards.parse_chunk
 
-    def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
+    def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
         numbers.append(chunk.number)
         return parse(part, chunk)
 

@@ -23,7 +23,7 @@ from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.measurements import MEASURED, MeasurementStore
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
-from raytriever.evaluation.systems import Workers
+from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import Tracker
 
@@ -56,7 +56,7 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
         precision="fp32",
     )
     lines: list[str] = []
-    workers = Workers(encode) if encode else None
+    workers = RetrievalBackend(encode) if encode else None
     run_evaluation(job, output, False, Unheard, lines.append, workers)
     return [line for line in lines if "measured before" in line]
 

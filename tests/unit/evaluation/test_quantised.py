@@ -18,7 +18,7 @@ from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, add_forms, read_models
 from raytriever.evaluation.results import read_results
-from raytriever.evaluation.systems import Workers
+from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
 from raytriever.tracking.tracker import NullTracker
 
@@ -48,7 +48,7 @@ def test_forms_are_measured_from_one_encoding(
         encode_in_process(*arguments)
 
     output = tmp_path / "out"
-    results = run_evaluation(job, output, False, NullTracker, lambda _: None, Workers(encode))
+    results = run_evaluation(job, output, False, NullTracker, lambda _: None, RetrievalBackend(encode))
     assert len(encoded) == 1
     names = [f"tiny-{width}-{dtype}" for width in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
     assert list(results.models) == ["bm25", "tiny", *names]

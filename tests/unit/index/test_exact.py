@@ -179,7 +179,7 @@ def test_a_quick_score_is_within_its_bound(precision: str, kind: str, width: int
     rng = np.random.default_rng(3)
     sides = [np.tile(vectors(rng, size, kind), (1, -(-width // 12)))[:, :width] for size in (40, 301)]
     queries, documents = map(read_only, sides)
-    product = (tiles.Tiles if precision == "bf16" else panels.Panels)(queries)
+    product = (tiles.Tiles if precision == "bf16" else panels.IntegerProduct)(queries)
     block = sift.DocumentBlock(documents, np.empty(301), np.empty(301), np.arange(301), np.arange(301))
     quick = quick_scores(product, block)
     a, b, c = (
@@ -197,7 +197,7 @@ def test_a_quick_score_is_within_its_bound(precision: str, kind: str, width: int
         assert (allowed < loosest * np.outer(product.norms, block.norms)).all(), "the bound is too loose"
 
 
-def quick_scores(product: tiles.Tiles | panels.Panels, block: sift.DocumentBlock) -> ndarray:
+def quick_scores(product: tiles.Tiles | panels.IntegerProduct, block: sift.DocumentBlock) -> ndarray:
     """Return the quick scores of all queries and documents, in float64; norms and residuals are set in the block."""
     queries, rows = np.arange(len(product.norms)), slice(0, len(block.vectors))
     if isinstance(product, tiles.Tiles):

@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from raytriever.metrics.calibration import (
     ScoredPools,
-    Share,
+    Proportion,
     achieve,
     best_f1_threshold,
     calibrate,
@@ -105,8 +105,8 @@ def test_what_a_threshold_achieves_by_its_definition(seed: int) -> None:
             above += len(taken)
             relevant += sum(is_relevant for _, is_relevant in taken)
         result = achieve(pools, score)
-        assert result.coverage == Share(answered, queries, *wilson(answered, queries))
-        assert result.top_precision == Share(right, answered, *wilson(right, answered))
+        assert result.coverage == Proportion(answered, queries, *wilson(answered, queries))
+        assert result.top_precision == Proportion(right, answered, *wilson(right, answered))
         assert (result.precision.part, result.precision.whole) == (relevant, above)
         assert (result.recall.part, result.recall.whole) == (relevant, len(ours))
         for share in (result.precision, result.recall):

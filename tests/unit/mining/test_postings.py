@@ -19,7 +19,7 @@ from raytriever.errors import DataError
 from raytriever.mining import bm25, postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.postings import K1, B, Block, Postings
+from raytriever.mining.postings import K1, B, PostingsBlock, Postings
 
 ODD = [
     "",
@@ -70,10 +70,10 @@ def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.Monkey
 
 def test_terms_of_a_block_are_those_of_the_analyser() -> None:
     texts = draw_texts(40)
-    block = Block.of(texts)
+    block = PostingsBlock.of(texts)
     assert block.lengths.tolist() == [len(words) for words in ENGLISH_ANALYSER.analyse(texts)]
     assert block.terms == sorted({word for words in ENGLISH_ANALYSER.analyse(texts) for word in words})
-    assert Block.of(["", "the"]).terms == []
+    assert PostingsBlock.of(["", "the"]).terms == []
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy
 
@@ -41,7 +41,7 @@ Setup = tuple[Retriever, Strategy, Callable[[], Share]]
 
 def build(
     encoder: Path,
-    chunk: Chunk | None = None,
+    chunk: ChunkSizes | None = None,
     dropout: float = 0.0,
     adam: bool = True,
     packs: bool = False,
@@ -70,10 +70,10 @@ def build(
 
 
 @pytest.mark.fast_every(3)
-@pytest.mark.parametrize("chunk", [None, Chunk(sequences=5)])
+@pytest.mark.parametrize("chunk", [None, ChunkSizes(sequences=5)])
 @pytest.mark.parametrize(("towers", "packs"), [("shared", False), ("shared", True), ("separate", False)])
 def test_adapters_learn_and_the_written_model_contains_them(
-    tiny_encoder: Path, tmp_path: Path, towers: str, packs: bool, chunk: Chunk | None
+    tiny_encoder: Path, tmp_path: Path, towers: str, packs: bool, chunk: ChunkSizes | None
 ) -> None:
     retriever, strategy, batch = build(
         tiny_encoder, chunk, packs=packs, towers=towers, lora_rank=8, lora_dropout=0.05, activation_checkpointing=True
@@ -97,7 +97,7 @@ def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
     results = []
     for checkpointing in (False, True):
         retriever, strategy, batch = build(
-            tiny_encoder, Chunk(sequences=3), 0.1, adam=False, activation_checkpointing=checkpointing, **settings
+            tiny_encoder, ChunkSizes(sequences=3), 0.1, adam=False, activation_checkpointing=checkpointing, **settings
         )
         torch.manual_seed(11)
         update = strategy.step(batch(), 1.0, 0)

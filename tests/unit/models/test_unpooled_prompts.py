@@ -22,7 +22,7 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.parallel.grad_cache import ChunkSizes, cut
 from raytriever.training.training_data import TrainingData
 
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}
@@ -121,7 +121,7 @@ def test_a_training_batch_of_two_data_sets(
         wanted = expected(library, prompts, [str(texts[n]) for n in positions])
         np.testing.assert_allclose(queries.numpy(), wanted, rtol=0, atol=2e-6)
         # The chunks of gradient caching keep the prompts of their rows.
-        parts = cut(batch.queries, Chunk(3, None))
+        parts = cut(batch.queries, ChunkSizes(3, None))
         with torch.no_grad():
             chunked = torch.cat([retriever.encode(part, "query") for part in parts.buckets])[parts.indices]
         np.testing.assert_allclose(chunked.numpy(), wanted, rtol=0, atol=2e-6)

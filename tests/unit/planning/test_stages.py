@@ -18,7 +18,7 @@ from raytriever.planning.coefficients import measurements, rates
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.limits import ALL, DISK, DRIVER, TIME, excesses, first_excess
 from raytriever.planning.model_size import ModelSize
-from raytriever.planning.stages import Stage, stages
+from raytriever.planning.stages import StageNeeds, stages
 from raytriever.planning.workload import Workload
 
 MODEL = ModelSize(
@@ -31,7 +31,7 @@ def workload(model: ModelSize = MODEL, **settings: object) -> Workload:
     return Workload(replace(CLUSTER, **settings), model, rates())
 
 
-def by_name(work: Workload) -> dict[str, Stage]:
+def by_name(work: Workload) -> dict[str, StageNeeds]:
     return {stage.name: stage for stage in stages(work)}
 
 

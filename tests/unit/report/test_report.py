@@ -18,7 +18,7 @@ import pytest
 from raytriever.errors import StorageError
 from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
-from raytriever.report.page import Cell, Page, Table, write_page
+from raytriever.report.page import Cell, Page, HtmlTable, write_page
 from raytriever.report.queries import MAX_QUERIES, choose_queries
 from raytriever.report.score_figures import save_roc
 from raytriever.report.tables import result_tables
@@ -99,7 +99,8 @@ def test_a_page_needs_no_other_file_and_escapes_hostile_texts(evaluation: Path, 
 def test_a_page_with_one_table_escapes_its_texts(tmp_path: Path) -> None:
     rows = [["a", Cell("0.5", 0.5, "+", "better", best=True)], ["<i>", Cell("<0.1", 0.0)]]
     write_page(
-        tmp_path / "p.html", Page("T & {{data}}", ["{{script}}"], [Table("x", ["model", "y"], rows)], settings="<a: 1>")
+        tmp_path / "p.html",
+        Page("T & {{data}}", ["{{script}}"], [HtmlTable("x", ["model", "y"], rows)], settings="<a: 1>"),
     )
     text = (tmp_path / "p.html").read_text()
     assert "<h1>T &amp; {{data}}</h1>\n<p>{{script}}</p>" in text

@@ -12,7 +12,7 @@ import pytest
 
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.metrics.calibration import Share
+from raytriever.metrics.calibration import Proportion
 from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.search.calibration import FILE, AnswerThreshold, Calibration, read_calibration
 from raytriever.search.exact import format_hits, hits_of
@@ -20,7 +20,7 @@ from raytriever.search.exact import format_hits, hits_of
 DATASET = RetrievalDataset(
     "towns", Documents(["d0", "d1", "d2"], ["", "Graz", ""], ["a", "b", "c"]), Queries([], []), {}
 )
-SHARE = Share(40, 60, 0.54, 0.77)
+SHARE = Proportion(40, 60, 0.54, 0.77)
 CALIBRATION = Calibration(
     format=1,
     date="2026-11-23",
@@ -33,8 +33,8 @@ CALIBRATION = Calibration(
     checked_on="test",
     checked_queries=60,
     thresholds=[
-        AnswerThreshold("top_precision", 0.9, 0.5, SHARE, Share(38, 40, 0.83, 0.99)),
-        AnswerThreshold("f1", None, 0.3, SHARE, Share(0, 0, 0.0, 1.0)),
+        AnswerThreshold("top_precision", 0.9, 0.5, SHARE, Proportion(38, 40, 0.83, 0.99)),
+        AnswerThreshold("f1", None, 0.3, SHARE, Proportion(0, 0, 0.0, 1.0)),
     ],
     first=IsotonicMap([0.2, 0.6], [0.1, 0.9]),
     later=PlattMap(2.0, -3.0),

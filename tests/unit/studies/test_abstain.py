@@ -21,12 +21,12 @@ from raytriever.studies.recipes.abstain.analysis import analyse
 from raytriever.studies.recipes.abstain.claims import POOLED, claims_of
 from raytriever.studies.recipes.abstain.confidences import confidences
 from raytriever.studies.recipes.abstain.measures import pooled, read_answers
-from raytriever.studies.recipes.abstain.questions import MIXTURE, Size, Source, write_questions
+from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.studies.run.cross_encoder import score_best_documents
 
 QUERIES, DOCUMENTS = 120, 200
-SIZE = Size(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
-ONE, OTHER = Source("One", "a", ("train", "", "test")), Source("Other", "b", ("", "", "test"))
+SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
+ONE, OTHER = StudySource("One", "a", ("train", "", "test")), StudySource("Other", "b", ("", "", "test"))
 
 
 def make_dataset(letter: str, splits: dict[str, range]) -> RetrievalDataset:
@@ -44,7 +44,7 @@ def make_dataset(letter: str, splits: dict[str, range]) -> RetrievalDataset:
     )
 
 
-def write(folder: Path, size: Size = SIZE) -> dict[str, dict[str, int]]:
+def write(folder: Path, size: StudySize = SIZE) -> dict[str, dict[str, int]]:
     sources = {
         ONE: lambda: make_dataset("a", {"train": range(60), "test": range(60, QUERIES)}),
         OTHER: lambda: make_dataset("b", {"test": range(QUERIES)}),
@@ -116,7 +116,7 @@ def test_the_same_packs_give_the_same_bytes_and_are_read_once(tmp_path: Path) ->
 
 
 def test_too_few_questions_are_refused_in_one_line(tmp_path: Path) -> None:
-    few = Size(train=30, dev=10, test=40, foreign_dev=4, foreign_test=8, documents=150)
+    few = StudySize(train=30, dev=10, test=40, foreign_dev=4, foreign_test=8, documents=150)
     with pytest.raises(DataError, match="One: has 5 dev questions with or without an answer, too few") as error:
         write(tmp_path / "q", few)
     assert "\n" not in str(error.value)

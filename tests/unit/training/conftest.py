@@ -18,7 +18,7 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource
@@ -56,7 +56,7 @@ def make_assignment(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> M
         total_steps: int = 6,
         loss: LossConfig | None = None,
         folder: Path | None = None,
-        workers: Workers = ALONE,
+        workers: WorkerGroup = ALONE,
         model: ModelConfig | None = None,
         positives_per_query: int = 1,
         negatives_per_query: int = 1,

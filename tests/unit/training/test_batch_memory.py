@@ -16,7 +16,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine import sweep
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
-from raytriever.training.memory.batch import Share, batch_bytes
+from raytriever.training.memory.batch import WorkerTexts, batch_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from allocations import CPU, allocated_peak
@@ -60,6 +60,6 @@ def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(
             step()
             measured = counts.peak - before
     measured += chunks[0].nbytes  # the embeddings of each chunk, which exist before the loss
-    planned = batch_bytes(Share(queries, passages, 1, 32, width), device.type)
+    planned = batch_bytes(WorkerTexts(queries, passages, 1, 32, width), device.type)
     assert measured <= planned * 1.02
     assert planned <= 2.5 * measured

@@ -21,14 +21,14 @@ from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import gather_relevance
-from raytriever.losses.engine.relevance import PAD, Relevance
+from raytriever.losses.engine.relevance import PAD, RowRelevance
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import BatchSource
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -140,7 +140,7 @@ def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, 
     batches_of = source(retriever, positives=2, negatives=1)
     batches = [batches_of.batch(4, retriever, Place(rank, size), both_ways=True) for rank in range(size)]
 
-    def gathered(workers: Threads) -> Relevance:
+    def gathered(workers: Threads) -> RowRelevance:
         ids = replace(batches[workers.rank].ids, relevance=None)
         return gather_relevance(ids, workers, torch.device("cpu"), both_ways=True)
 
@@ -155,7 +155,7 @@ def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, 
 
 def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
     batch = source(retriever).batch(1, retriever, ALONE)
-    cut = Objective(retriever, build_loss(LossConfig()), "fp32", Chunk(sequences=4)).cut(batch)
+    cut = Objective(retriever, build_loss(LossConfig()), "fp32", ChunkSizes(sequences=4)).cut(batch)
     moved = cut.map(lambda tensor: tensor.to("meta"))
     assert [len(texts.buckets) for texts, _ in moved.passes] == [len(texts.buckets) for texts, _ in cut.passes]
     assert moved.ids.relevance.positives.device.type == moved.passes[1][0].indices.device.type == "meta"

@@ -15,11 +15,11 @@ from raytriever.losses.engine.workers import ALONE
 from raytriever.models.packing import is_packed
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
-from raytriever.training.memory.batch import Share, batch_bytes
+from raytriever.training.memory.batch import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import ChunkChoice
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device
@@ -31,8 +31,10 @@ def test_every_strategy_is_a_choice() -> None:
     assert STRATEGIES == BUILT
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, None), (5, Chunk(sequences=5)), (48, Chunk(sequences=48))])
-def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: Chunk | None) -> None:
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(None, None), (5, ChunkSizes(sequences=5)), (48, ChunkSizes(sequences=48))]
+)
+def test_what_is_asked_for_is_taken(make_assignment, asked: int | None, expected: ChunkSizes | None) -> None:
     work, _ = make_assignment()
     settings = TrainingConfig(batch_size=16, grad_cache_chunk=asked)
     assert ChunkChoice(settings, work.retriever, "fp32", CPU, ALONE).first(48) == expected
@@ -93,6 +95,6 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
     assert chunk == stored
     description = work.retriever.description
     tokens = max(description.query_length, description.passage_length)
-    reserve = batch_bytes(Share(batch, batch, 1, tokens, work.retriever.width), "cuda")
+    reserve = batch_bytes(WorkerTexts(batch, batch, 1, tokens, work.retriever.width), "cuda")
     assert reserve > 16 << 20
     assert 0 < chunk * text_bytes <= find_chunk.SHARE * (free - reserve)

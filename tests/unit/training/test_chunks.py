@@ -7,7 +7,7 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.models.packing import Buckets
-from raytriever.training.parallel.grad_cache import Chunk, cut
+from raytriever.training.parallel.grad_cache import ChunkSizes, cut
 
 LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
 
@@ -32,8 +32,11 @@ def logged(buckets: Buckets) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("padded_left", [False, True])
-@pytest.mark.parametrize("chunk", [Chunk(2), Chunk(1), Chunk(100), Chunk(tokens=20), Chunk(tokens=1), Chunk(2, 20)])
-def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
+@pytest.mark.parametrize(
+    "chunk",
+    [ChunkSizes(2), ChunkSizes(1), ChunkSizes(100), ChunkSizes(tokens=20), ChunkSizes(tokens=1), ChunkSizes(2, 20)],
+)
+def test_nothing_is_lost_or_moved(chunk: ChunkSizes, padded_left: bool) -> None:
     whole = texts(padded_left)
     result = cut(whole, chunk)
     assert logged(result) == logged(whole)
@@ -46,24 +49,24 @@ def test_nothing_is_lost_or_moved(chunk: Chunk, padded_left: bool) -> None:
 
 
 def test_the_last_part_is_not_left_with_a_rest() -> None:
-    assert [len(part["input_ids"]) for part in cut(texts(), Chunk(sequences=4)).buckets] == [3, 3, 4, 1]
+    assert [len(part["input_ids"]) for part in cut(texts(), ChunkSizes(sequences=4)).buckets] == [3, 3, 4, 1]
 
 
 def test_bad_chunks_are_refused() -> None:
     with pytest.raises(ConfigError, match="a chunk of 0 sequences is empty"):
-        Chunk(0)
+        ChunkSizes(0)
     with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
-        Chunk(65).check(64)
-    Chunk(64).check(64)
+        ChunkSizes(65).check(64)
+    ChunkSizes(64).check(64)
 
 
 def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:
     parts = texts().buckets  # 3 of 3, 7 of 12 and 1 of 30 tokens
-    assert Chunk(sequences=1).holds(parts) == 1
-    assert Chunk(sequences=7).holds(parts) == 1
-    assert Chunk(sequences=8).holds(parts) == 2
-    assert Chunk(sequences=11).holds(parts) == 3
-    assert Chunk(tokens=20).holds(parts) == 1  # a text that is longer is a part of its own
-    assert Chunk(tokens=114).holds(parts) == 2
-    assert Chunk(sequences=8, tokens=113).holds(parts) == 1
-    assert Chunk(tokens=123).holds(parts) == 3
+    assert ChunkSizes(sequences=1).holds(parts) == 1
+    assert ChunkSizes(sequences=7).holds(parts) == 1
+    assert ChunkSizes(sequences=8).holds(parts) == 2
+    assert ChunkSizes(sequences=11).holds(parts) == 3
+    assert ChunkSizes(tokens=20).holds(parts) == 1  # a text that is longer is a part of its own
+    assert ChunkSizes(tokens=114).holds(parts) == 2
+    assert ChunkSizes(sequences=8, tokens=113).holds(parts) == 1
+    assert ChunkSizes(tokens=123).holds(parts) == 3

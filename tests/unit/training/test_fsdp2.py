@@ -27,7 +27,7 @@ from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import fsdp2
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard, blocks, fits_whole
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import OutOfMemory
@@ -56,7 +56,7 @@ def _no_group_remains() -> Iterator[None]:
 
 def objective(encoder: Path, device: str, **options: object) -> Objective:
     precision, head = str(options.pop("precision", "fp32")), options.pop("head", False)
-    chunk = options.pop("chunk", Chunk(sequences=5))
+    chunk = options.pop("chunk", ChunkSizes(sequences=5))
     config = ModelConfig(str(encoder), **options)  # type: ignore[arg-type]
     retriever = load_retriever(config, base_type(config.lora_rank, precision))
     prepare_for_training(retriever, config, 0)

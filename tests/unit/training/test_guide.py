@@ -26,7 +26,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.prompts import read_prompts
 from raytriever.training.guide import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]
@@ -72,8 +72,8 @@ def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, ot
     for chunk, tokens, parts in (
         (None, None, 1),
         (None, 40, 8),
-        (Chunk(sequences=5), None, 4),
-        (Chunk(sequences=5), 1_000, 4),
+        (ChunkSizes(sequences=5), None, 4),
+        (ChunkSizes(sequences=5), 1_000, 4),
     ):
         loss = build_loss(settings, True)
         objective = Objective(work.retriever, loss, "fp32", chunk, guide=work.guide.encode, guide_tokens=tokens)

@@ -29,7 +29,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory import simulation
-from raytriever.training.memory.batch import Share
+from raytriever.training.memory.batch import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
 from raytriever.training.parallel.zero import BUCKET
@@ -205,7 +205,7 @@ def plan_of(
     precision: str = "fp32",
 ) -> MemoryPlan:
     encoder = SimulatedEncoder(encoder_of(config, model, "meta"), "cuda", precision)
-    return MemoryPlan(encoder, 1, training or TrainingConfig(), Share(32, 32, workers, 64, 128))
+    return MemoryPlan(encoder, 1, training or TrainingConfig(), WorkerTexts(32, 32, workers, 64, 128))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

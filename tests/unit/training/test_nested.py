@@ -18,7 +18,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]
@@ -31,7 +31,7 @@ def test_cached_gradients_are_those_of_the_whole_batch(make_assignment: Make, na
     work, _ = make_assignment(loss=settings)
     batch = work.train.batch(0, work.retriever, ALONE)
     results = []
-    for chunk in (None, Chunk(sequences=5)):
+    for chunk in (None, ChunkSizes(sequences=5)):
         objective = Objective(work.retriever, build_loss(settings, True), "fp32", chunk)
         objective.zero_grad()
         output = objective(batch, ALONE)

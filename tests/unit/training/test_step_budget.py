@@ -18,7 +18,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import NotFiniteError
 
@@ -35,7 +35,7 @@ LOSSES = ("mw", "infonce", "infonce-symmetric", "kl")
 def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
     """Return the launches of the encoder alone, forward and backward, over the same parts."""
     retriever = work.retriever
-    objective = Objective(retriever, build_loss(work.loss), "bf16", Chunk(tokens=CHUNK) if cached else None)
+    objective = Objective(retriever, build_loss(work.loss), "bf16", ChunkSizes(tokens=CHUNK) if cached else None)
     batch = objective.cut(work.train.batch(MEASURED, retriever, ALONE)).map(lambda tensor: tensor.to(CUDA))
     total = 0
     for texts, side in batch.passes:

@@ -22,7 +22,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -72,7 +72,7 @@ def by_library(folder: Path, texts: Texts = SHORT) -> tuple[float, list[Tensor]]
 
 
 def by_raytriever(
-    folder: Path, chunk: Chunk | None, packs: bool, texts: Texts = SHORT, on_cpu: bool = False
+    folder: Path, chunk: ChunkSizes | None, packs: bool, texts: Texts = SHORT, on_cpu: bool = False
 ) -> tuple[float, list[Tensor]]:
     """Return loss and gradients of a step, with or without gradient caching, of packed or padded texts."""
     queries, positives, negatives = texts
@@ -109,13 +109,15 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 
 
 @pytest.mark.fast_every(3)
-@pytest.mark.parametrize("chunk", [None, Chunk(5), Chunk(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"])
+@pytest.mark.parametrize(
+    "chunk", [None, ChunkSizes(5), ChunkSizes(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"]
+)
 @pytest.mark.parametrize(
     ("name", "packs"),
     [*((name, False) for name in WRITERS), *((name, True) for name in WRITERS if name != "Dense head")],
 )
 def test_loss_and_gradients_equal_those_of_the_library(
-    name: str, packs: bool, chunk: Chunk | None, tmp_path: Path
+    name: str, packs: bool, chunk: ChunkSizes | None, tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
     WRITERS[name](folder)
@@ -137,7 +139,7 @@ def test_gradients_of_long_texts_equal_those_of_the_library(
     folder = tmp_path / "model"
     written(architecture, pooling, positions=tokens, max_length=tokens)(folder)
     texts = [text_of(9, 1), text_of(30, 2)], [text_of(tokens, 3), text_of(50, 4)], [text_of(tokens // 3, 5), "a"]
-    loss, gradients = by_raytriever(folder, Chunk(1), packs, texts, on_cpu=not packs)
+    loss, gradients = by_raytriever(folder, ChunkSizes(1), packs, texts, on_cpu=not packs)
     library_loss, library_gradients = by_library(folder, texts)
     assert loss == pytest.approx(library_loss, rel=1e-4)
     assert difference(gradients, library_gradients) < 1e-4

@@ -20,7 +20,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import Chunk
+from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 TEXTS = 48
 
 
-def objective(encoder: Path, chunk: Chunk | None) -> Objective:
+def objective(encoder: Path, chunk: ChunkSizes | None) -> Objective:
     retriever = load_retriever(ModelConfig(str(encoder)))
     retriever.query.backbone.set_attn_implementation("eager")
     return Objective(retriever, build_loss(LossConfig("mw", temperature=0.1, learn_temperature=True)), "fp32", chunk)
@@ -69,12 +69,12 @@ class _Entry:
 
 def test_activations_are_those_of_a_part(tiny_encoder: Path) -> None:
     whole = Ledger().watch(objective(tiny_encoder, None))
-    part = Ledger().watch(objective(tiny_encoder, Chunk(sequences=4)))
+    part = Ledger().watch(objective(tiny_encoder, ChunkSizes(sequences=4)))
     assert part < whole / 8  # 24 parts; the last and the one that is encoded again are alive in turn
 
 
 def test_a_loss_without_gradient_is_the_same(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, Chunk(sequences=5))
+    model = objective(tiny_encoder, ChunkSizes(sequences=5))
     with torch.no_grad():
         value = model(batch(model), ALONE).value
     assert not value.requires_grad
@@ -82,7 +82,7 @@ def test_a_loss_without_gradient_is_the_same(tiny_encoder: Path) -> None:
 
 
 def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, Chunk(sequences=5))
+    model = objective(tiny_encoder, ChunkSizes(sequences=5))
     frozen = [p for name, p in model.named_parameters() if "layer.0" in name]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -91,8 +91,8 @@ def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
     assert model.loss.log_temperature.grad is not None
 
 
-@pytest.mark.parametrize("chunk", [Chunk(sequences=5), Chunk(sequences=1000)], ids=["many parts", "all kept"])
-def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: Chunk) -> None:
+@pytest.mark.parametrize("chunk", [ChunkSizes(sequences=5), ChunkSizes(sequences=1000)], ids=["many parts", "all kept"])
+def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: ChunkSizes) -> None:
     """So DDP reduces those of the last layers while the first ones are differentiated."""
     model = objective(tiny_encoder, chunk)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -143,7 +143,7 @@ def test_a_missing_package_is_named(tiny_encoder: Path, monkeypatch: pytest.Monk
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, Chunk(sequences=5))
+    model = objective(tiny_encoder, ChunkSizes(sequences=5))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model.loss.forward = lambda *inputs: SimpleNamespace(  # type: ignore[method-assign,assignment]
         value=inputs[0].sum() * torch.inf, statistics={}

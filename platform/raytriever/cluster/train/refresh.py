@@ -51,7 +51,7 @@ class EncodingTask:
 
 
 @ray.remote(num_cpus=0, max_restarts=-1)
-class Encoder:
+class EncoderActor:
     """Actor that encodes shards, one at a time."""
 
     def __init__(self, driver: DriverContext) -> None:
@@ -154,7 +154,7 @@ class EncoderPool:
             self._gpus = float(spare > 0)
         if self._gpus:
             size = min(size, len(self._actors) + spare)
-        encoder = Encoder.options(num_gpus=self._gpus, **SPREAD)  # type: ignore[attr-defined]
+        encoder = EncoderActor.options(num_gpus=self._gpus, **SPREAD)  # type: ignore[attr-defined]
         while len(self._actors) < size:
             self._actors.append(encoder.remote(DriverContext()))
 

@@ -36,7 +36,7 @@ from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.machine import usable_cores
 from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
@@ -196,7 +196,7 @@ def _miner(job: WorkerJob, negatives: NegativesTable | None, device: torch.devic
 
 
 def _refresh_plan(
-    job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: Workers, device: torch.device
+    job: WorkerJob, data: TrainingData, negatives: NegativesTable | None, workers: WorkerGroup, device: torch.device
 ) -> RefreshPlan | None:
     """Return the plan of the refreshes; all workers call it."""
     refresh = job.config.refresh
@@ -220,7 +220,7 @@ def _evaluator(job: WorkerJob, device: torch.device) -> EvaluatorClient:
     return LocalEvaluator(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS), device, gauges)
 
 
-def _validation_plan(job: WorkerJob, workers: Workers, device: torch.device) -> ValidationPlan | None:
+def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> ValidationPlan | None:
     """Return the plan of the validations; all workers call it."""
     if not job.dev_sets:
         return None
@@ -234,7 +234,7 @@ def _validation_plan(job: WorkerJob, workers: Workers, device: torch.device) -> 
     )
 
 
-def _last_logged_step(job: WorkerJob, workers: Workers, device: torch.device) -> int:
+def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> int:
     """Return the last step that this or an earlier call has logged, the same on all workers."""
     step = max(job.last_logged_step, job.queue.last_step())
     return int(workers.maximum(torch.tensor(step, device=device)))

@@ -1,6 +1,6 @@
 """Chunks of whole rows of a file, which one process reads and another parses.
 
-1. `read_chunks` streams a `Part`, one file of a data set, as `Chunk`s of about 1 MiB, cut only between rows.
+1. `read_chunks` streams a `Part`, one file of a data set, as `FileChunk`s of about 1 MiB, cut only between rows.
 2. `parse_chunk` turns a chunk into `Records` in any process: parts and chunks can be pickled.
 
 Memory is bounded by a chunk, and a chunk by its size or by its longest row.
@@ -27,7 +27,7 @@ COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives"
 
 
 @dataclass(frozen=True)
-class Chunk:
+class FileChunk:
     """Whole rows of a part: `number` counts the chunks of the part from 0, `first_row` is its first row, from 1.
 
     The payload is text whose rows end at `\\n`, also for tables, arrays and `ir_datasets`; for `parquet` and `arrow`
@@ -58,7 +58,7 @@ class Parsed:
         return np.repeat(marks[:, 0], np.diff(marks[:, 1 + COLUMNS.index(column)], prepend=0))
 
 
-def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
+def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChunk]:
     """Yield the chunks of a part in order, streamed.
 
     Args:
@@ -93,10 +93,10 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[Chunk]:
     else:
         pieces = read_lines(part.where, size, part.header)
     for number, (first_row, payload) in enumerate(pieces):
-        yield Chunk(index, number, first_row, payload)
+        yield FileChunk(index, number, first_row, payload)
 
 
-def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
+def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
     """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     records, marks, parse = parsed.records, parsed.marks, part.parse
@@ -119,7 +119,7 @@ def parse_chunk(part: Part, chunk: Chunk) -> Parsed:
     return parsed
 
 
-def _rows(part: Part, chunk: Chunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
+def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind in ("parquet", "arrow"):
         from raytriever.data.formats.rows import rows_of

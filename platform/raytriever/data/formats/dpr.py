@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.group import Group, object_list, optional_score
+from raytriever.data.formats.group import QueryGroup, object_list, optional_score
 from raytriever.data.formats.plan import RowParser
 from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.records import Records
@@ -24,18 +24,18 @@ _IDS = ("passage_id", "psg_id")
 
 def parser(fields: frozenset[str], split: str) -> RowParser | None:
     """Return the row parser for these fields; None if they are of another format."""
-    return QuestionRow(split) if {"question", "positive_ctxs"} <= fields else None
+    return DprRow(split) if {"question", "positive_ctxs"} <= fields else None
 
 
 @dataclass(frozen=True)
-class QuestionRow:
+class DprRow:
     """Row of a question with its contexts."""
 
     split: str
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the question, its contexts, and their judgements."""
-        group = Group(self.split, string_field(row, "question"))
+        group = QueryGroup(self.split, string_field(row, "question"))
         group.answered(answers_in(row))
         for context in object_list(row, "positive_ctxs"):
             group.judged(_context(group, context))
@@ -45,6 +45,6 @@ class QuestionRow:
         group.add_to(records)
 
 
-def _context(group: Group, context: Mapping[str, Any]) -> str:
+def _context(group: QueryGroup, context: Mapping[str, Any]) -> str:
     name = next((id_field(context, name) for name in _IDS if context.get(name) is not None), None)
     return group.document(string_field(context, "text"), optional_text(context, "title"), name)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.group import Group, score_list, text_list
+from raytriever.data.formats.group import QueryGroup, score_list, text_list
 from raytriever.data.formats.plan import RowParser
 from raytriever.data.formats.rows import optional_text, string_field
 from raytriever.data.records import Records
@@ -34,7 +34,7 @@ class ListsRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query, its texts, and their judgements."""
-        group = Group(self.split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
+        group = QueryGroup(self.split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
         positives, negatives = text_list(row, "pos"), text_list(row, "neg")
         score_list(row, "pos_scores", len(positives), "pos")
         for text in positives:

@@ -11,7 +11,7 @@ from raytriever.data.quarantine import BadRow
 from raytriever.data.records import ORIGINS, SOURCES, Document, Judgement, Negative, Query, Records, content_id
 
 
-class Group:
+class QueryGroup:
     """Query of a row, with its passages, judgements, negatives and answers; `add_to` adds all to the records.
 
     Args:

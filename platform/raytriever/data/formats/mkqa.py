@@ -36,12 +36,12 @@ def is_whole(source: Source) -> bool:
 def plan(source: Source) -> Plan:
     """Return the plan of MKQA with a corpus; raises `DataError` if there is none."""
     files = [file for file in plain_before_packed(source.files) if _FILE.fullmatch(file.path)]
-    parts = [Part(file.where, kind_of(file.path), QuestionRow()) for file in files]
+    parts = [Part(file.where, kind_of(file.path), MkqaRow()) for file in files]
     return Plan(NAME, (*corpus_parts(source), *parts), None)
 
 
 @dataclass(frozen=True)
-class QuestionRow:
+class MkqaRow:
     """Row of a question in all languages."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:

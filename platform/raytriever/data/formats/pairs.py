@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.group import Group
+from raytriever.data.formats.group import QueryGroup
 from raytriever.data.formats.plan import RowParser, split_of_row
 from raytriever.data.formats.rows import string_field
 from raytriever.data.quarantine import BadRow
@@ -37,7 +37,7 @@ class PairRow:
         """Add the two texts and their judgement."""
         label = _label(row)
         split = split_of_row(row) if "split" in row else self.split
-        group = Group(split, string_field(row, "premise"))
+        group = QueryGroup(split, string_field(row, "premise"))
         document = group.document(string_field(row, "hypothesis"))
         if label == "entailment":
             group.judged(document)

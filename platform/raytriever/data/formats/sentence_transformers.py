@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.group import Group, score_list, score_value, text_list
+from raytriever.data.formats.group import QueryGroup, score_list, score_value, text_list
 from raytriever.data.formats.plan import RowParser
 from raytriever.data.formats.rows import optional_text, string_field
 from raytriever.data.quarantine import BadRow
@@ -76,7 +76,7 @@ class TupleRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the anchor, the other texts, and their judgements."""
-        group = Group(self.split, string_field(row, self.anchor))
+        group = QueryGroup(self.split, string_field(row, self.anchor))
         group.judged(group.document(string_field(row, self.positive)))
         scores = [float("nan")] * (1 + len(self.negatives))
         if isinstance(row.get(self.scores), list):  # a single number is a margin, of two scores
@@ -98,7 +98,7 @@ class ScoredRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the texts and the judgements."""
-        group = Group(self.split, string_field(row, self.anchor))
+        group = QueryGroup(self.split, string_field(row, self.anchor))
         if isinstance(row.get(self.others), list):
             texts, scores = text_list(row, self.others), row.get(self.scores)
             if not isinstance(scores, list) or len(scores) != len(texts):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.group import Group, id_list, list_field, object_list, optional_score, score_list
+from raytriever.data.formats.group import QueryGroup, id_list, list_field, object_list, optional_score, score_list
 from raytriever.data.formats.plan import RowParser
 from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
 from raytriever.data.quarantine import BadRow
@@ -47,7 +47,7 @@ class PassagesRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query, its passages, and their judgements."""
-        group = Group(self.split, string_field(row, "query"), id_field(row, "query_id"))
+        group = QueryGroup(self.split, string_field(row, "query"), id_field(row, "query_id"))
         group.answered(answers_in(row))
         for passage in object_list(row, "positive_passages"):
             group.judged(_passage(group, passage), source=_given(passage, "source", SOURCES[0]))
@@ -65,7 +65,7 @@ class DocumentIdsRow:
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
         """Add the query, and what the documents are to it."""
-        group = Group(self.split, string_field(row, "query_text"), id_field(row, "query_id"))
+        group = QueryGroup(self.split, string_field(row, "query_text"), id_field(row, "query_id"))
         positives, negatives = id_list(row, "positive_document_ids"), id_list(row, "negative_document_ids")
         sources = list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
         if len(sources) != len(positives):
@@ -88,7 +88,7 @@ class CorpusRow:
         records.documents.append(Document(name, optional_text(row, "title"), text))
 
 
-def _passage(group: Group, passage: Mapping[str, Any]) -> str:
+def _passage(group: QueryGroup, passage: Mapping[str, Any]) -> str:
     name = id_field(passage, "docid") if passage.get("docid") is not None else None
     return group.document(string_field(passage, "text"), optional_text(passage, "title"), name)
 

@@ -59,7 +59,7 @@ def plan(source: Source) -> Plan:
         )
     corpus = corpus_parts(source)
     parts = [Part(file.where, "tsv", TopicColumns()) for file, _ in topics]
-    parts += [Part(file.where, "tsv", JudgementColumns(split), split=split) for file, split in qrels]
+    parts += [Part(file.where, "tsv", QrelsColumns(split), split=split) for file, split in qrels]
     return Plan(NAME, (*corpus, *parts), tuple(dict.fromkeys(split for _, split in qrels)))
 
 
@@ -72,7 +72,7 @@ def corpus_parts(source: Source) -> list[Part]:
             source.where,
             "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)",
         )
-    return [Part(file.where, kind_of(file.path), CorpusRow()) for file in files]
+    return [Part(file.where, kind_of(file.path), PyseriniRow()) for file in files]
 
 
 def _paths(source: Source) -> list[str]:
@@ -115,7 +115,7 @@ class TopicColumns:
 
 
 @dataclass(frozen=True)
-class JudgementColumns:
+class QrelsColumns:
     """Query id, a word that is not read, document id and grade, separated by white space."""
 
     split: str
@@ -132,7 +132,7 @@ class JudgementColumns:
 
 
 @dataclass(frozen=True)
-class CorpusRow:
+class PyseriniRow:
     """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:

@@ -25,7 +25,7 @@ from raytriever.activity import activity
 from raytriever.cache import keep_within_bound, record_location
 from raytriever.capacity import check_disk, format_size
 from raytriever.data.digests import check_directory, content_digest
-from raytriever.data.formats.chunks import Chunk, read_chunks
+from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
@@ -347,10 +347,10 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
     workers = usable_cores()
     losses: Counter[tuple[int, int]] = Counter()
-    lost: list[Chunk] = []
+    lost: list[FileChunk] = []
     while True:
         with worker_pool(workers, _SHARED, _begin, writer) as pool:
-            waiting: dict[Future[ShardReport], Chunk] = {}
+            waiting: dict[Future[ShardReport], FileChunk] = {}
             try:
                 while True:
                     while len(waiting) < 2 * workers and (chunk := lost.pop() if lost else next(chunks, None)):
@@ -385,5 +385,5 @@ def _begin(writer: ShardWriter) -> None:
     _writers.append(writer)
 
 
-def _write(chunk: Chunk) -> ShardReport:
+def _write(chunk: FileChunk) -> ShardReport:
     return _writers[0](chunk)

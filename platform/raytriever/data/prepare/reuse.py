@@ -21,7 +21,7 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.cache import recorded_locations
 from raytriever.data.columns import PREPARE_AGAIN
-from raytriever.data.formats.chunks import Chunk, Parsed
+from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.prepared import prepared_meta
 from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, ShardReport, ShardWriter
@@ -49,7 +49,7 @@ def settings_digest(reads: object, format: str, tokenisation: Tokenisation | Non
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
-def chunk_digest(settings: str, part: Part, chunk: Chunk) -> str:
+def chunk_digest(settings: str, part: Part, chunk: FileChunk) -> str:
     """Return the BLAKE2b over everything that decides the shard of a chunk.
 
     Args:
@@ -111,7 +111,7 @@ class ReusingShardWriter(ShardWriter):
     settings: str
     earlier: EarlierShards
 
-    def __call__(self, chunk: Chunk) -> ShardReport:
+    def __call__(self, chunk: FileChunk) -> ShardReport:
         """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
         report = ShardReport(chunk.part, chunk.number, rows=0)
         with disk_errors(self.folder):
@@ -122,7 +122,7 @@ class ReusingShardWriter(ShardWriter):
             record(self.folder, report)
         return report
 
-    def _copy_or_write(self, chunk: Chunk, report: ShardReport) -> ShardReport:
+    def _copy_or_write(self, chunk: FileChunk, report: ShardReport) -> ShardReport:
         digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
         with disk_errors(self.folder):
             if self.earlier.copy(digest, self.folder / DOCUMENTS, report.stem):

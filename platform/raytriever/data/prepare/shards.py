@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.data.answers import FILE, PROMPTS, write_some
 from raytriever.data.copies import Forms, forms_of
 from raytriever.data.dataset import joined
-from raytriever.data.formats.chunks import Chunk, Parsed, parse_chunk
+from raytriever.data.formats.chunks import FileChunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
@@ -260,7 +260,7 @@ class ShardWriter:
     folder: Path
     tokenisation: Tokenisation | None
 
-    def __call__(self, chunk: Chunk) -> ShardReport:
+    def __call__(self, chunk: FileChunk) -> ShardReport:
         """Write the shard of a chunk; raises `DataError` if its part is broken as a whole."""
         parsed = parse_chunk(self.parts[chunk.part], chunk)
         report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(parsed.bad))
@@ -294,7 +294,7 @@ class ShardWriter:
         write_some(self.folder / WORK, stem, PROMPTS, prompts)
 
 
-def _is_repeatable(chunk: Chunk, parsed: Parsed, documents: Side) -> bool:
+def _is_repeatable(chunk: FileChunk, parsed: Parsed, documents: Side) -> bool:
     """Return whether a chunk has one document from each row, all kept, and nothing else."""
     rows = np.arange(chunk.first_row, chunk.first_row + parsed.rows)
     kept = documents.rows[documents.kept]

@@ -41,7 +41,7 @@ class SeedMetrics:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
     Args:
@@ -104,7 +104,7 @@ class SeededResults:
             return None
         return np.stack([one.per_query[metric] for one in seeds])
 
-    def compare(self, row: str, other: str, dataset: str, metric: str) -> Comparison:
+    def compare(self, row: str, other: str, dataset: str, metric: str) -> SeedComparison:
         """Compare `row` - `other`.
 
         Raises:
@@ -114,7 +114,7 @@ class SeededResults:
 
     def contrast(
         self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
-    ) -> Comparison:
+    ) -> SeedComparison:
         """Compare a weighted sum of rows with a number, on average over data sets of equal weight.
 
         Args:
@@ -132,7 +132,7 @@ class SeededResults:
         for row, weight in weights.items():
             if self.cells[row, datasets[0]][0].seed is not None:
                 if len(by_seed[row]) < 2:
-                    return Comparison(difference, math.nan, NOISE)
+                    return SeedComparison(difference, math.nan, NOISE)
                 errors.append(_squared_error(weight * by_seed[row]))
         for one in datasets:
             by_query = [(weight, self.per_query(row, one, metric)) for row, weight in weights.items()]
@@ -140,12 +140,12 @@ class SeededResults:
                 values = sum(weight * values.mean(axis=0) for weight, values in by_query if values is not None)
                 values = values[np.isfinite(values)] / len(datasets)
                 if len(values) < 2:
-                    return Comparison(difference, math.nan, NOISE)
+                    return SeedComparison(difference, math.nan, NOISE)
                 errors.append(_squared_error(values))
         if not errors:
-            return Comparison(difference, math.nan, NOISE)
+            return SeedComparison(difference, math.nan, NOISE)
         p = combined_t_test(difference - against, errors).p_value
-        return Comparison(difference, p, NOISE if not p < LEVEL else ABOVE if difference > against else BELOW)
+        return SeedComparison(difference, p, NOISE if not p < LEVEL else ABOVE if difference > against else BELOW)
 
 
 def format_outcome(p: float, outcome: str) -> str:

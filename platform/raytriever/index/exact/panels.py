@@ -57,7 +57,7 @@ class Right(NamedTuple):
     bias: ndarray
 
 
-class Panels:
+class IntegerProduct:
     """Product of queries and documents as integers, on a CPU.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.index.exact.panels import Panels
+from raytriever.index.exact.panels import IntegerProduct
 from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush
 from raytriever.index.exact.tiles import Tiles
 from raytriever.index.fork_guard import refuse_forked
@@ -44,7 +44,7 @@ class Scan:
         self._queries = np.ascontiguousarray(queries, np.float32)
         self._order = order
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._product: Any = Tiles(self._queries) if has_matrix_units() else Panels(self._queries)
+        self._product: Any = Tiles(self._queries) if has_matrix_units() else IntegerProduct(self._queries)
         self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1], self._product.unit)
         self._best = np.full((len(queries), k), NONE) if before is None else before
         self._thresholds = np.full(len(queries), -np.inf)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.relevance import PAD, GlobalIds, Relevance, find_relevance
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.relevance import PAD, GlobalIds, RowRelevance, find_relevance
+from raytriever.losses.engine.workers import WorkerGroup
 
 T = TypeVar("T")
 _ALIGNMENT = 16  # bytes; of each tensor in the one that is copied to a GPU
@@ -59,7 +59,7 @@ class BatchIds:
     seed: int = 0
     step: int = 0
     teacher: TeacherScores | None = None
-    relevance: Relevance | None = None
+    relevance: RowRelevance | None = None
 
 
 def check_batch(
@@ -102,7 +102,7 @@ class Candidates:
 
     queries: Float[Tensor, "rows width"]
     embeddings: Float[Tensor, "candidates width"]
-    relevance: Relevance
+    relevance: RowRelevance
     largest_score: float = torch.inf
 
 
@@ -110,7 +110,7 @@ def gather_candidates(
     queries: Float[Tensor, "queries width"],
     passages: Float[Tensor, "passages width"],
     ids: BatchIds,
-    workers: Workers,
+    workers: WorkerGroup,
     both_ways: bool = False,
     sent: torch.dtype | None = None,
 ) -> Candidates:
@@ -129,7 +129,9 @@ def gather_candidates(
     return Candidates(queries, relevance.keep(workers.gather(passages, sent)), relevance)
 
 
-def gather_relevance(ids: BatchIds, workers: Workers, device: torch.device, both_ways: bool = False) -> Relevance:
+def gather_relevance(
+    ids: BatchIds, workers: WorkerGroup, device: torch.device, both_ways: bool = False
+) -> RowRelevance:
     """Return the relevance on a device, from the ids of all workers; all workers call it.
 
     Args:

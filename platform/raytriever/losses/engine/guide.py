@@ -25,9 +25,9 @@ from torch import Tensor
 
 from raytriever.errors import LossInputError
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
-from raytriever.losses.engine.relevance import PAD, Group, Relevance
+from raytriever.losses.engine.relevance import PAD, TeacherGroup, RowRelevance
 from raytriever.losses.engine.sweep import panel_height
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.symmetric import exchange_roles
 
 # Names of statistics: the share of all negatives that are masked, and the largest share of one query's negatives.
@@ -44,13 +44,13 @@ class GuideEmbeddings:
 
 @torch.no_grad()
 def mask_false_negatives(
-    relevance: Relevance,
+    relevance: RowRelevance,
     guide: GuideEmbeddings,
     margin: float,
     ids: BatchIds,
-    workers: Workers,
+    workers: WorkerGroup,
     sent: torch.dtype | None = None,
-) -> tuple[Relevance, dict[str, Tensor]]:
+) -> tuple[RowRelevance, dict[str, Tensor]]:
     """Return a relevance without the negatives that the guide takes for false, and two shares to log.
 
     Args:
@@ -76,7 +76,7 @@ def mask_false_negatives(
     return masked, statistics
 
 
-def _mask(batch: Candidates, margin: float, workers: Workers) -> tuple[Relevance, Float[Tensor, ""]]:
+def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRelevance, Float[Tensor, ""]]:
     """Return the relevance of a batch of guide embeddings without the masked pairs, and the largest share of a row."""
     relevance, candidates = batch.relevance, len(batch.embeddings)
     pairs, totals, in_group = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -125,7 +125,7 @@ def _above_positives(
     return scores > (lowest - margin * lowest.abs())[:, None]
 
 
-def _without_masked(group: Group, is_masked: Bool[Tensor, "rows group"]) -> Group:
+def _without_masked(group: TeacherGroup, is_masked: Bool[Tensor, "rows group"]) -> TeacherGroup:
     """Return a teacher's scores without those of masked pairs."""
     is_masked = is_masked & (group.columns != PAD)
     return replace(

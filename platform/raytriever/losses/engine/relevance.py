@@ -46,7 +46,7 @@ class GlobalIds:
 
 
 @dataclass(frozen=True)
-class Group:
+class TeacherGroup:
     """A teacher's scores of each row's own group.
 
     Args:
@@ -63,15 +63,15 @@ class Group:
     is_negative: Bool[Tensor, "rows group"]
     passages: int
 
-    def map(self, copy: Callable[[Tensor], Tensor]) -> Group:
+    def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
         """Return the group with a copy of each tensor."""
-        return Group(
+        return TeacherGroup(
             copy(self.columns), copy(self.scores), copy(self.is_positive), copy(self.is_negative), self.passages
         )
 
 
 @dataclass(frozen=True)
-class Relevance:
+class RowRelevance:
     """Index lists of one worker's rows of the score matrix.
 
     Args:
@@ -98,8 +98,8 @@ class Relevance:
     rows: int
     negatives: int
     positive_pairs: int
-    group: Group | None = None
-    exchanged: Relevance | None = None
+    group: TeacherGroup | None = None
+    exchanged: RowRelevance | None = None
 
     @property
     def is_positive(self) -> Bool[Tensor, "rows positives"]:
@@ -120,7 +120,7 @@ class Relevance:
         """Return the rows of all workers' passages (or queries) that are candidates."""
         return passages if self.distinct is None else passages.index_select(0, self.distinct)
 
-    def map(self, copy: Callable[[Tensor], Tensor]) -> Relevance:
+    def map(self, copy: Callable[[Tensor], Tensor]) -> RowRelevance:
         """Return the relevance with a copy of each tensor, always in the same order."""
         return replace(
             self,
@@ -140,7 +140,7 @@ def find_relevance(
     size: int,
     teacher: tuple[Int64[ndarray, "rows group"], Float[ndarray, "rows group"]] | None = None,
     both_ways: bool = False,
-) -> Relevance:
+) -> RowRelevance:
     """Return the relevance of one worker's rows, an equal share of the queries.
 
     Args:
@@ -241,11 +241,11 @@ class _Pairs:
 
     def relevance(
         self, own: slice, queries: ndarray, positives: ndarray, positive_pairs: int, distinct: _Distinct
-    ) -> Relevance:
+    ) -> RowRelevance:
         """Return the relevance of some rows."""
         starts = np.searchsorted(self._keys, np.arange(own.start, own.stop + 1) * self._width)
         rows, columns = np.divmod(self._keys[starts[0] : starts[-1]], self._width)
-        return Relevance(
+        return RowRelevance(
             torch.from_numpy(queries[own]),
             torch.from_numpy(distinct.positions) if distinct.repeats else None,
             torch.from_numpy(positives),
@@ -260,7 +260,7 @@ class _Pairs:
 
 def _group(
     documents: ndarray, scores: ndarray, distinct: _Distinct, positives: ndarray, pairs: _Pairs, first_row: int
-) -> Group:
+) -> TeacherGroup:
     if scores.shape != documents.shape:
         raise LossInputError(f"{scores.shape} scores for {documents.shape} documents", "ids.teacher")
     if np.isinf(scores).any():
@@ -269,7 +269,7 @@ def _group(
     is_scored = columns != PAD
     is_positive = (columns[:, :, None] == positives[:, None, :]).any(2)
     is_excluded = pairs.contain(first_row + np.arange(len(columns))[:, None], columns)
-    return Group(
+    return TeacherGroup(
         torch.from_numpy(columns),
         torch.from_numpy(scores),
         torch.from_numpy(is_scored & is_positive),
@@ -278,7 +278,7 @@ def _group(
     )
 
 
-def _exchange_roles(ids: GlobalIds, own: slice) -> Relevance:
+def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
     """Return the relevance where the first positives of `own` queries search for the queries of all workers.
 
     If a passage is a positive or known positive of a query, that query is never a negative of the passage, at any

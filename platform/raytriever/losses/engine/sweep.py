@@ -145,7 +145,7 @@ def panel_height(rows: int, row_bytes: int, device: str) -> int:
     return min(rows, -(-rows // (panels * GPU_TILE)) * GPU_TILE)
 
 
-class Panels:
+class ScorePanels:
     """Iterator over a worker's rows that computes the scores of each panel when it is reached.
 
     Args:
@@ -253,7 +253,7 @@ class _Sweep(torch.autograd.Function):
             # The first dense panel writes, so that nobody writes zeros.
             make = torch.empty_like if reduction.dense else torch.zeros_like
             by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
-            for panel in Panels(scaled, documents, candidates, products):
+            for panel in ScorePanels(scaled, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
                     derivatives = products.operand(panel.derivatives)

@@ -26,7 +26,7 @@ from torch.nn import functional
 from raytriever.losses.engine.batch import Candidates
 from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.sweep import Panel
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class OwnGroup:
             group.passages,
         )
 
-    def statistics(self, workers: Workers) -> dict[str, Tensor]:
+    def statistics(self, workers: WorkerGroup) -> dict[str, Tensor]:
         """Return two shares over all workers.
 
         `teacher_missing` is the share of passages without a teacher score. `teacher_agreement` is the share of pairs

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @runtime_checkable
-class Workers(Protocol):
+class WorkerGroup(Protocol):
     """Data-parallel group, seen from one worker. All workers call every collective in the same order."""
 
     @property
@@ -63,10 +63,10 @@ class _Alone:
         return value.detach()
 
 
-ALONE: Workers = _Alone()
+ALONE: WorkerGroup = _Alone()
 
 
-def sum_shares(share: Float[Tensor, ""], workers: Workers) -> Float[Tensor, ""]:
+def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, ""]:
     """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
 
     The average of the gradients over the workers divides by their number again, so parameters receive the gradient of

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from raytriever.losses.engine.batch import Candidates
 from raytriever.losses.engine.sweep import Panel, Sparse, add_rows
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.mw.grid import (
     SUBCELLS,
     TERMS,
@@ -226,7 +226,7 @@ class MWReduction:
     tempered = True
     dense = True
 
-    def __init__(self, candidates: Candidates, workers: Workers, reduction: PairReduction) -> None:
+    def __init__(self, candidates: Candidates, workers: WorkerGroup, reduction: PairReduction) -> None:
         self._candidates, self._workers, self._reduction = candidates, workers, reduction
         self.sparse: list[Sparse] = []
         self.statistics: dict[str, Tensor] = {}

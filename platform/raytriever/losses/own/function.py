@@ -27,7 +27,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.engine.batch import BatchIds, Candidates, TeacherScores
 from raytriever.losses.engine.relevance import PAD
 from raytriever.losses.engine.rows import RowLoss
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.loss import Loss, LossShare, ScoreLoss, sent_type
 from raytriever.losses.own.source import FLAG, LossFile
 
@@ -113,7 +113,7 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
     """
 
     def reduce(
-        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: Workers
+        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
     ) -> LossShare:
         given = _arguments(batch, ids, log_temperature, workers, sent_type(config), arguments)
         with errors_of(own.file):
@@ -132,7 +132,7 @@ def _arguments(
     batch: Candidates,
     ids: BatchIds,
     log_temperature: Tensor,
-    workers: Workers,
+    workers: WorkerGroup,
     sent: torch.dtype | None,
     names: tuple[str, ...],
 ) -> dict[str, Tensor]:

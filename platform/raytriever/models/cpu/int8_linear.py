@@ -30,7 +30,7 @@ PRODUCT = integer_product(ROWS, INPUTS)
 _ROUND = np.float32(12582912.0)  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
 
 
-class Panels(NamedTuple):
+class WeightPanels(NamedTuple):
     """Weights of a layer in panels of 16 outputs; missing outputs and inputs are 0.
 
     Args:
@@ -47,7 +47,7 @@ class Panels(NamedTuple):
     states: ndarray
 
 
-def quantise(linear: nn.Linear, as_bytes: bool) -> Panels:
+def quantise(linear: nn.Linear, as_bytes: bool) -> WeightPanels:
     """Quantise the weights of a layer; `as_bytes` needs a processor with VNNI."""
     weight = linear.weight.detach().float()
     scales = weight.abs().amax(1) / LARGEST
@@ -62,7 +62,7 @@ def quantise(linear: nn.Linear, as_bytes: bool) -> Panels:
     panels = panels.reshape(-1, LANES, panels.shape[1] // group, group).transpose(0, 2, 1, 3)
     padded_scales, padded_bias = (np.pad(each, (0, outputs)) for each in (scales.numpy(), bias))
     flat = np.ascontiguousarray(panels).reshape(len(panels), -1)
-    return Panels(flat, starts, padded_scales, padded_bias, np.empty(0, states))
+    return WeightPanels(flat, starts, padded_scales, padded_bias, np.empty(0, states))
 
 
 class Int8Linear(nn.Module):
@@ -96,7 +96,7 @@ class Int8FeedForward(nn.Module):
         return _compute(states, self._outputs, self._up, self._down, True)
 
 
-def _compute(states: Tensor, outputs: int, first: Panels, last: Panels, is_double: bool) -> Tensor:
+def _compute(states: Tensor, outputs: int, first: WeightPanels, last: WeightPanels, is_double: bool) -> Tensor:
     rows = states.reshape(-1, states.shape[-1]).contiguous()
     results = torch.empty(len(rows), len(last.bias))
     in_threads(_apply, -(-len(rows) // ROWS), rows.numpy(), first, last, is_double, results.numpy())

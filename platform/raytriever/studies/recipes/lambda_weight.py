@@ -27,7 +27,7 @@ from raytriever.studies.datasets import (
 )
 from raytriever.studies.definition import FULL, OOD, SMOKE, Arm, Drawing, Study
 from raytriever.studies.recipes.auc.settings import build_curriculum, describe_training
-from raytriever.studies.recipes.positives.settings import Group, objective_config, training_set
+from raytriever.studies.recipes.positives.settings import PassageGroup, objective_config, training_set
 from raytriever.studies.recipes.positives.settings import describe_training as describe_full_training
 
 PAPER = "Alleviating performance degradation caused by out-of-distribution issues in embedding-based retrieval"
@@ -55,7 +55,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     ]
     arms = untrained_arms(scale, measured) + arms
     about = (
-        describe_full_training(scale, Group(8, 1))
+        describe_full_training(scale, PassageGroup(8, 1))
         if scale == FULL
         else describe_training(scale, {"loss": {"temperature": TEMPERATURE}})
     )
@@ -87,7 +87,7 @@ def _data(scale: str, data_root: Path | None, folder: Path) -> StudyDataset:
 
 def _curriculum(scale: str, data: StudyDataset, weight: float) -> Curriculum:
     if scale == FULL:
-        config = objective_config(scale, "SingleLH", data, Group(8, 1), "human")
+        config = objective_config(scale, "SingleLH", data, PassageGroup(8, 1), "human")
         return Curriculum(override(config, {"loss": {"distribution_weight": weight}}))
     return build_curriculum(
         scale, "infonce", data, settings={"loss": {"temperature": TEMPERATURE, "distribution_weight": weight}}

@@ -10,7 +10,7 @@ FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkerTexts:
     """Texts that one worker encodes and scores in a step.
 
     Args:
@@ -33,7 +33,7 @@ class Share:
         return self.queries + self.passages
 
 
-def batch_bytes(share: Share, device: str) -> int:
+def batch_bytes(share: WorkerTexts, device: str) -> int:
     """Return the bytes of the embeddings of the whole batch and of the scores, in float32, on a type of device.
 
     Three copies of a worker's own embeddings exist at once (of each chunk, joined, and in the order of the batch). The
@@ -46,7 +46,7 @@ def batch_bytes(share: Share, device: str) -> int:
     return FLOAT * (3 * share.width * (share.texts + share.queries + candidates) + 2 * panel)
 
 
-def guide_bytes(weights: int, precision: str, width: int, share: Share) -> int:
+def guide_bytes(weights: int, precision: str, width: int, share: WorkerTexts) -> int:
     """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages.
 
     Args:

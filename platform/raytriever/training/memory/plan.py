@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import FLOAT, Share, batch_bytes
+from raytriever.training.memory.batch import FLOAT, WorkerTexts, batch_bytes
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
 from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 from raytriever.training.parallel.zero import BUCKET
@@ -79,7 +79,7 @@ class MemoryPlan:
     """
 
     def __init__(
-        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: Share, guide: int = 0
+        self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0
     ) -> None:
         self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
         self._simulated: dict[int, ChunkBytes] = {}

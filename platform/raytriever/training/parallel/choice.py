@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.options import did_you_mean
 from raytriever.training.config import STRATEGIES
 from raytriever.training.parallel.ddp import Replicas
@@ -19,7 +19,7 @@ def build_strategy(
     name: str,
     objective: Objective,
     optimizer: torch.optim.Optimizer,
-    workers: Workers,
+    workers: WorkerGroup,
     device: torch.device,
     max_grad_norm: float,
     offload: bool = False,

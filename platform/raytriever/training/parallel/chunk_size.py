@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.machine import free_system_memory
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
 from raytriever.models.precision import autocast, is_out_of_memory
@@ -24,8 +24,8 @@ from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import Share, batch_bytes
-from raytriever.training.parallel.grad_cache import Chunk, DropoutState
+from raytriever.training.memory.batch import WorkerTexts, batch_bytes
+from raytriever.training.parallel.grad_cache import ChunkSizes, DropoutState
 
 
 def free_memory(device: torch.device) -> int:
@@ -120,7 +120,7 @@ def find_chunk(
     return None if chunk >= texts else chunk
 
 
-def agreed(chunk: int | None, texts: int, workers: Workers, device: torch.device) -> int | None:
+def agreed(chunk: int | None, texts: int, workers: WorkerGroup, device: torch.device) -> int | None:
     """Return the smallest chunk of all workers."""
     smallest = -int(workers.maximum(torch.tensor(-(chunk or texts), device=device)))
     return None if smallest >= texts else smallest
@@ -218,17 +218,17 @@ class ChunkChoice:
     """
 
     def __init__(
-        self, settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: Workers
+        self, settings: TrainingConfig, retriever: Retriever, precision: str, device: torch.device, workers: WorkerGroup
     ) -> None:
         self._settings, self._retriever, self._precision = settings, retriever, precision
         self._device, self._workers = device, workers
         self._longest = max(retriever.description.query_length, retriever.description.passage_length)
         self._circumstances = _circumstances(settings, retriever, self._longest, precision, device, workers)
         given = settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None
-        self._given = Chunk(settings.grad_cache_chunk, settings.grad_cache_tokens) if given else None
+        self._given = ChunkSizes(settings.grad_cache_chunk, settings.grad_cache_tokens) if given else None
         self._is_searched = self._given is None and device.type in SEARCHED
 
-    def first(self, texts: int) -> Chunk | None:
+    def first(self, texts: int) -> ChunkSizes | None:
         """Return the chunk to begin with, None for a whole batch; all workers call it.
 
         Args:
@@ -245,15 +245,15 @@ class ChunkChoice:
         if sequences is None:
             # Several workers agree on an error of memory only with gradient caching; one chunk costs no second
             # encoding.
-            return None if self._workers.size == 1 else Chunk(sequences=texts)
+            return None if self._workers.size == 1 else ChunkSizes(sequences=texts)
         # In tokens: of shorter texts more fit at a time.
-        return Chunk(tokens=sequences * self._longest)
+        return ChunkSizes(tokens=sequences * self._longest)
 
     def search(self, texts: int) -> int | None:
         """Return the number of texts of the greatest length that fit on every worker, None where all fit."""
         trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
         queries, size = self._settings.batch_size // self._workers.size, self._workers.size
-        share = Share(queries, texts - queries, size, self._longest, self._retriever.width)
+        share = WorkerTexts(queries, texts - queries, size, self._longest, self._retriever.width)
         per_parameter = _bytes(self._settings, size)
         reserve = int(per_parameter * sum(parameter.numel() for parameter in trained))
         largest = find_chunk(
@@ -266,7 +266,7 @@ class ChunkChoice:
         )
         return agreed(largest, texts, self._workers, self._device)
 
-    def smaller(self, chunk: Chunk | None, parts: Sequence[TokenBatch], is_agreed: bool) -> Chunk | None:
+    def smaller(self, chunk: ChunkSizes | None, parts: Sequence[TokenBatch], is_agreed: bool) -> ChunkSizes | None:
         """Return half of a chunk with which a step ran out of memory, and store it for later runs.
 
         A worker that ran out of memory alone stores it for the restart of the group, which uses the smallest chunk of
@@ -289,7 +289,7 @@ class ChunkChoice:
         )
         sizes = torch.tensor([texts, tokens, longest_text], device=self._device)
         texts, tokens, longest_text = (self._workers.maximum(sizes) if is_agreed else sizes).tolist()
-        largest = chunk or Chunk(tokens=tokens)
+        largest = chunk or ChunkSizes(tokens=tokens)
         in_texts = largest.sequences is not None and self._settings.grad_cache_chunk is not None
         size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
         if size <= (1 if in_texts else longest_text):
@@ -302,11 +302,11 @@ class ChunkChoice:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if in_texts:
-            return Chunk(size // 2, largest.tokens)
+            return ChunkSizes(size // 2, largest.tokens)
         if self._is_searched and (self._workers.rank == 0 or not is_agreed):
             text_bytes = _remembered().get(self._circumstances.key, (0, 0, 0))[2]
             _remember(self._circumstances, max(1, size // 2 // self._longest), texts, text_bytes)
-        return Chunk(tokens=size // 2)
+        return ChunkSizes(tokens=size // 2)
 
 
 def _circumstances(
@@ -315,7 +315,7 @@ def _circumstances(
     length: int,
     precision: str,
     device: torch.device,
-    workers: Workers,
+    workers: WorkerGroup,
 ) -> Circumstances:
     trained = sum(parameter.numel() for parameter in retriever.parameters() if parameter.requires_grad)
     weights = sum(parameter.numel() for parameter in retriever.parameters())

@@ -32,7 +32,7 @@ from raytriever.training.parallel.out_of_memory import Agreement
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkSizes:
     """Size of a chunk, which is encoded at once, on either side.
 
     Args:
@@ -72,7 +72,7 @@ class Chunk:
         return len(parts)
 
 
-def cut(texts: Buckets, chunk: Chunk) -> Buckets:
+def cut(texts: Buckets, chunk: ChunkSizes) -> Buckets:
     """Return the texts in parts no larger than `chunk`, as equal in size as their lengths allow.
 
     Workers may end with different numbers of parts: no strategy communicates within a part.
@@ -90,7 +90,7 @@ def level(texts: Buckets, agreement: Agreement) -> Buckets:
     return Buckets(texts.buckets + texts.buckets[:1] * (agreement.maximum(parts) - parts), texts.indices)
 
 
-def _pieces(part: TokenBatch, chunk: Chunk) -> Iterator[TokenBatch]:
+def _pieces(part: TokenBatch, chunk: ChunkSizes) -> Iterator[TokenBatch]:
     lengths: list[int] = lengths_of(part).tolist()
     for start, end in _spans(lengths, chunk.tokens, is_packed(part)):
         count = -(-(end - start) // (chunk.sequences or end - start))

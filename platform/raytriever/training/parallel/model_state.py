@@ -24,7 +24,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
@@ -153,7 +153,7 @@ Snapshot = Mapping[str, ndarray]
 
 
 @torch.no_grad()
-def take_snapshot(module: nn.Module, workers: Workers) -> Snapshot:
+def take_snapshot(module: nn.Module, workers: WorkerGroup) -> Snapshot:
     """Return a float32 copy of every trained parameter on the first worker, nothing on the others; all workers call it.
 
     Parameters that a strategy has sharded are gathered one at a time, so no worker needs memory for the whole model.

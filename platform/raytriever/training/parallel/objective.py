@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.engine.guide import GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, WorkerGroup
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.packing import Buckets, TokenBatch, move, texts_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.parallel.grad_cache import Chunk, Encode, cached_loss, cut, level
+from raytriever.training.parallel.grad_cache import ChunkSizes, Encode, cached_loss, cut, level
 from raytriever.training.parallel.out_of_memory import Agreement
 
 Passes = Sequence[tuple[Buckets, Side]]
@@ -60,7 +60,7 @@ class CutBatch:
     queries: int
     passages: int
     ids: BatchIds
-    chunk: Chunk | None
+    chunk: ChunkSizes | None
     guide: Passes = ()
 
     def map(self, copy: Callable[[Tensor], Tensor]) -> CutBatch:
@@ -100,7 +100,7 @@ class Objective(nn.Module):
         retriever: Retriever,
         loss: Loss,
         precision: str,
-        chunk: Chunk | None = None,
+        chunk: ChunkSizes | None = None,
         agreement: Agreement | None = None,
         guide: Encode | None = None,
         guide_tokens: int | None = None,
@@ -121,7 +121,7 @@ class Objective(nn.Module):
             guide = [(cut(texts, of_guide), side) for texts, side in guide]
         return CutBatch(passes, len(batch.queries.indices), len(batch.passages.indices), batch.ids, chunk, guide)
 
-    def forward(self, batch: Batch | CutBatch, workers: Workers) -> LossOutput:
+    def forward(self, batch: Batch | CutBatch, workers: WorkerGroup) -> LossOutput:
         """Return the differentiable loss, equal with and without gradient caching."""
         whole = batch if isinstance(batch, CutBatch) else self.cut(batch)
         passes = whole.passes
@@ -155,11 +155,11 @@ class Objective(nn.Module):
         # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
         return reduce(torch.cat([encode(part, side) for part, side in parts]))
 
-    def _guide_chunk(self) -> Chunk | None:
+    def _guide_chunk(self) -> ChunkSizes | None:
         """Return the size of the guide's parts, which are no larger than those of the training; None to cut nothing."""
-        chunk = self.chunk or Chunk()
+        chunk = self.chunk or ChunkSizes()
         tokens = [limit for limit in (chunk.tokens, self._guide_tokens) if limit is not None]
-        return Chunk(chunk.sequences, min(tokens, default=None)) if tokens or self.chunk else None
+        return ChunkSizes(chunk.sequences, min(tokens, default=None)) if tokens or self.chunk else None
 
     @torch.no_grad()
     def _guide_embeddings(self, batch: CutBatch) -> GuideEmbeddings | None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory
 
@@ -33,7 +33,7 @@ class Agreement:
         workers: the group, for tensors in the memory of the CPU; all call the object in the same order.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: WorkerGroup) -> None:
         self._workers = workers
 
     def run(self, work: Callable[[], T]) -> T:

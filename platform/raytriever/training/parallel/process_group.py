@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from raytriever.losses.engine.workers import ALONE, Workers
+from raytriever.losses.engine.workers import ALONE, WorkerGroup
 
 # The same functions: torch 2.13 renamed them and warns of their old names.
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
@@ -70,14 +70,14 @@ class GroupWorkers:
         return reduced
 
 
-def current_workers() -> Workers:
+def current_workers() -> WorkerGroup:
     """Return the process group of this process, or a group of one."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         return GroupWorkers()
     return ALONE
 
 
-def host_workers(workers: Workers) -> Workers:
+def host_workers(workers: WorkerGroup) -> WorkerGroup:
     """Return the group for messages in the memory of the CPU, for which no worker waits for its GPU.
 
     All workers call it in the same order.

@@ -24,14 +24,14 @@ from numpy import ndarray
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
     JobError,
     JobMessage,
     JobStatus,
-    Stage,
+    JobStage,
 )
 from raytriever.training.batches import PREFETCH_DEPTH, Batch, SourceVersions
 from raytriever.training.checkpoint import Progression
@@ -106,12 +106,15 @@ class RefreshJob(BackgroundJob):
         plan: RefreshPlan,
         sources: SourceVersions,
         total_steps: int,
-        workers: Workers,
+        workers: WorkerGroup,
         take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
     ) -> None:
-        mining, reading = Stage(self._check_mining), Stage(self._check_reading, self._start_reading, needs_all=True)
-        super().__init__([mining, reading, Stage(self._check_recording, self._record)], workers, log)
+        mining, reading = (
+            JobStage(self._check_mining),
+            JobStage(self._check_reading, self._start_reading, needs_all=True),
+        )
+        super().__init__([mining, reading, JobStage(self._check_recording, self._record)], workers, log)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import Workers
+from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.storage import read_manifest
 from raytriever.training.background import (
     RUNNING,
@@ -23,7 +23,7 @@ from raytriever.training.background import (
     JobError,
     JobMessage,
     JobStatus,
-    Stage,
+    JobStage,
     broadcast_json,
 )
 from raytriever.training.checkpoint import Progression, checkpoint_path
@@ -98,10 +98,10 @@ class ValidationJob(BackgroundJob):
         settings: TrainingConfig,
         total_steps: int,
         checkpoints: Path,
-        workers: Workers,
+        workers: WorkerGroup,
         log: Callable[[str], None],
     ) -> None:
-        stages = [Stage(self._check_checkpoint), Stage(self._check_evaluation, self._submit_evaluation)]
+        stages = [JobStage(self._check_checkpoint), JobStage(self._check_evaluation, self._submit_evaluation)]
         super().__init__(stages, workers, log)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._checkpoints = checkpoints

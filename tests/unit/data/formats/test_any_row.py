@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.formats.beir import DocumentRow, JudgementColumns, JudgementRow, QueryRow
-from raytriever.data.formats.chunks import Chunk, parse_chunk
-from raytriever.data.formats.dpr import QuestionRow
+from raytriever.data.formats.chunks import FileChunk, parse_chunk
+from raytriever.data.formats.dpr import DprRow
 from raytriever.data.formats.flagembedding import ListsRow
 from raytriever.data.formats.pairs import PairRow
 from raytriever.data.formats.plan import Part, RowParser
@@ -25,7 +25,7 @@ PARSERS: list[tuple[RowParser, tuple[str, ...]]] = [
     (DocumentRow(), ("_id", "id", "title", "text")),
     (QueryRow(), ("_id", "text")),
     (JudgementRow("s"), ("query-id", "corpus-id", "score", "source", "rank")),
-    (QuestionRow("s"), ("question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")),
+    (DprRow("s"), ("question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")),
     (ListsRow("s"), ("query", "pos", "neg", "pos_scores", "neg_scores")),
     (PairRow("s"), ("premise", "hypothesis", "label", "split")),
     (TupleRow("s", "anchor", "positive", ("negative",), "score"), ("anchor", "positive", "negative", "score")),
@@ -53,7 +53,7 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
         st.fixed_dictionaries(dict.fromkeys(fields[:2], LIKELY)) | st.just({})
     )
     payload = json.dumps(row).replace("Infinity", "1e999").encode() + b"\n"
-    result = parse_chunk(Part("x", "json", parse), Chunk(0, 0, 1, payload))
+    result = parse_chunk(Part("x", "json", parse), FileChunk(0, 0, 1, payload))
     records = result.records
     columns = (records.documents, records.queries, records.judgements, records.negatives)
     assert result.rows == 1
@@ -72,5 +72,5 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
 )
 def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
     part = Part("x", "tsv", JudgementColumns("s", more))
-    result = parse_chunk(part, Chunk(0, 0, 2, "\t".join(columns).encode()))
+    result = parse_chunk(part, FileChunk(0, 0, 2, "\t".join(columns).encode()))
     assert result.rows == len(result.bad) + len(result.records.judgements)

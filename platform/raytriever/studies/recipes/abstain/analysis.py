@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights
-from raytriever.studies.definition import Analysis, Evaluated
+from raytriever.studies.definition import StudyAnalysis, Evaluated
 from raytriever.studies.page import title_of, value_text
 from raytriever.studies.recipes.abstain.claims import POOLED
 from raytriever.studies.recipes.abstain.confidences import SCORE
@@ -34,7 +34,7 @@ def analyse(
     proposed: str,
     drawn: Sequence[str],
     evaluations: Mapping[Cell, Sequence[Evaluated]],
-) -> Analysis:
+) -> StudyAnalysis:
     """Analyse the evaluations of all rows.
 
     Args:
@@ -75,7 +75,7 @@ def analyse(
         "best other confidence": others,
         f"aurc by the best confidence, minus {proposed} by its score": best,
     }
-    return Analysis(
+    return StudyAnalysis(
         measured.results(),
         {
             "95 % intervals over resampled questions": _interval_table(intervals),

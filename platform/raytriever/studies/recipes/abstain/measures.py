@@ -35,7 +35,7 @@ NAUC = {"nauc": SCORE, "nauc_std": DEVIATION, "nauc_diff1": MARGIN}
 
 
 @dataclass(frozen=True)
-class Answers:
+class SystemAnswers:
     """Answers of a system to the questions of one or more data sets.
 
     Args:
@@ -62,7 +62,7 @@ class Answers:
         return best_answer_threshold(self.scores, self.right, self.answerable)
 
 
-def read_answers(evaluated: Evaluated, temperature: float) -> Answers:
+def read_answers(evaluated: Evaluated, temperature: float) -> SystemAnswers:
     """Read the answers of one evaluation.
 
     Raises:
@@ -78,7 +78,7 @@ def read_answers(evaluated: Evaluated, temperature: float) -> Answers:
     run = folder / "runs" / f"{evaluated.model}.{evaluated.dataset}.trec"
     confidence = confidences(read_run_scores(str(run), content["queries"], DEPTH), temperature)
     cross_scores = read_cross_scores(evaluated.cross_scores, len(right))
-    return Answers(
+    return SystemAnswers(
         confidence if cross_scores is None else {**confidence, CROSS_ENCODER: cross_scores},
         np.array(right, np.float64) > 0,
         np.array([bool(documents) for documents in content["relevant"]]),
@@ -87,9 +87,9 @@ def read_answers(evaluated: Evaluated, temperature: float) -> Answers:
     )
 
 
-def pooled(parts: Sequence[Answers]) -> Answers:
+def pooled(parts: Sequence[SystemAnswers]) -> SystemAnswers:
     """Return the answers to the questions of several data sets as one."""
-    return Answers(
+    return SystemAnswers(
         {name: np.concatenate([part.confidence[name] for part in parts]) for name in parts[0].confidence},
         np.concatenate([part.right for part in parts]),
         np.concatenate([part.answerable for part in parts]),
@@ -106,16 +106,16 @@ class SystemMeasures:
         dev, test: answers by data set, without the pool.
     """
 
-    dev: Mapping[str, Answers]
-    test: Mapping[str, Answers]
+    dev: Mapping[str, SystemAnswers]
+    test: Mapping[str, SystemAnswers]
 
     @cached_property
-    def all_dev(self) -> dict[str, Answers]:
+    def all_dev(self) -> dict[str, SystemAnswers]:
         """Answers to dev questions by data set, the pool last."""
         return {**self.dev, POOLED: pooled(list(self.dev.values()))}
 
     @cached_property
-    def all_test(self) -> dict[str, Answers]:
+    def all_test(self) -> dict[str, SystemAnswers]:
         """Answers to test questions by data set, the pool last."""
         return {**self.test, POOLED: pooled(list(self.test.values()))}
 

@@ -39,7 +39,7 @@ Counts = dict[str, dict[str, int]]  # number of questions of each kind, of train
 
 
 @dataclass(frozen=True)
-class Size:
+class StudySize:
     """Largest numbers of queries and documents taken from each data set.
 
     Args:
@@ -58,7 +58,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Source:
+class StudySource:
     """Data set of the study.
 
     Args:
@@ -102,7 +102,9 @@ class _Chosen:
         return normalise(f"{documents.titles[document]} {documents.texts[document]}")
 
 
-def write_questions(folder: Path, sources: Mapping[Source, Callable[[], RetrievalDataset]], size: Size) -> Counts:
+def write_questions(
+    folder: Path, sources: Mapping[StudySource, Callable[[], RetrievalDataset]], size: StudySize
+) -> Counts:
     """Write one data set for each source that is measured, and `mixture` to train on, if they are not stored yet.
 
     Args:
@@ -128,7 +130,7 @@ def write_questions(folder: Path, sources: Mapping[Source, Callable[[], Retrieva
     return read_json(folder / COUNTS, Counts, f"remove {folder}; it is written again", needed=True)
 
 
-def choose(dataset: RetrievalDataset, source: Source, size: Size) -> _Chosen:
+def choose(dataset: RetrievalDataset, source: StudySource, size: StudySize) -> _Chosen:
     """Choose training queries and questions of a data set."""
     splits = {role: split for role, split in zip((TRAIN, DEV, TEST), source.splits, strict=True) if split}
     relevant: dict[int, list[int]] = {}
@@ -170,7 +172,7 @@ def _groups(queries: Sequence[int], relevant: Mapping[int, Sequence[int]]) -> li
     return list(groups.values())
 
 
-def _check_enough(source: Source, chosen: _Chosen) -> None:
+def _check_enough(source: StudySource, chosen: _Chosen) -> None:
     for role, questions in chosen.questions.items():
         fewest = min(sum(one.has_answer == kind for one in questions) for kind in (True, False))
         if fewest < FEWEST:
@@ -181,7 +183,7 @@ def _check_enough(source: Source, chosen: _Chosen) -> None:
             )
 
 
-def _write(folder: Path, chosen: Mapping[Source, _Chosen], size: Size) -> None:
+def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize) -> None:
     counts: dict[str, dict[str, int]] = {}
     mixed = _Folder()
     for source, one in chosen.items():
@@ -238,8 +240,8 @@ def _corpus(one: _Chosen, answers: set[int], excluded: set[str], count: int) -> 
 
 
 def _foreign_questions(
-    source: Source, chosen: Mapping[Source, _Chosen], size: Size
-) -> dict[str, list[tuple[Source, _Chosen, int]]]:
+    source: StudySource, chosen: Mapping[StudySource, _Chosen], size: StudySize
+) -> dict[str, list[tuple[StudySource, _Chosen, int]]]:
     """Return the questions of other domains by role: equally many of each data set, those of the smallest hashes."""
     others = [other for other in chosen if other.is_measured and other.domain != source.domain]
     return {

@@ -41,8 +41,8 @@ from raytriever.studies.recipes.abstain.questions import (
     TEST,
     TRAIN,
     Counts,
-    Size,
-    Source,
+    StudySize,
+    StudySource,
     write_questions,
 )
 from raytriever.studies.recipes.auc.settings import LOSSES, TEMPERATURE, Layer, build_curriculum, describe_training
@@ -56,18 +56,18 @@ _CROSS_ENCODER = "cross-encoder/ms-marco-MiniLM-L6-v2"
 _METRICS = ("success_at_1", "ndcg_at_10", "success_at_100")
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 _PACKS = {
-    "squad": Source("SQuAD", _WIKIPEDIA, ("train", "", "dev")),
-    "nq-paragraphs": Source("NQ", _WIKIPEDIA, ("", "", "test")),
-    "scifact": Source("SciFact", _BIOMEDICAL, ("train", "", "test")),
-    "medquad": Source("MedQuAD", _BIOMEDICAL, ("train", "dev", "test")),
-    "nfcorpus-filtered": Source("NFCorpus", _BIOMEDICAL, ("train", "", ""), is_measured=False),
+    "squad": StudySource("SQuAD", _WIKIPEDIA, ("train", "", "dev")),
+    "nq-paragraphs": StudySource("NQ", _WIKIPEDIA, ("", "", "test")),
+    "scifact": StudySource("SciFact", _BIOMEDICAL, ("train", "", "test")),
+    "medquad": StudySource("MedQuAD", _BIOMEDICAL, ("train", "dev", "test")),
+    "nfcorpus-filtered": StudySource("NFCorpus", _BIOMEDICAL, ("train", "", ""), is_measured=False),
 }
-_PARTS = {part: Source(f"pydocs-{part}", part, (TRAIN, DEV, TEST)) for part in (STDLIB, PACKAGES)}
+_PARTS = {part: StudySource(f"pydocs-{part}", part, (TRAIN, DEV, TEST)) for part in (STDLIB, PACKAGES)}
 _SIZES = {
-    SMOKE: Size(train=48, dev=32, test=48, foreign_dev=8, foreign_test=16, documents=300),
-    FULL: Size(train=100_000, dev=1_000, test=4_000, foreign_dev=250, foreign_test=1_000, documents=100_000),
+    SMOKE: StudySize(train=48, dev=32, test=48, foreign_dev=8, foreign_test=16, documents=300),
+    FULL: StudySize(train=100_000, dev=1_000, test=4_000, foreign_dev=250, foreign_test=1_000, documents=100_000),
 }
-_SMALL = Size(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_500)
+_SMALL = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_500)
 _FULL_QUERIES = 100_000  # training queries of all packs, nearly
 
 
@@ -140,7 +140,7 @@ def name_of(dataset: str, split: str) -> str:
 def _questions(scale: str, data_root: Path | None, folder: Path) -> tuple[Path, Counts]:
     """Write the data sets, except at full without the packs; return their folder and numbers."""
     path, size = folder / "questions", _SIZES.get(scale, _SMALL)
-    openers: dict[Source, Callable[[], RetrievalDataset]]
+    openers: dict[StudySource, Callable[[], RetrievalDataset]]
     if scale == SMOKE:
         openers = {source: partial(open_pydocs, part) for part, source in _PARTS.items()}
     elif scale == FULL and data_root is None:

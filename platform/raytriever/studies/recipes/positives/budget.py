@@ -20,7 +20,7 @@ from raytriever.studies.definition import FULL, SMOKE, Arm, Study
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MS_MARCO,
-    Group,
+    PassageGroup,
     describe_training,
     hybrid_sets,
     objective_config,
@@ -50,7 +50,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     for setting, figures in BUDGET.items():
         most, share = setting
         data = everything if setting == _WHOLE else _budget_data(scale, data_root, folder, setting)
-        config = objective_config(scale, "LSEPair", data, Group(GROUP, most), "llm" if scale == FULL else "all")
+        config = objective_config(scale, "LSEPair", data, PassageGroup(GROUP, most), "llm" if scale == FULL else "all")
         config = override(config, {"data": {"positives_order": "ranked"}, "training": _length(scale, setting)})
         arms.append(
             Arm(
@@ -70,7 +70,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
         seeds=3 if scale not in (SMOKE, FULL) else 1,
         baselines=(_row((1, "100 %")),),
         heading=(
-            describe_training(scale, Group(GROUP, 4)),
+            describe_training(scale, PassageGroup(GROUP, 4)),
             *([_LENGTHS] if scale not in (SMOKE, FULL) else []),
             *everything.lines,
         ),

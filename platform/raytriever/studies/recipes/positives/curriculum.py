@@ -19,7 +19,7 @@ from raytriever.studies.recipes.positives.heterogeneous import SIMULATED_SOURCES
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
-    Group,
+    PassageGroup,
     describe_training,
     objective_config,
     usual_group,
@@ -76,7 +76,7 @@ def _second_stage(scale: str) -> str:
     return {FULL: ", one epoch", SMOKE: ", 2 steps"}.get(scale, ", 20 steps")
 
 
-def _stages(scale: str, name: str, data: StudyDataset, group: Group) -> tuple[Curriculum, Curriculum]:
+def _stages(scale: str, name: str, data: StudyDataset, group: PassageGroup) -> tuple[Curriculum, Curriculum]:
     """Return the curriculum of the first stage alone, and that of both stages."""
     first = objective_config(scale, name, data, group, "llm")
     second = objective_config(scale, "SingleLH", data, group, "human")

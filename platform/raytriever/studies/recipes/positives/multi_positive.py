@@ -26,7 +26,7 @@ from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MS_MARCO,
     NQ,
-    Group,
+    PassageGroup,
     describe_training,
     hybrid_sets,
     objective_config,
@@ -112,7 +112,7 @@ def _sets(scale: str, data_root: Path | None, folder: Path) -> tuple[StudyDatase
     return data, [pack_subset(data_root, folder, name, _UNSEEN, title) for name, title in _UNSEEN_PACKS]
 
 
-def _full(data_root: Path | None, group: Group) -> tuple[list[Arm], tuple[str, ...], tuple[str, ...]]:
+def _full(data_root: Path | None, group: PassageGroup) -> tuple[list[Arm], tuple[str, ...], tuple[str, ...]]:
     """Return the arms, in-domain names and unseen names at full.
 
     Each objective is trained twice, in one row, because the table of the paper has one row for it.

@@ -14,7 +14,7 @@ from raytriever.studies.definition import FULL, SMOKE, Arm, Drawing, Study
 from raytriever.studies.recipes.positives.settings import (
     METRICS,
     MULTIPLE,
-    Group,
+    PassageGroup,
     describe_training,
     hybrid_sets,
     objective_config,
@@ -38,7 +38,7 @@ def study(scale: str, data_root: Path | None, folder: Path) -> Study:
     settings += [(name, size, most) for name in names for size, most in groups]
     arms = []
     for name, size, most in settings:
-        config = objective_config(scale, name, data, Group(size, most), "llm" if scale == FULL else "all")
+        config = objective_config(scale, name, data, PassageGroup(size, most), "llm" if scale == FULL else "all")
         if scale not in (SMOKE, FULL):
             config = override(config, {"training": {"batch_size": 8}})
         arms.append(

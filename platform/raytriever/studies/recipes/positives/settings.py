@@ -94,20 +94,20 @@ _NFCORPUS = Subset(train=1_500, dev=128, test=400, documents=3_400)
 
 
 @dataclass(frozen=True)
-class Group:
+class PassageGroup:
     """The passages of a query: `size` (G), of which at most `positives` (M) are relevant to it."""
 
     size: int
     positives: int
 
 
-def usual_group(scale: str) -> Group:
+def usual_group(scale: str) -> PassageGroup:
     """Return G = 8 and M = 4; at smoke G = 4 and M = 2."""
-    return Group(4, 2) if scale == SMOKE else Group(8, 4)
+    return PassageGroup(4, 2) if scale == SMOKE else PassageGroup(8, 4)
 
 
 def objective_config(
-    scale: str, name: str, data: StudyDataset, group: Group, source: str = "all", on: str = MS_MARCO
+    scale: str, name: str, data: StudyDataset, group: PassageGroup, source: str = "all", on: str = MS_MARCO
 ) -> Config:
     """Return the settings of one objective.
 
@@ -168,7 +168,7 @@ def _with_sizes(subset: Subset, sizes: Subset) -> Subset:
     return replace(sizes, share=subset.share, labels=subset.labels, by_llm=subset.by_llm)
 
 
-def describe_training(scale: str, group: Group) -> str:
+def describe_training(scale: str, group: PassageGroup) -> str:
     """Return a sentence that describes the trainings to the reader of the page."""
     if scale == FULL:
         sizes = f"G = {group.size}, M = {group.positives}"

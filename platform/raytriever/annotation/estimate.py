@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotator import Annotator, AnnotationQuery, split_evenly
-from raytriever.annotation.budget import TokenEstimator, TokenCounts
+from raytriever.annotation.annotator import AnnotationQuery, Annotator, split_evenly
+from raytriever.annotation.budget import TokenCounts, TokenEstimator
 from raytriever.annotation.config import ServiceConfig
 from raytriever.annotation.prompts import (
     ANSWER,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import TokenEstimator, TokenCounts
+from raytriever.annotation.budget import TokenCounts, TokenEstimator
 from raytriever.annotation.config import LOCAL, ServiceConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, Annotator, AnnotationQuery, check_failures
+from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, check_failures
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, TokenCounts
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 from raytriever.annotation.candidates import find_candidates
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
 from raytriever.annotation.estimate import estimate

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from raytriever.annotation.answer_log import AnswerLog, Entry
 from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts
 from raytriever.annotation.config import AnnotationConfig
-from raytriever.annotation.prompts import STAGES, MalformedAnswer, Message, AnnotationPrompts, build_schema
+from raytriever.annotation.prompts import STAGES, AnnotationPrompts, MalformedAnswer, Message, build_schema
 from raytriever.annotation.service import Service, ServiceError
 from raytriever.errors import UserError
 

@@ -25,7 +25,7 @@ from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
-from raytriever.report.page import Page, Picture, HtmlTable, write_page
+from raytriever.report.page import HtmlTable, Page, Picture, write_page
 from raytriever.report.queries import choose_queries
 from raytriever.report.request import RUN_ID
 from raytriever.report.seeds import ONE_SEED, seed_tables

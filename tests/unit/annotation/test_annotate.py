@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, Annotator, AnnotationQuery, split_evenly
+from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, split_evenly
 from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import Spending
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.budget import BudgetReached, Spending, TokenEstimator, TokenCounts
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
 from raytriever.annotation.config import ServiceConfig
 
 

@@ -10,8 +10,8 @@ from scipy.stats import binomtest
 from scipy.stats import t as student
 
 from raytriever.metrics.calibration import (
-    ScoredPools,
     Proportion,
+    ScoredPools,
     achieve,
     best_f1_threshold,
     calibrate,

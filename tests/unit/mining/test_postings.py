@@ -19,7 +19,7 @@ from raytriever.errors import DataError
 from raytriever.mining import bm25, postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.postings import K1, B, PostingsBlock, Postings
+from raytriever.mining.postings import K1, B, Postings, PostingsBlock
 
 ODD = [
     "",

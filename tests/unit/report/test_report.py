@@ -18,7 +18,7 @@ import pytest
 from raytriever.errors import StorageError
 from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
-from raytriever.report.page import Cell, Page, HtmlTable, write_page
+from raytriever.report.page import Cell, HtmlTable, Page, write_page
 from raytriever.report.queries import MAX_QUERIES, choose_queries
 from raytriever.report.score_figures import save_roc
 from raytriever.report.tables import result_tables

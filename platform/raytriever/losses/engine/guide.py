@@ -25,7 +25,7 @@ from torch import Tensor
 
 from raytriever.errors import LossInputError
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
-from raytriever.losses.engine.relevance import PAD, TeacherGroup, RowRelevance
+from raytriever.losses.engine.relevance import PAD, RowRelevance, TeacherGroup
 from raytriever.losses.engine.sweep import panel_height
 from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.symmetric import exchange_roles

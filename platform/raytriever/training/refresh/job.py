@@ -30,8 +30,8 @@ from raytriever.training.background import (
     BackgroundJob,
     JobError,
     JobMessage,
-    JobStatus,
     JobStage,
+    JobStatus,
 )
 from raytriever.training.batches import PREFETCH_DEPTH, Batch, SourceVersions
 from raytriever.training.checkpoint import Progression

@@ -22,8 +22,8 @@ from raytriever.training.background import (
     BackgroundJob,
     JobError,
     JobMessage,
-    JobStatus,
     JobStage,
+    JobStatus,
     broadcast_json,
 )
 from raytriever.training.checkpoint import Progression, checkpoint_path

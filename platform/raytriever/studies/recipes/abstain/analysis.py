@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights
-from raytriever.studies.definition import StudyAnalysis, Evaluated
+from raytriever.studies.definition import Evaluated, StudyAnalysis
 from raytriever.studies.page import title_of, value_text
 from raytriever.studies.recipes.abstain.claims import POOLED
 from raytriever.studies.recipes.abstain.confidences import SCORE

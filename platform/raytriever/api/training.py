@@ -15,7 +15,7 @@ from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_pandas
-from raytriever.cache import hold, keep_within_bound
+from raytriever.cache import hold
 from raytriever.config import (
     NAME,
     Config,
@@ -32,9 +32,10 @@ from raytriever.losses.own.register import loss_setting
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
+from raytriever.parts import make_once
 from raytriever.paths import check_paths, runs_folder
 from raytriever.recipes import base_config
-from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, read_manifest, sha256_of
+from raytriever.storage import cache_folder, files_below, read_manifest, sha256_of
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 
@@ -182,10 +183,7 @@ def mine_hard_negatives(
         if output is not None:
             run_mining(job, folder, warn)
         else:
-            with one_writer(folder, wait=True, report=warn):
-                if not (folder / MANIFEST).is_file():
-                    run_mining(job, folder, warn)
-                    keep_within_bound(folder)
+            make_once(folder, lambda: run_mining(job, folder, warn))
     negatives = HardNegatives(folder, read_manifest(folder, verify=None)["meta"])
     hold(folder, negatives)
     return negatives

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytriever.cache import hold, keep_within_bound
+from raytriever.cache import hold
 from raytriever.errors import DataError
-from raytriever.storage import cache_folder, committed_directory, is_committed, one_writer
-from raytriever.terminal import warn
+from raytriever.parts import make_once
+from raytriever.storage import cache_folder, committed_directory
 
 Row = Mapping[str, Any]
 Rows = Callable[[], Iterable[Row]]
@@ -46,18 +46,16 @@ class Files:
             for line in self._lines(file):
                 digest.update(line)
         folder = cache_folder() / SOURCES / digest.hexdigest()[:32] / name
-        if is_committed(folder):
-            hold(folder.parent, self)
-            return folder
-        with one_writer(folder, wait=True, report=warn):
-            if not is_committed(folder):
-                meta = {"kind": "source", "name": name}
-                with committed_directory(folder, meta, replace=folder.exists()) as aside:
-                    for file in self.rows:
-                        (aside / file).parent.mkdir(exist_ok=True)
-                        with (aside / file).open("wb") as stream:
-                            stream.writelines(self._lines(file))
-                keep_within_bound(folder.parent)
+
+        def write() -> None:
+            with committed_directory(folder, {"kind": "source", "name": name}, replace=folder.exists()) as aside:
+                for file in self.rows:
+                    (aside / file).parent.mkdir(exist_ok=True)
+                    with (aside / file).open("wb") as stream:
+                        stream.writelines(self._lines(file))
+
+        make_once(folder, write)
+        hold(folder.parent, self)
         return folder
 
     def name_tables(self, error: DataError, folder: Path) -> None:

@@ -41,12 +41,12 @@ from raytriever.encoding.store import (
 )
 from raytriever.errors import StorageError
 from raytriever.locking import check_owner
+from raytriever.parts import Parts
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import (
     MANIFEST,
     FileEntry,
-    committed_directory,
     disk_errors,
     files_below,
     fsync,
@@ -209,11 +209,14 @@ class StoreWriter:
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
             copied: rows that another store has.
         """
-        meta = {"key": self.plan.key, "left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
-        with committed_directory(shard_folder(self.path, number), meta, replace=True) as folder:
+
+        def save(folder: Path) -> None:
             write_embeddings(folder, embeddings, self.plan.dtype, copied)
             if keys is not None:
                 np.save(folder / KEYS, keys)
+
+        meta = {"left_out": {str(row): reason for row, reason in sorted(left_out.items())}}
+        self._parts.write(shard_folder(self.path, number).name, save, meta)
 
     def finish(self, where: str, texts: Any) -> EmbeddingStore:
         """Commit the store when no shard is missing.
@@ -248,14 +251,17 @@ class StoreWriter:
 
     def is_whole(self, number: int) -> bool:
         """Return true if a shard is committed and every byte is as it was written."""
-        folder = shard_folder(self.path, number)
-        try:
-            check_directory(folder)
-            meta = conform(read_manifest(folder, verify=False)["meta"], str(folder), ShardMeta, "encode again")
-        except StorageError:
-            return False
         rows = self.plan.rows_of(number)
-        return meta["key"] == self.plan.key and all(row.isdecimal() and int(row) in rows for row in meta["left_out"])
+
+        def has_own_rows(folder: Path, meta: dict[str, Any]) -> bool:
+            left_out = conform(meta, str(folder), ShardMeta, "encode again")["left_out"]
+            return all(row.isdecimal() and int(row) in rows for row in left_out)
+
+        return bool(self._parts.read(shard_folder(self.path, number).name, has_own_rows))
+
+    @property
+    def _parts(self) -> Parts:
+        return Parts(self.path / SHARDS, self.plan.key, check=check_directory)
 
     def _described(self) -> dict[str, Any]:
         return {"key": self.plan.key, "encoder": self.plan.encoder, **asdict(self.plan)}

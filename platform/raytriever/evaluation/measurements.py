@@ -15,7 +15,6 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import StorageError
 from raytriever.evaluation.copies import count_copies_above
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import testable_values
@@ -23,8 +22,9 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
 from raytriever.metrics.top_answers import ScoredPools
+from raytriever.parts import Parts
 from raytriever.reading.arrays import read_arrays
-from raytriever.storage import committed_directory, disk_errors, read_manifest, write_atomically
+from raytriever.storage import write_atomically
 
 UNFINISHED, FORMAT = ".unfinished", 1
 ARRAYS, MEASURED = "evaluation.npz", "measured.json"
@@ -176,17 +176,20 @@ class MeasurementStore:
         Raises:
             StorageError: the disk is full or forbidden.
         """
-        digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-        folder = self.folder / safe_name(f"{model}.{dataset}.{split}")
-        if (stored := _read(folder, digest)) is not None:
-            self.log(f"{dataset}, {split}: {model} was measured before, see {folder}")
+        parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
+        name = safe_name(f"{model}.{dataset}.{split}")
+        if (stored := parts.read(name, _load)) is not None:
+            self.log(f"{dataset}, {split}: {model} was measured before, see {self.folder / name}")
             return stored
         evaluation, seconds = measure()
         about = {"model": model, "data set": dataset, "split": split, "seconds": seconds}
         values = {name: value if np.isfinite(value) else None for name, value in evaluation.metrics.items()}
-        with committed_directory(folder, {"kind": "measurement", "key": digest}, replace=True) as unfinished:
-            _write(unfinished / ARRAYS, evaluation, seconds)
-            write_atomically(unfinished / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
+
+        def save(folder: Path) -> None:
+            _write(folder / ARRAYS, evaluation, seconds)
+            write_atomically(folder / MEASURED, json.dumps({**about, "metrics": values}, indent=1) + "\n")
+
+        parts.write(name, save, {"kind": "measurement"})
         return evaluation, seconds
 
     def remove(self) -> None:
@@ -194,15 +197,8 @@ class MeasurementStore:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _read(folder: Path, key: str) -> tuple[Evaluation, float] | None:
-    """Read the measurement of a key; None if it is missing, damaged or of another key."""
-    try:
-        if read_manifest(folder)["meta"].get("key") != key:
-            return None
-        with disk_errors(folder, reading=True):
-            arrays = read_arrays(folder / ARRAYS, _EXPECTED, _REMEDY)
-    except StorageError:
-        return None
+def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
+    arrays = read_arrays(folder / ARRAYS, _EXPECTED, _REMEDY)
     pools = [name for name in _EXPECTED if name.startswith(("positive", "negative"))]
     evaluation = Evaluation(
         **{name: arrays[name] for name in ("queries", "ranking", "scores", *pools)},
@@ -215,13 +211,12 @@ def _read(folder: Path, key: str) -> tuple[Evaluation, float] | None:
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
     arrays = {name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics")}
     count = len(evaluation.queries)
-    with disk_errors(file):
-        np.savez(
-            file,
-            **arrays,
-            per_query_names=np.array(list(evaluation.per_query), np.str_),
-            per_query=np.array(list(evaluation.per_query.values()), np.float64).reshape(-1, count),
-            metric_names=np.array(list(evaluation.metrics), np.str_),
-            metrics=np.array(list(evaluation.metrics.values()), np.float64),
-            seconds=np.float64(seconds),
-        )
+    np.savez(
+        file,
+        **arrays,
+        per_query_names=np.array(list(evaluation.per_query), np.str_),
+        per_query=np.array(list(evaluation.per_query.values()), np.float64).reshape(-1, count),
+        metric_names=np.array(list(evaluation.metrics), np.str_),
+        metrics=np.array(list(evaluation.metrics.values()), np.float64),
+        seconds=np.float64(seconds),
+    )

@@ -44,8 +44,9 @@ from raytriever.mining.filters import (
     initial_verdicts,
 )
 from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
-from raytriever.mining.finished_blocks import FinishedBlocks, MinedBlock
+from raytriever.mining.mined_block import MinedBlock
 from raytriever.mining.scorers import Embeddings, Judge
+from raytriever.parts import Parts
 from raytriever.progress import Progress
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
@@ -69,7 +70,7 @@ class CandidateFilter:
     """
 
     inputs: MiningInputs
-    finished: FinishedBlocks
+    finished: Parts
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
         """Mine with one method.
@@ -90,14 +91,14 @@ class CandidateFilter:
             cells = (end + excluded.counts[order[start:]]) * np.arange(1, len(order) - start + 1)
             return order[start : start + max(1, min(most, int(np.searchsorted(cells, BLOCK, side="right"))))]
 
-        while start < len(order) and (block := self.finished.read(method, start)):
+        while start < len(order) and (block := self.finished.read(f"{method}-{start:08}", MinedBlock.load)):
             mined.append(block)
             start += len(next_rows())
         with Progress(f"mine {method}", len(order), "text", done=start) as progress:
             while start < len(order):
                 rows = next_rows()
                 mined.append(self._mine(finder, rows, first, end))
-                self.finished.write(method, start, mined[-1])
+                self.finished.write(f"{method}-{start:08}", mined[-1].save)
                 start += len(rows)
                 progress.advance(len(rows))
         columns = zip(*(block.columns for block in mined), strict=True)
@@ -237,7 +238,7 @@ def mine(
         seed=seed,
         round=round,
     )
-    candidate_filter = CandidateFilter(inputs, FinishedBlocks(finished))
+    candidate_filter = CandidateFilter(inputs, Parts(finished, optional="a mining"))
     kept, verdict_counts = [], {}
     for method in config.methods:
         columns, verdict_counts[method] = candidate_filter.run(method)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -30,16 +29,16 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 
-from raytriever.cache import hold, keep_within_bound
+from raytriever.cache import hold
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
+from raytriever.parts import Parts, make_once
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
-from raytriever.storage import cache_folder, committed_directory, is_committed, one_writer
-from raytriever.terminal import warn
+from raytriever.storage import cache_folder, committed_directory
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
@@ -141,11 +140,7 @@ class Postings:
         content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
-        if not is_committed(folder):
-            with one_writer(folder, wait=True, report=warn):
-                if not is_committed(folder):  # another command has not made it meanwhile
-                    _make(folder, Passages(documents), analyser)
-                    keep_within_bound(folder)
+        make_once(folder, lambda: _make(folder, Passages(documents), analyser))
         return cls._open(folder, len(documents))
 
     @classmethod
@@ -228,11 +223,16 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     unmerged.mkdir(parents=True, exist_ok=True)
     hold(unmerged, passages)
     starts = range(0, len(passages), BLOCK)
-    folders = [unmerged / f"{start // BLOCK:06}" for start in starts]
-    missing = [row for row, path in enumerate(folders) if not is_committed(path)]
-    with Progress("index for BM25", len(starts), "block", done=len(starts) - len(missing)) as progress:
-        blocks = ((folders[row], passages[starts[row] : starts[row] + BLOCK]) for row in missing)
-        for _ in _in_processes(blocks, analyser):
+    names = [f"{start // BLOCK:06}" for start in starts]
+    parts = Parts(unmerged)
+    missing = set(parts.missing(names))
+    with Progress("index for BM25", len(names), "block", done=len(names) - len(missing)) as progress:
+        blocks = (
+            (name, passages[start : start + BLOCK])
+            for name, start in zip(names, starts, strict=True)
+            if name in missing
+        )
+        for _ in _in_processes(parts, blocks, analyser):
             progress.advance(1)
     with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
 
@@ -243,20 +243,20 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
                 return np.empty(shape, dtype)
             return np.lib.format.open_memmap(aside / f"{name}.npy", "w+", dtype, shape)
 
-        postings = merge(_Blocks(folders), on_disk)
+        postings = merge(_Blocks([unmerged / name for name in names]), on_disk)
         _write_terms(aside, list(postings.vocabulary))
         del postings
-    shutil.rmtree(unmerged)
+    parts.remove()
 
 
-def _in_processes(blocks: Iterable[tuple[Path, list[str]]], analyser: Analyser) -> Iterator[None]:
+def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
     workers = usable_cores()
     pool = worker_pool(workers, ["raytriever.mining.postings"], _ignore)
     pending: deque[Future[None]] = deque()
     try:
-        for folder, texts in blocks:
-            pending.append(submit(pool, _write_block, folder, texts, analyser))
+        for name, texts in blocks:
+            pending.append(submit(pool, _write_block, parts, name, texts, analyser))
             if len(pending) > workers:
                 yield pending.popleft().result()
         while pending:
@@ -272,9 +272,8 @@ def _in_processes(blocks: Iterable[tuple[Path, list[str]]], analyser: Analyser) 
 def _ignore() -> None: ...
 
 
-def _write_block(folder: Path, texts: list[str], analyser: Analyser) -> None:
-    with committed_directory(folder, replace=folder.exists()) as aside:
-        PostingsBlock.of(texts, analyser).write(aside)
+def _write_block(parts: Parts, name: str, texts: list[str], analyser: Analyser) -> None:
+    parts.write(name, PostingsBlock.of(texts, analyser).write)
 
 
 def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.activity import activity
-from raytriever.cache import hold, keep_within_bound
+from raytriever.cache import hold
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, find_model
+from raytriever.parts import make_once
 from raytriever.reading.arrays import open_tensors
 from raytriever.storage import (
     MANIFEST,
     cache_folder,
     committed_directory,
     files_below,
-    is_committed,
-    one_writer,
     sha256_of,
 )
 
@@ -71,12 +70,13 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
     parts += [_state_of(directory)]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
     folder = cache_folder() / _COLLECTION / key
-    with one_writer(folder, wait=True):
-        if not is_committed(folder):
-            meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
-            with activity("merging the adapters"), committed_directory(folder, meta, replace=folder.exists()) as aside:
-                _write(directory, base, aside)
-            keep_within_bound(folder)
+
+    def merge() -> None:
+        meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
+        with activity("merging the adapters"), committed_directory(folder, meta, replace=folder.exists()) as aside:
+            _write(directory, base, aside)
+
+    make_once(folder, merge)
     _hold(folder)
     return folder
 

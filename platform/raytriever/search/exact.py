@@ -59,7 +59,7 @@ def search_store(
         blocks = searchable_blocks(store, group)
         most = min(len(store), len(group) * rows)
         search.keys = best_keys(queries, blocks, k, order, exclude, documents=most, before=search.keys)
-    search.work.remove()
+    search.savepoint.remove()
     return order.read(search.keys)
 
 

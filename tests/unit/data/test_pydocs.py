@@ -81,7 +81,7 @@ def test_a_cache_without_its_manifest_is_built_again(site: Path, capsys: pytest.
     (folder / "manifest.json").unlink()
     assert pydocs.pydocs_folder() == folder
     assert (folder / "manifest.json").is_file()
-    assert f"{folder}: is incomplete or has no manifest; building it again" in capsys.readouterr().err
+    assert f"{folder}: is damaged or has no manifest; making it again" in capsys.readouterr().err
 
 
 def test_of_builders_at_the_same_time_one_builds(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_copy_without_its_manifest_is_fetched_again(
     if content:
         (copy / "manifest.json").write_text(content)
     assert open_dataset(uri, ["train"]).digest == digest
-    assert f"{copy}: is damaged or has no manifest; fetching it again" in capsys.readouterr().err
+    assert f"{copy}: is damaged or has no manifest; making it again" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, tmp_path: Path) -> None:

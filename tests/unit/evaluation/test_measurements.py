@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever import unfinished
+from raytriever import parts
 from raytriever.encoding import writer
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.datasets import describe_datasets
@@ -113,8 +113,8 @@ def test_a_search_that_was_killed_is_gone_on_with(
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(writer, "_SMALLEST", 8)  # rows of a shard
-    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
     output, read, reads = tmp_path / "out", EmbeddingStore.shard, []
 
     def shard(store: EmbeddingStore, number: int, *rows: slice) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import capacity, unfinished
+from raytriever import capacity, parts
 from raytriever.index.approximate import growth
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
@@ -25,8 +25,8 @@ ROWS, WIDTH, BLOCK = 1_000, 16, 128
 def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
     """Rows that are added in eight blocks, each of which is kept."""
     monkeypatch.setattr(growth, "BLOCK", BLOCK)
-    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
     return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
 
 
@@ -136,14 +136,14 @@ def test_nothing_is_kept_on_a_full_disk_or_of_a_short_build(
         grow(begin, load, rows, 1, kept)
     assert not kept.exists()
     said = capsys.readouterr().err
-    assert said.count("a build is not kept while it runs, so one that is stopped begins again: ") == 1
+    assert said.count("if a build is stopped, it starts again") == 1
     assert "1.0 KB is free" in said
     grow(begin, load, rows, 1, tmp_path / "with-room" / "kept")
-    assert "begins again: " not in capsys.readouterr().err
+    assert "it starts again" not in capsys.readouterr().err
     (tmp_path / "file").touch()
     grow(begin, load, rows, 1, tmp_path / "file" / "kept")
-    assert "begins again: " in capsys.readouterr().err
-    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 60.0)
+    assert "it starts again" in capsys.readouterr().err
+    monkeypatch.setattr(parts, "LEAST_SECONDS", 60.0)
     grow(begin, load, rows, 1, kept)
     assert not kept.exists()
 

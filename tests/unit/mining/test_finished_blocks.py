@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.mining import miner
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.finished_blocks import FinishedBlocks
+from raytriever.mining.mined_block import MinedBlock
 from raytriever.mining.miner import CandidateFilter, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.operation.cache import _describe
+from raytriever.parts import Parts
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from mining_data import EVERY, word_dataset
@@ -56,8 +58,9 @@ def test_finished_blocks_are_not_mined_again(
     assert len(files) == len(every)
     assert {file.name.partition("-0")[0] for file in files} == set(METHODS)
     bm25, dense = (sorted(folder.glob(f"{method}-*")) for method in ("bm25", "dense"))
-    dense[2].unlink()
-    (folder / "bm25-00000005.npz").write_bytes((folder / "bm25-00000005.npz").read_bytes()[:-30])
+    shutil.rmtree(dense[2])
+    damaged = folder / "bm25-00000005" / "block.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-30])
     mined_blocks.clear()
     again = mine(word_data[0], "train", config, embeddings=word_data[1], seed=4, finished=folder)
     assert again.table.digest == whole.table.digest
@@ -75,9 +78,9 @@ def test_mining_goes_on_where_no_block_can_be_written(
     file = tmp_path / "file"
     file.touch()
     mined = mine(word_data[0], "train", EVERY, embeddings=word_data[1], finished=file / "blocks")
-    assert capsys.readouterr().err.count("not kept, so a mining that is stopped begins again: ") == 1
+    assert capsys.readouterr().err.count("if a mining is stopped, it starts again, because") == 1
     assert mined.table.digest == mine(word_data[0], "train", EVERY, embeddings=word_data[1]).table.digest
-    assert FinishedBlocks(file / "blocks").read("dense", 0) is None
+    assert Parts(file / "blocks").read("dense-00000000", MinedBlock.load) is None
 
 
 COMMAND = """
@@ -86,17 +89,17 @@ from raytriever.cli.main import entry
 from raytriever.mining import miner
 
 miner.BM25_QUERIES = 7
-finder, blocks = miner.FinishedBlocks.write, int(sys.argv.pop(1))
+write_part, blocks = miner.Parts.write, int(sys.argv.pop(1))
 
-def write(self, method, start, block):
+def write(self, name, save):
     global blocks
-    finder(self, method, start, block)
-    print("block", start, flush=True)
+    write_part(self, name, save)
+    print("block", int(name[-8:]), flush=True)
     blocks -= 1
     if not blocks:
         os.kill(os.getpid(), signal.SIGKILL)
 
-miner.FinishedBlocks.write = write
+miner.Parts.write = write
 entry()
 """
 

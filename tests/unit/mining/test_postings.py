@@ -20,6 +20,7 @@ from raytriever.mining import bm25, postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.postings import K1, B, Postings, PostingsBlock
+from raytriever.parts import Parts
 
 ODD = [
     "",
@@ -115,10 +116,10 @@ def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeyp
     written: list[Path] = []
     write = postings._in_processes
 
-    def record(blocks, analyser):  # type: ignore[no-untyped-def]
+    def record(parts, blocks, analyser):  # type: ignore[no-untyped-def]
         chosen = list(blocks)
-        written.extend(folder for folder, _ in chosen)
-        return write(chosen, analyser)
+        written.extend(parts.folder / name for name, _ in chosen)
+        return write(parts, chosen, analyser)
 
     monkeypatch.setattr(postings, "_in_processes", record)
     with monkeypatch.context() as patch:
@@ -142,4 +143,4 @@ class Deadly:
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
-        list(postings._in_processes([(tmp_path / "block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+        list(postings._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]

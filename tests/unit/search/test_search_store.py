@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import unfinished
+from raytriever import parts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
@@ -79,8 +79,8 @@ def kill_at(shard: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture(params=["quick", "torch"])
 def kept_often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the ranking after every shard, of both ways to search."""
-    monkeypatch.setattr(unfinished, "LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(unfinished, "MOST_SHARE", 1e9)
+    monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
     monkeypatch.setattr(exact, "SMALL_CORPUS", 0 if request.param == "quick" else ROWS)
 
 
@@ -137,7 +137,7 @@ def test_a_search_whose_ranking_cannot_be_kept_says_so_once_and_goes_on(
     def fail(*_: object, **__: object) -> None:
         raise StorageError("no space left on the disk", str(tmp_path))
 
-    monkeypatch.setattr(unfinished, "committed_directory", fail)
+    monkeypatch.setattr(parts, "committed_directory", fail)
     scores, _ = search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=tmp_path / "unfinished")
     np.testing.assert_array_equal(scores, top_k(embeddings[:3], embeddings, 5, np.arange(ROWS))[0])
-    assert capsys.readouterr().err.count("is not kept") == 1
+    assert capsys.readouterr().err.count("it starts again") == 1

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.cache import keep_within_bound
 from raytriever.capacity import check_disk
 from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
@@ -26,10 +25,10 @@ from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_pr
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import is_uri, open_raw
 from raytriever.errors import DataError, StorageError
+from raytriever.parts import make_once
 from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
-from raytriever.storage import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors, one_writer
-from raytriever.terminal import warn
+from raytriever.storage import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors
 
 _BLOCK = 1 << 22
 _REMEDY = "copy the prepared data set there again"
@@ -57,18 +56,14 @@ def fetch_dataset(uri: str) -> Path | None:
     for name in (*files, meta["name"]):
         _check_name(name, uri)
     folder = cache_folder() / "datasets" / f"{meta['name']}-{hashlib.sha256(written).hexdigest()[:16]}"
-    if _is_whole(folder):
-        return folder
-    with one_writer(folder, wait=True, report=warn):
-        if not _is_whole(folder):  # another command has not fetched it meanwhile
-            if folder.exists():
-                warn(f"{folder}: is damaged or has no manifest; fetching it again")
-            check_disk(folder, sum(size for size, _ in files.values()), "the files of the data set")
-            with committed_directory(folder, meta, replace=folder.exists()) as aside:
-                for name, (size, digest) in files.items():
-                    _copy(_below(uri, name), aside / name, size, digest)
-            keep_within_bound(folder)
-    return folder
+
+    def fetch() -> None:
+        check_disk(folder, sum(size for size, _ in files.values()), "the files of the data set")
+        with committed_directory(folder, meta, replace=folder.exists()) as aside:
+            for name, (size, digest) in files.items():
+                _copy(_below(uri, name), aside / name, size, digest)
+
+    return make_once(folder, fetch, _is_whole)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raytriever.activity import activity
-from raytriever.cache import keep_within_bound
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
 from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, packages_by_size, source_roots
 from raytriever.errors import StorageError
-from raytriever.storage import cache_folder, committed_directory, one_writer, read_manifest
-from raytriever.terminal import warn
+from raytriever.parts import make_once
+from raytriever.storage import cache_folder, committed_directory, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -62,20 +61,15 @@ def pydocs_folder(name: str = PYDOCS) -> Path:
     decides = [BUILDER_VERSION, *([PART_PAIRS] if name == PYDOCS_PART else []), *versions]
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
     folder = cache_folder() / f"{name}-{key[:16]}"
-    if _is_whole(folder):
-        return folder
-    with one_writer(folder, wait=True, report=warn):
-        if _is_whole(folder):  # built by another command meanwhile
-            return folder
-        if folder.exists():
-            warn(f"{folder}: is incomplete or has no manifest; building it again")
+
+    def build() -> None:
         log.info("building %s from the docstrings of %d installed packages", name, len(versions) - 1)
         with committed_directory(folder, {"versions": versions}, replace=folder.exists()) as aside:
             roots = source_roots()
             pairs = part_of(roots, PART_PAIRS) if name == PYDOCS_PART else distinct(pairs_of(modules_of(*roots)))
             write_pairs(pairs, aside)
-        keep_within_bound(folder)
-    return folder
+
+    return make_once(folder, build, _is_whole)
 
 
 def part_of(roots: list[Path], limit: int) -> list[Pair]:

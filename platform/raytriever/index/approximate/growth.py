@@ -1,27 +1,26 @@
-"""Fill a finder by FAISS a block of rows at a time, and keep it now and then, so that a killed build continues.
+"""Fill a finder by FAISS a block of rows at a time, and save it now and then, so that a killed build continues.
 
     FOLDER/manifest.json    the digest of the file, and the number of rows or of iterations
     FOLDER/index.faiss      the index of the first rows
     FOLDER/centres.npy      or the centres of an inverted file that are being learnt
 
-`unfinished.UnfinishedWork` decides how often."""
+`parts.Savepoint` decides how often."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.cache import keep_within_bound
-from raytriever.errors import StorageError
 from raytriever.index.approximate.faiss_finders import Centres, Hnsw, Ivf
+from raytriever.parts import Parts, Savepoint
 from raytriever.progress import Progress
-from raytriever.unfinished import UnfinishedWork
 
 BLOCK = 1 << 16
 # Copies that the disk must have room for: the one that is written, that before it, and the finished index.
@@ -46,13 +45,14 @@ def grow(
         threads: see `Finder.find`.
         folder: of the unfinished finder, named after all that decides it; None to keep none.
     """
-    work = UnfinishedWork(folder, "a build")
+    parts = Parts(folder and folder.parent, optional="a build")
+    savepoint = Savepoint(parts, folder.name if folder else "")
 
     def offer(finder: F | Centres, meta: dict[str, int]) -> None:
-        if work.offer(finder.save, _COPIES * finder.bytes, meta) and folder is not None:
+        if savepoint.offer(finder.save, _COPIES * finder.bytes, meta) and folder is not None:
             keep_within_bound(folder)
 
-    kept = _read(work, load, embeddings.shape[1])
+    kept = parts.read(savepoint.name, partial(_load, load, embeddings.shape[1]))
     if kept is None or isinstance(kept, Centres):
         kept = begin(kept, lambda centres: offer(centres, {"iterations": centres.iterations}))
     finder, start = kept.reserve(len(embeddings)), kept.index.ntotal
@@ -67,12 +67,8 @@ def grow(
     return finder
 
 
-def _read(work: UnfinishedWork, load: Callable[[Path, tuple[int, ...]], F], width: int) -> F | Centres | None:
-    """Return the unfinished finder, or its centres; None if there is none or it is damaged."""
-    meta = work.meta
-    if work.folder is not None and meta:
-        with suppress(StorageError):
-            if "iterations" in meta:
-                return Centres.load(work.folder, width, int(meta["iterations"]))
-            return load(work.folder, (int(meta["rows"]), width))
-    return None
+def _load(load: Callable[[Path, tuple[int, ...]], F], width: int, path: Path, meta: dict[str, Any]) -> F | Centres:
+    """Return a saved finder, or the centres of one."""
+    if "iterations" in meta:
+        return Centres.load(path, width, int(meta["iterations"]))
+    return load(path, (int(meta["rows"]), width))

@@ -10,7 +10,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,6 +28,7 @@ from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
+from raytriever.parts import Parts
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
@@ -146,21 +146,25 @@ class ScoreWriter:
         """Return the numbers of the parts that are missing or damaged."""
         return [number for number in range(self.plan.parts) if self.read(number) is None]
 
+    @property
+    def _parts(self) -> Parts:
+        return Parts(self.path / PARTS, self.plan.key)
+
     def write(self, number: int, scores: Float32[ndarray, " pairs"]) -> None:
         """Commit a part."""
-        with committed_directory(self._part(number), {"key": self.plan.key}, replace=True) as folder:
-            np.save(folder / _SCORES, scores)
+        self._parts.write(_part(number), lambda folder: np.save(folder / _SCORES, scores))
 
     def read(self, number: int) -> Float32[ndarray, " pairs"] | None:
         """Return the scores of a part; None if it is missing or damaged."""
         rows = self.plan.rows_of(number)
-        with suppress(StorageError, OSError):
-            if read_manifest(self._part(number))["meta"].get("key") == self.plan.key:
-                return read_array(self._part(number) / _SCORES, ["float32"], (rows.stop - rows.start,), "score again")
-        return None
+        shape = (rows.stop - rows.start,)
+        return self._parts.read(
+            _part(number), lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again")
+        )
 
-    def _part(self, number: int) -> Path:
-        return self.path / PARTS / f"part-{number:06d}"
+
+def _part(number: int) -> str:
+    return f"part-{number:06d}"
 
 
 def read_plan(path: Path) -> Mapping[str, Any]:

@@ -1,0 +1,147 @@
+"""Parts of a result that is not finished: a part that is committed is never made again.
+
+    FOLDER/NAME/manifest.json    written last: the digest of each file of the part, and the key in its metadata
+
+A command that was killed is given again. It reads the parts that are there, makes the missing ones, writes the result
+as a whole, and removes the parts. The key is a digest of all that decides the part. A part that is damaged or has
+another key counts as missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, TypeVar
+
+from raytriever.cache import keep_within_bound
+from raytriever.capacity import check_disk
+from raytriever.errors import StorageError
+from raytriever.storage import committed_directory, disk_errors, is_committed, one_writer, read_manifest
+from raytriever.terminal import warn
+
+T = TypeVar("T")
+# A savepoint is written after so many seconds, or later: writing takes at most this share of the time.
+LEAST_SECONDS, MOST_SHARE = 20.0, 0.05
+
+
+@dataclass
+class Parts:
+    """Committed parts of an unfinished result.
+
+    Args:
+        folder: folder of the parts, made with the first one; None to keep none.
+        key: digest of all that decides a part; empty if the folder or the part is named after it.
+        optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
+            then a warning, and no further part is written. By default it is an error.
+        check: compares the files of a part with their digests, and raises `StorageError`.
+    """
+
+    folder: Path | None
+    key: str = ""
+    optional: str = ""
+    check: Callable[[Path], object] = read_manifest
+
+    def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
+        """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
+
+        None if the part is missing, damaged or of another key.
+        """
+        if self.folder is None:
+            return None
+        path = self.folder / name
+        with suppress(StorageError), disk_errors(path, reading=True):
+            self.check(path)
+            meta = read_manifest(path, verify=None)["meta"]
+            if meta.get("key", "") == self.key:
+                return load(path, meta)
+        return None
+
+    def write(
+        self, name: str, save: Callable[[Path], object], meta: Mapping[str, Any] | None = None, size: int = 0
+    ) -> None:
+        """Commit a part. It replaces an earlier part of the name.
+
+        Args:
+            name: of the part.
+            save: writes the files of the part into a directory.
+            meta: metadata of the part.
+            size: bytes that the disk must have room for.
+
+        Raises:
+            StorageError: the part cannot be written, and the parts are not optional.
+        """
+        if self.folder is None:
+            return
+        key = {"key": self.key} if self.key else {}
+        try:
+            if size:
+                check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
+            with committed_directory(self.folder / name, {**(meta or {}), **key}, replace=True) as path:
+                save(path)
+        except StorageError as error:
+            if not self.optional:
+                raise
+            warn(f"if {self.optional} is stopped, it starts again, because its parts cannot be written: {error}")
+            self.folder = None
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the parts that are missing or damaged."""
+        return [name for name in names if self.read(name, lambda path, meta: True) is None]
+
+    def remove(self) -> None:
+        """Remove all parts, once the result is complete."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class Savepoint:
+    """State of a long computation, one part that is replaced now and then.
+
+    Attributes:
+        parts: parts of the computation.
+        name: name of the part.
+        began: when the work was begun or saved last.
+        seconds: duration of the last saving.
+    """
+
+    parts: Parts
+    name: str
+    began: float = field(default_factory=monotonic)
+    seconds: float = 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds from one saving to the next."""
+        return max(LEAST_SECONDS, self.seconds / MOST_SHARE)
+
+    def offer(self, save: Callable[[Path], object], size: int, meta: Mapping[str, int]) -> bool:
+        """Save the state if it is time; return whether it was saved. The arguments are those of `Parts.write`."""
+        if self.parts.folder is None or monotonic() - self.began < self.pause:
+            return False
+        before = monotonic()
+        self.parts.write(self.name, save, meta, size)
+        self.began = monotonic()
+        self.seconds = self.began - before
+        return self.parts.folder is not None
+
+    def remove(self) -> None:
+        """Remove the saved state, once the computation is finished."""
+        if self.parts.folder is not None:
+            shutil.rmtree(self.parts.folder / self.name, ignore_errors=True)
+
+
+def make_once(entry: Path, make: Callable[[], object], is_whole: Callable[[Path], bool] = is_committed) -> Path:
+    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time."""
+    if not is_whole(entry):
+        with one_writer(entry, wait=True, report=warn):
+            if not is_whole(entry):  # another command has not made it meanwhile
+                if entry.exists():
+                    warn(f"{entry}: is damaged or has no manifest; making it again")
+                make()
+                keep_within_bound(entry)
+    return entry

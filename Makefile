@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all test-gpu check format docs bench dashboards dist clean
+.PHONY: help quickstart test test-all test-gpu check format docs house bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-gpu    the tests of a CUDA device, with the packages that \$$(PYTHON) has"
 	@echo "make check       format, lint, types, import contracts;  make format  correct format and lint"
 	@echo "make docs        build the site of docs/ in build/site; a broken link is an error"
+	@echo "make house       sizes of the package, the tests and the documents; what breaks the rules of the layout"
 	@echo "make bench       run all benchmarks; on a machine with a GPU also python benchmarks/gpu.py"
 	@echo "make dashboards  Prometheus and Grafana for the Ray on this machine; see docs/how-to/watch-a-run.md"
 
@@ -73,6 +74,9 @@ format: $(VENV)/.tests
 
 docs: $(VENV)/.docs
 	$(BIN)/python docs/build.py
+
+house: $(VENV)/.tests
+	$(BIN)/python benchmarks/house.py
 
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ground_truth.py

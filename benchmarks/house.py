@@ -1,11 +1,14 @@
-"""Figures of the layout of the package: files, folders, cycles, Ray imports, words and code that nothing reaches.
+"""Figures of the layout of the package: sizes, folders, cycles, Ray imports, words and code that nothing reaches.
 
-Run: `python benchmarks/house.py` (or `make house`). `tests/unit/test_house.py` holds the package to the limits.
+Run: `make house`, or `python benchmarks/house.py --json FILE --label after` to keep the sizes in a file. With
+`--repository PATH` another checkout is measured. `tests/unit/test_house.py` holds the package to the limits.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import re
 import sys
 from collections import Counter, defaultdict
@@ -26,10 +29,40 @@ DIALECT = re.compile(
 )
 WRITTEN = ("platform", "tests", "benchmarks", "docs", "jobs", "dashboards", "cluster", ".ci", "Makefile", "README.md")
 WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", ".json")
+# A generated block of a page, with its markers; see `docs/build.py`.
+GENERATED = re.compile(r"<!-- generated?: .*?<!-- end[^>]*-->", re.DOTALL)
 NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py", "tests/fixtures/")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
+
+
+def sizes(repository: Path) -> dict[str, int]:
+    """Return lines, files and words of a checkout."""
+    package = list((repository / "platform" / "raytriever").rglob("*.py"))
+    tests = list((repository / "tests").rglob("*.py"))
+    pages = [*(repository / "docs").rglob("*.md")]
+
+    def lines(paths: list[Path]) -> int:
+        return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+
+    def words(paths: list[Path]) -> int:
+        # Text between the markers of a generated block is not written by hand.
+        return sum(len(GENERATED.sub("", path.read_text(encoding="utf-8")).split()) for path in paths)
+
+    return {
+        "package lines": lines(package),
+        "package files": len(package),
+        "test lines": lines(tests),
+        "test files": len(tests),
+        "words in docs, README and CONTRIBUTING": words(
+            [*pages, repository / "README.md", repository / "CONTRIBUTING.md"]
+        ),
+        "words in README": words([repository / "README.md"]),
+        "parameters named log that are functions": sum(
+            len(re.findall(r"\blog: Callable\[\[str\]", path.read_text(encoding="utf-8"))) for path in package
+        ),
+    }
 
 
 @cache
@@ -298,6 +331,18 @@ def roots() -> set[str]:
 
 def main() -> None:
     """Print the figures, and every offender."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repository", type=Path, default=REPOSITORY, help="checkout whose sizes are measured")
+    parser.add_argument("--json", type=Path, help="file that keeps the sizes")
+    parser.add_argument("--label", default="after", help="name of the sizes in the file")
+    flags = parser.parse_args()
+    figures = sizes(flags.repository)
+    for name, value in figures.items():
+        print(f"{name}: {value:,}")
+    if flags.json:
+        kept = json.loads(flags.json.read_text()) if flags.json.exists() else {}
+        kept.setdefault("sizes", {})[flags.label] = figures
+        flags.json.write_text(json.dumps(kept, indent=1) + "\n")
     lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in modules().values()}
     longest = max(lengths, key=lambda path: lengths[path])
     print(

@@ -9,12 +9,12 @@ from pathlib import Path
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
 from raytriever.cli.arguments import (
     Parser,
+    add_path,
     add_settings,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    path_type,
     quote_command,
 )
 from raytriever.data.config import DataConfig
@@ -83,13 +83,7 @@ def _parser() -> Parser:
         prog="annotate",
         description="Select positives among the candidates of several retrievers with a language model.",
     )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the annotated data set to",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the annotated data set to", required=True)
     parser.add_argument(
         "--split",
         default="train",
@@ -97,11 +91,12 @@ def _parser() -> Parser:
         help="split whose queries are annotated; a new name means the queries without a judgement (default: train)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the estimated cost and send no request")
-    parser.add_argument(
+    add_path(
+        parser,
         "--answers",
-        type=path_type(OUTPUT, "--answers"),
-        metavar="DIR",
-        help="folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
+        OUTPUT,
+        "DIR",
+        "folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
     )
     parser.add_argument(
         "--embeddings",
@@ -110,7 +105,6 @@ def _parser() -> Parser:
         help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])

@@ -49,6 +49,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"raytriever {prog}", description=description, allow_abbrev=False, formatter_class=_Formatter
         )
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         if common:
             self.add_argument("--help-all", action=_HelpAll, help="show all flags and exit")
 
@@ -243,15 +244,24 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
             group.add_argument(flag_of(field.metadata["formerly"]), **common | {"help": argparse.SUPPRESS})
 
 
-def path_type(kind: PathKind, flag: str) -> Callable[[str], str]:
-    """Return the argparse `type` of a path: it expands the path and checks it as `kind` says."""
+Flags = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+def add_path(parser: Flags, flag: str, kind: PathKind, metavar: str, help: str, **settings: Any) -> None:
+    """Add the flag or argument of a path, which is expanded and checked as `kind` says; `settings` are argparse's."""
+    where = flag if flag.startswith("-") else ""
 
     def read(text: str) -> str:
-        path = kind.read_flag(text, flag)
-        kind.check(path, flag)
+        path = kind.read_flag(text, where)
+        kind.check(path, where)
         return path
 
-    return read
+    parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)
+
+
+def add_number(parser: Flags, flag: str, kind: type, metavar: str, help: str, **settings: Any) -> None:
+    """Add the flag of a number; `settings` are argparse's."""
+    parser.add_argument(flag, type=number_type(kind, flag), metavar=metavar, help=help, **settings)
 
 
 def quote_command(*words: object) -> str:
@@ -281,7 +291,7 @@ def explicit_settings(arguments: argparse.Namespace, kind: type) -> dict[str, An
     }
 
 
-def add_trackers(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_trackers(parser: Flags) -> None:
     """Add `--tracker`, whose value is a tuple of names, and `--experiment`."""
     parser.add_argument(
         "--tracker",
@@ -308,7 +318,7 @@ def _choose_experiment(name: str) -> str:
     return name
 
 
-def add_wait(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+def add_wait(parser: Flags) -> None:
     """Add `--wait`, for a stage that calls `lock_output`."""
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"

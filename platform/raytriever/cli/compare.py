@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, path_type
+from raytriever.cli.arguments import Parser, add_path
 from raytriever.paths import OUTPUT, RUN
 from raytriever.report.request import check_comparison
 from raytriever.terminal import show
@@ -26,19 +26,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="compare", description="Write one HTML page that compares finished runs of training and evaluation."
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=path_type(RUN, ""),
-        metavar="RUN",
-        help="a run directory, a run id of MLflow, or a filter of MLflow's search",
-    )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        default="report.html",
-        metavar="FILE",
-        help="the page to write (default: report.html)",
-    )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    runs = "a run directory, a run id of MLflow, or a filter of MLflow's search"
+    add_path(parser, "runs", RUN, "RUN", runs, nargs="+")
+    add_path(parser, "--output", OUTPUT, "FILE", "the page to write (default: report.html)", default="report.html")
     return parser

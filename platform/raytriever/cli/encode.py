@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type
+from raytriever.cli.arguments import Parser, add_path, add_settings, add_wait, build_config, lock_output
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.models.config import READING, ModelConfig
@@ -39,15 +39,8 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="encode", description="Encode the passages or the queries of a data set.")
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the embeddings to",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the embeddings to", required=True)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, EncodeConfig, "encoding")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_path,
     add_settings,
     add_trackers,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    path_type,
 )
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
@@ -97,22 +97,24 @@ def _evaluate_on_mteb(
 
 def _parser() -> Parser:
     parser = Parser(prog="evaluate", description="Measure models on data sets and compare them.")
-    parser.add_argument(
+    add_path(
+        parser,
         "--model",
+        MODELS,
+        "MODEL",
+        "`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
         nargs="+",
         dest="models",
-        type=path_type(MODELS, "--model"),
-        metavar="MODEL",
         default=[ModelConfig().model],
-        help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--datasets",
+        DATASET,
+        "PATH",
+        "data sets, as for --dataset of other stages; a folder of data sets is one row: the mean over them",
         nargs="+",
-        type=path_type(DATASET, "--datasets"),
-        metavar="PATH",
         default=[],
-        help="data sets, as for --dataset of other stages; a folder of data sets is one row: the mean over them",
     )
     parser.add_argument(
         "--baseline",
@@ -129,17 +131,10 @@ def _parser() -> Parser:
         help="choose score thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the "
         "answers shown), answered=0.8 (of the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
     )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        default="results",
-        metavar="DIR",
-        help="folder to write the results to (default: results)",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the results to (default: results)", default="results")
     parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")
     add_trackers(parser)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(
         parser, ModelConfig, "all models", only=[name for name in READING if name not in ("model", "truncate_dim")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type
+from raytriever.cli.arguments import Parser, add_path, add_settings, add_wait, build_config, lock_output
 from raytriever.export.config import ExportConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.paths import OUTPUT, check_paths
@@ -31,11 +31,8 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="export", description="Write a model for other runtimes: weights, graphs and a model card.")
-    parser.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), required=True, metavar="DIR", help="a new directory"
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "a new directory", required=True)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, ExportConfig, "export")
     return parser

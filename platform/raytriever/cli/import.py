@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, check_effects, lock_output, path_type
+from raytriever.cli.arguments import (
+    Parser,
+    add_path,
+    add_settings,
+    add_wait,
+    build_config,
+    check_effects,
+    lock_output,
+)
 from raytriever.documents.config import ImportConfig
 from raytriever.models.config import ModelConfig
 from raytriever.paths import DOCUMENTS, OUTPUT, check_paths
@@ -39,18 +47,9 @@ def _parser() -> Parser:
     parser = Parser(
         "import", "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set of passages."
     )
-    parser.add_argument(
-        "folder", type=path_type(DOCUMENTS, ""), metavar="FOLDER", help="folder of documents, or its URI"
-    )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the data set to, in BEIR layout",
-    )
+    add_path(parser, "folder", DOCUMENTS, "FOLDER", "folder of documents, or its URI")
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the data set to, in BEIR layout", required=True)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ImportConfig, "import")
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

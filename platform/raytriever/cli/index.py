@@ -6,13 +6,13 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_number,
+    add_path,
     add_settings,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    number_type,
-    path_type,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -74,28 +74,27 @@ def _parser() -> Parser:
         description="Build an approximate index over the passages of a data set, or open and search an existing one.",
         free_text="query",
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        OUTPUT,
+        "DIR",
+        "folder of the index; an existing index is opened, and follows a data set that has changed",
         required=True,
-        metavar="DIR",
-        help="folder of the index; an existing index is opened, and follows a data set that has changed",
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--embeddings",
-        type=path_type(EMBEDDINGS, "--embeddings"),
-        metavar="DIR",
-        help="embeddings of the passages, written by `raytriever encode` with --model",
+        EMBEDDINGS,
+        "DIR",
+        "embeddings of the passages, written by `raytriever encode` with --model",
     )
     parser.add_argument(
         "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"
     )
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for this query")
-    parser.add_argument(
-        "--top", type=number_type(int, "--top"), default=5, metavar="K", help="number of passages to print (default: 5)"
-    )
+    add_number(parser, "--top", int, "K", "number of passages to print (default: 5)", default=5)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, IndexConfig, "index")

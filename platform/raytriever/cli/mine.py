@@ -9,13 +9,13 @@ from typing import Any
 
 from raytriever.cli.arguments import (
     Parser,
+    add_number,
+    add_path,
     add_settings,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    number_type,
-    path_type,
     quote_command,
 )
 from raytriever.data.config import DataConfig
@@ -87,32 +87,22 @@ def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> Parser:
     parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the negatives table to",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the negatives table to", required=True)
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="split whose queries get negatives (default: train)"
     )
     parser.add_argument("--ranks", metavar="A:B", help="short for --range-min A --range-max B")
-    parser.add_argument(
-        "--round",
-        type=number_type(int, "--round"),
-        default=0,
-        metavar="N",
-        help="number of this round of mining, which the table records (default: 0)",
+    add_number(
+        parser, "--round", int, "N", "number of this round of mining, which the table records (default: 0)", default=0
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--embeddings",
-        type=path_type(EMBEDDINGS, "--embeddings"),
-        metavar="DIR",
-        help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
+        EMBEDDINGS,
+        "DIR",
+        "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])
     add_settings(parser, ModelConfig, "model", only=READING)

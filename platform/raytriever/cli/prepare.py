@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, add_settings, add_wait, build_config, lock_output, path_type, quote_command
+from raytriever.cli.arguments import (
+    Parser,
+    add_path,
+    add_settings,
+    add_wait,
+    build_config,
+    lock_output,
+    quote_command,
+)
 from raytriever.data.config import DataConfig
 from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, check_paths
@@ -40,13 +48,7 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="prepare", description="Check, tokenise and shard a data set, and print a summary of it.")
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the prepared data set to",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the prepared data set to", required=True)
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
     parser.add_argument(
         "--columns",
@@ -55,7 +57,6 @@ def _parser() -> Parser:
         help="columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognised by their names)",
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

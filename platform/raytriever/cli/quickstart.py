@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raytriever.cli import train
-from raytriever.cli.arguments import Parser, add_wait, path_type
+from raytriever.cli.arguments import Parser, add_path, add_wait
 from raytriever.paths import OUTPUT
 
 WORDS = ("--loss", "mw", "--run-name", "quickstart")
@@ -20,10 +20,7 @@ def _parser() -> Parser:
         "Train on the docstrings of this Python with the MW loss, and measure. `raytriever train` has all settings."
     )
     parser = Parser("quickstart", purpose)
-    parser.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/quickstart)"
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "run directory (default: runs/quickstart)")
     parser.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_path,
     add_settings,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    path_type,
     quote_command,
 )
 from raytriever.data.config import DataConfig
@@ -64,18 +64,11 @@ def _parser() -> Parser:
     parser = Parser(
         prog="score", description="Score pairs of query and passage with a cross-encoder, as a teacher for training."
     )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write the scores to",
-    )
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the scores to", required=True)
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="split whose queries are scored (default: train)"
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ScoreConfig, "teacher")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])

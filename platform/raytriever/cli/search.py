@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from raytriever.cli.arguments import Parser, add_settings, build_config, number_type, path_type
+from raytriever.cli.arguments import Parser, add_number, add_path, add_settings, build_config
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_options
@@ -36,24 +36,23 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="search", description="Find the best passages of a data set for a query.", free_text="query")
     parser.add_argument("query", help="the question")
-    parser.add_argument(
+    add_path(
+        parser,
         "--dataset",
-        type=path_type(DATASET, "--dataset"),
+        DATASET,
+        "PATH",
+        "`pydocs`, path or URI; see docs/reference/formats.md (default: pydocs)",
         default="pydocs",
-        metavar="PATH",
-        help="`pydocs`, path or URI; see docs/reference/formats.md (default: pydocs)",
     )
-    parser.add_argument(
-        "--top", type=number_type(int, "--top"), default=5, metavar="K", help="number of passages to print (default: 5)"
-    )
-    parser.add_argument(
+    add_number(parser, "--top", int, "K", "number of passages to print (default: 5)", default=5)
+    add_number(
+        parser,
         "--threshold",
-        type=number_type(float, "--threshold"),
-        metavar="SCORE",
-        help="lowest score of a passage to print (default: all; a line says if the best one is below the threshold of "
+        float,
+        "SCORE",
+        "lowest score of a passage to print (default: all; a line says if the best one is below the threshold of "
         "the model's calibration.json)",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])
     return parser

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytriever.cli import study_ood
-from raytriever.cli.arguments import Parser, add_trackers, add_wait, lock_output, number_type, path_type
+from raytriever.cli.arguments import (
+    Parser,
+    add_number,
+    add_path,
+    add_trackers,
+    add_wait,
+    lock_output,
+)
 from raytriever.config import NAME
 from raytriever.errors import ConfigError
 from raytriever.options import did_you_mean, flag_of
@@ -114,30 +121,27 @@ def _parser() -> Parser:
         metavar="|".join(SCALES),
         help="size of the study; full is the size of the paper (default: smoke)",
     )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write runs, table and figures to",
-    )
-    parser.add_argument(
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write runs, table and figures to", required=True)
+    add_number(
+        parser,
         "--seeds",
-        type=number_type(int, "--seeds"),
-        metavar="N",
-        help="trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)",
+        int,
+        "N",
+        "trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)",
     )
-    parser.add_argument(
+    add_path(
+        parser,
         "--data-root",
-        type=path_type(DATA_ROOT, "--data-root"),
-        metavar="DIR",
-        help="folder that holds the data sets in folders by name: squad, scifact, ...",
+        DATA_ROOT,
+        "DIR",
+        "folder that holds the data sets in folders by name: squad, scifact, ...",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--trial-gpus",
-        type=number_type(float, "--trial-gpus"),
-        metavar="N",
-        help="GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
+        float,
+        "N",
+        "GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
     )
     parser.add_argument(
         "--run-name",
@@ -146,5 +150,4 @@ def _parser() -> Parser:
     )
     add_trackers(parser)
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_number,
+    add_path,
     add_settings,
     add_wait,
     build_config,
     check_effects,
     lock_output,
-    number_type,
-    path_type,
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
@@ -67,20 +67,15 @@ def _parser() -> Parser:
         prog=f"study {OOD}",
         description="Measure the gap between queries and passages, and its cost for approximate indexes.",
     )
-    parser.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        required=True,
-        metavar="DIR",
-        help="folder to write tables and figures to",
-    )
-    parser.add_argument(
+    add_path(parser, "--output", OUTPUT, "DIR", "folder to write tables and figures to", required=True)
+    add_path(
+        parser,
         "--model",
+        GAP_MODELS,
+        "NAME",
+        "encoders; `control` is a synthetic data set with a gap (default: minilm)",
         nargs="+",
-        type=path_type(GAP_MODELS, "--model"),
         default=["minilm"],
-        metavar="NAME",
-        help="encoders; `control` is a synthetic data set with a gap (default: minilm)",
     )
     parser.add_argument(
         "--indexes",
@@ -91,22 +86,13 @@ def _parser() -> Parser:
     parser.add_argument(
         "--split", default="test", metavar="NAME", help="split whose queries are searched (default: test)"
     )
-    parser.add_argument(
-        "--queries",
-        type=number_type(int, "--queries"),
-        default=1_000,
-        metavar="N",
-        help="number of queries, and of held-out passages (default: 1000)",
+    add_number(
+        parser, "--queries", int, "N", "number of queries, and of held-out passages (default: 1000)", default=1_000
     )
-    parser.add_argument(
-        "--documents",
-        type=number_type(int, "--documents"),
-        default=100_000,
-        metavar="N",
-        help="number of documents in the control set (default: 100000)",
+    add_number(
+        parser, "--documents", int, "N", "number of documents in the control set (default: 100000)", default=100_000
     )
     add_wait(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser

@@ -16,12 +16,12 @@ from typing import Any
 
 from raytriever.cli.arguments import (
     Parser,
+    add_path,
     add_settings,
     add_trackers,
     add_wait,
     explicit_settings,
     lock_output,
-    path_type,
     quote_command,
 )
 from raytriever.config import (
@@ -201,24 +201,16 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/RUN-NAME)"
-    )
+    add_path(run, "--output", OUTPUT, "DIR", "run directory (default: runs/RUN-NAME)")
     run.add_argument(
         "--run-name", metavar="NAME", help="name of the run, for trackers (default: data, model, loss, seed)"
     )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    run.add_argument(
-        "--config",
-        type=path_type(SETTINGS, "--config"),
-        metavar="FILE",
-        help="YAML settings; flags override them, `stages:` override flags",
-    )
+    add_path(run, "--config", SETTINGS, "FILE", "YAML settings; flags override them, `stages:` override flags")
     run.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
     run.add_argument(
         "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
     )
     add_trackers(run)
     add_wait(run)
-    run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

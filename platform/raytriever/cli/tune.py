@@ -7,12 +7,12 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_path,
     add_settings,
     add_trackers,
     add_wait,
     build_config,
     lock_output,
-    path_type,
     quote_command,
 )
 from raytriever.cli.train import SECTIONS, resolve_settings
@@ -88,26 +88,17 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    run.add_argument(
-        "--output",
-        type=path_type(OUTPUT, "--output"),
-        metavar="DIR",
-        help="directory of the sweep (default: runs/RUN-NAME)",
-    )
+    add_path(run, "--output", OUTPUT, "DIR", "directory of the sweep (default: runs/RUN-NAME)")
     run.add_argument(
         "--run-name", metavar="NAME", help="name of the sweep, for trackers (default: sweep, data, model and seed)"
     )
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    run.add_argument(
-        "--config",
-        type=path_type(SETTINGS, "--config"),
-        metavar="FILE",
-        help="YAML file of settings, which override the recipe; flags override the file",
+    add_path(
+        run, "--config", SETTINGS, "FILE", "YAML file of settings, which override the recipe; flags override the file"
     )
     run.add_argument("--fresh", action="store_true", help="remove an earlier sweep in --output")
     add_trackers(run)
     add_wait(run)
-    run.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 

@@ -100,5 +100,4 @@ def _parser() -> Parser:
         metavar="AGE",
         help="prune: time since the last use, such as 12h or 30d; entries that are older are removed",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -22,6 +22,4 @@ def main(words: list[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser("doctor", "Check versions, processor, memory, devices, servers, disks, locks and tokens.")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
+    return Parser("doctor", "Check versions, processor, memory, devices, servers, disks, locks and tokens.")

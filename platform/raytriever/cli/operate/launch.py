@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, number_type, path_type
+from raytriever.cli.arguments import Parser, add_number, add_path
 from raytriever.errors import ConfigError
 from raytriever.paths import OUTPUT
 from raytriever.terminal import warn
@@ -57,46 +57,24 @@ def _parser() -> Parser:
         help="require the token in RAY_AUTH_TOKEN_PATH (default: ~/.ray/auth_token; created if it does not exist)",
     )
     for name, port, server in (("ray", 6379, "Ray head"), ("dashboard", 8265, "Ray dashboard and job server")):
-        parser.add_argument(
-            f"--{name}-port",
-            type=number_type(int, f"--{name}-port"),
-            default=port,
-            metavar="PORT",
-            help=f"port of the {server} (default: {port})",
-        )
-    parser.add_argument(
-        "--mlflow-port",
-        type=number_type(int, "--mlflow-port"),
-        default=5000,
-        metavar="PORT",
-        help="port of the MLflow server (default: 5000)",
-    )
-    parser.add_argument(
-        "--database",
-        type=path_type(OUTPUT, "--database"),
-        default="mlflow.db",
-        metavar="FILE",
-        help="database of MLflow (default: mlflow.db)",
-    )
-    parser.add_argument(
+        add_number(parser, f"--{name}-port", int, "PORT", f"port of the {server} (default: {port})", default=port)
+    add_number(parser, "--mlflow-port", int, "PORT", "port of the MLflow server (default: 5000)", default=5000)
+    add_path(parser, "--database", OUTPUT, "FILE", "database of MLflow (default: mlflow.db)", default="mlflow.db")
+    add_path(
+        parser,
         "--artifacts",
-        type=path_type(OUTPUT, "--artifacts"),
+        OUTPUT,
+        "DIR",
+        "folder for the artifacts of MLflow (default: mlartifacts)",
         default="mlartifacts",
-        metavar="DIR",
-        help="folder for the artifacts of MLflow (default: mlartifacts)",
     )
-    parser.add_argument(
-        "--num-cpus",
-        type=number_type(int, "--num-cpus"),
-        metavar="N",
-        help="number of CPUs that Ray may use (default: all)",
-    )
-    parser.add_argument(
+    add_number(parser, "--num-cpus", int, "N", "number of CPUs that Ray may use (default: all)")
+    add_number(
+        parser,
         "--timeout",
-        type=number_type(float, "--timeout"),
+        float,
+        "SECONDS",
+        "time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it",
         default=120.0,
-        metavar="SECONDS",
-        help="time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it",
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

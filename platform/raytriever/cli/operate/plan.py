@@ -47,6 +47,5 @@ def _parser() -> Parser:
         "Compute bytes, hours, nodes, GPU hours, requests and money of each stage for a corpus of any size.",
         common=COMMON,
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     add_settings(parser, PlanConfig, "plan")
     return parser

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from raytriever.capacity import format_size
-from raytriever.cli.arguments import Parser, path_type
+from raytriever.cli.arguments import Parser, add_path
 from raytriever.errors import ConfigError
 from raytriever.locking import InUseError
 from raytriever.operation.disk_usage import format_time
@@ -152,16 +152,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "action", metavar="|".join(ACTIONS), help="list runs, show one run, or clean runs of checkpoints"
     )
-    parser.add_argument(
-        "folders",
-        nargs="*",
-        default=[],
-        type=path_type(RUN_FOLDER, ""),
-        metavar="FOLDER",
-        help="run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)",
-    )
+    folders = "run directories, or folders of them (default: RAYTRIEVER_RUNS, or runs/)"
+    add_path(parser, "folders", RUN_FOLDER, "FOLDER", folders, nargs="*", default=[])
     parser.add_argument("--finished", action="store_true", help="clean: remove the checkpoints of finished runs")
     parser.add_argument("--interrupted", action="store_true", help="clean: remove the checkpoints of interrupted runs")
     parser.add_argument("--yes", action="store_true", help="clean: remove without asking")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

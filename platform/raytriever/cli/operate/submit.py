@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from raytriever.cli.arguments import Parser, path_type
+from raytriever.cli.arguments import Parser, add_path
 from raytriever.errors import ConfigError
 from raytriever.masking import refuse_secrets
 from raytriever.options import did_you_mean
@@ -50,13 +50,7 @@ def _parser() -> Parser:
         metavar="URL",
         help="address of the cluster's dashboard (default: RAY_API_SERVER_ADDRESS, or the cluster of this machine)",
     )
-    parser.add_argument(
-        "--working-dir",
-        type=path_type(FOLDER, "--working-dir"),
-        metavar="DIR",
-        default=".",
-        help="checkout to upload (default: this folder)",
-    )
+    add_path(parser, "--working-dir", FOLDER, "DIR", "checkout to upload (default: this folder)", default=".")
     parser.add_argument("stage", metavar="STAGE", help="stage to run, followed by its flags")
     flags = parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS)
     flags.required = False

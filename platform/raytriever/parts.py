@@ -10,7 +10,7 @@ another key counts as missing.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +38,14 @@ class Parts:
         optional: name of the work, such as "a search", if it can go on without parts. A part that cannot be written is
             then a warning, and no further part is written. By default it is an error.
         check: compares the files of a part with their digests, and raises `StorageError`.
+        durable: whether a part survives a crash of the machine; a part that does not is made again.
     """
 
     folder: Path | None
     key: str = ""
     optional: str = ""
     check: Callable[[Path], object] = read_manifest
+    durable: bool = True
 
     def read(self, name: str, load: Callable[[Path, dict[str, Any]], T]) -> T | None:
         """Return what `load(path, metadata)` returns for a part; `load` raises `StorageError` for wrong contents.
@@ -61,14 +63,14 @@ class Parts:
         return None
 
     def write(
-        self, name: str, save: Callable[[Path], object], meta: Mapping[str, Any] | None = None, size: int = 0
+        self, name: str, save: Callable[[Path], object], meta: dict[str, Any] | None = None, size: int = 0
     ) -> None:
         """Commit a part. It replaces an earlier part of the name.
 
         Args:
             name: of the part.
             save: writes the files of the part into a directory.
-            meta: metadata of the part.
+            meta: metadata of the part; read after `save`, which may fill it.
             size: bytes that the disk must have room for.
 
         Raises:
@@ -76,11 +78,13 @@ class Parts:
         """
         if self.folder is None:
             return
-        key = {"key": self.key} if self.key else {}
+        meta = {} if meta is None else meta
+        if self.key:
+            meta["key"] = self.key
         try:
             if size:
                 check_disk(self.folder, size, f"copies of {self.optional} that is not finished")
-            with committed_directory(self.folder / name, {**(meta or {}), **key}, replace=True) as path:
+            with committed_directory(self.folder / name, meta, replace=True, durable=self.durable) as path:
                 save(path)
         except StorageError as error:
             if not self.optional:
@@ -119,7 +123,7 @@ class Savepoint:
         """Seconds from one saving to the next."""
         return max(LEAST_SECONDS, self.seconds / MOST_SHARE)
 
-    def offer(self, save: Callable[[Path], object], size: int, meta: Mapping[str, int]) -> bool:
+    def offer(self, save: Callable[[Path], object], size: int, meta: dict[str, int]) -> bool:
         """Save the state if it is time; return whether it was saved. The arguments are those of `Parts.write`."""
         if self.parts.folder is None or monotonic() - self.began < self.pause:
             return False

@@ -156,7 +156,12 @@ def _errno(error: Exception) -> int:
 
 @contextmanager
 def committed_directory(
-    path: Path | str, meta: Mapping[str, Any] | None = None, *, replace: bool = False, begun: Path | None = None
+    path: Path | str,
+    meta: Mapping[str, Any] | None = None,
+    *,
+    replace: bool = False,
+    begun: Path | None = None,
+    durable: bool = True,
 ) -> Iterator[Path]:
     """Yield a directory to write into that appears at `path` whole, or not at all.
 
@@ -165,6 +170,7 @@ def committed_directory(
         meta: kept in the manifest; read when the block ends, so that the block may still fill it.
         replace: replace an existing directory (it is moved, and moved back on failure).
         begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
+        durable: whether the directory survives a crash of the machine. If not, a file may then differ from its digest.
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
@@ -184,7 +190,7 @@ def committed_directory(
                 os.rename(begun, aside)
                 lock_file_of(begun).unlink(missing_ok=True)
             yield aside
-            _seal(aside, meta or {})
+            _seal(aside, meta or {}, durable)
             check_owner(path)
             _put(aside, path, replace)
         finally:
@@ -319,17 +325,19 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}{_ASIDE}{secrets.token_hex(6)}")
 
 
-def _seal(directory: Path, meta: Mapping[str, Any]) -> None:
+def _seal(directory: Path, meta: Mapping[str, Any], durable: bool) -> None:
     """Make every file durable, and list all files in the manifest, which is written last."""
     files = files_below(directory)
     entries = {}
     for file in files:
-        fsync(file)
+        if durable:
+            fsync(file)
         name = file.relative_to(directory).as_posix()
         entries[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
-    for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
-        fsync(folder)
-    write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1))
+    if durable:
+        for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
+            fsync(folder)
+    write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
 
 
 def _put(aside: Path, path: Path, replace: bool) -> None:

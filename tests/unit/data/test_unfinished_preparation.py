@@ -19,6 +19,7 @@ from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
 from raytriever.data.prepare.shards import WORK
+from raytriever.data.prepare.unfinished import PARTS
 from raytriever.errors import StorageError
 from raytriever.storage import FileEntry, leftovers, read_manifest
 
@@ -61,7 +62,7 @@ def killed(source: Path, tmp_path: Path) -> Path:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")], check=False)
     assert ended.returncode == -signal.SIGKILL
     [leftover] = leftovers(tmp_path / "out")
-    assert len(list((leftover / WORK).glob("*.json"))) == FINISHED
+    assert len(list((leftover / PARTS).glob("*-*"))) == FINISHED
     return leftover
 
 
@@ -90,32 +91,40 @@ def nothing(leftover: Path) -> None: ...
 
 
 def cut_off(leftover: Path) -> None:
-    """What a killed process writes: a part of a shard, and of the files that `assemble` makes."""
-    (leftover / "documents" / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
+    """What a killed process writes: files of a shard, and of those that `assemble` makes."""
+    shard = leftover / PARTS / f".00000-{FINISHED:06d}.aside-0" / "documents"
+    shard.mkdir(parents=True)
+    (shard / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
     (leftover / WORK / f"00000-{FINISHED:06d}.begun").touch()
     (leftover / "documents.live.npy").write_bytes(b"")
 
 
 def damage(leftover: Path) -> None:
-    file = leftover / "documents" / "00000-000002.arrow"
+    file = leftover / PARTS / "00000-000002" / "documents" / "00000-000002.arrow"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
 
 
 def lose(leftover: Path) -> None:
-    (leftover / WORK / "00000-000002.documents.npz").unlink()
+    (leftover / PARTS / "00000-000002" / WORK / "00000-000002.documents.npz").unlink()
 
 
 def damage_record(leftover: Path) -> None:
-    (leftover / WORK / "00000-000002.json").write_text("{")
+    (leftover / PARTS / "00000-000002" / "manifest.json").write_text("{")
+
+
+def gather_one(leftover: Path) -> None:
+    """As a process that is killed while it gathers the shards."""
+    shard = leftover / PARTS / "00000-000002"
+    (shard / "documents" / "00000-000002.arrow").rename(leftover / "documents" / "00000-000002.arrow")
 
 
 def add_field(leftover: Path) -> None:
     """As a version whose reports say more."""
-    file = leftover / WORK / "00000-000002.json"
+    file = leftover / PARTS / "00000-000002" / "manifest.json"
     content = json.loads(file.read_text())
-    content["report"]["later"] = 1
+    content["meta"]["report"]["later"] = 1
     file.write_text(json.dumps(content))
 
 
@@ -132,6 +141,7 @@ def grow_old(leftover: Path) -> None:
         (damage, [2]),
         (lose, [2]),
         (damage_record, [2]),
+        (gather_one, [2]),
         (add_field, [2]),
     ],
 )

@@ -40,7 +40,7 @@ from raytriever.data.prepare.shards import (
     bytes_of_shards,
 )
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import begin, find_unfinished
+from raytriever.data.prepare.unfinished import begin, find_unfinished, gather
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
@@ -288,6 +288,7 @@ def _fill(
     if copied := sum(shard.is_copied for shard in reports):
         report(f"{name}: {copied:,} of {len(reports):,} shards are those of an earlier preparation")
     reports.sort(key=lambda shard: shard.stem)
+    gather(aside, reports)
     sides, late = assemble(aside, reports)
     files, entries = count_rows(plan.parts, reports, late)
     QuarantineReport(tuple(entries)).write(aside)

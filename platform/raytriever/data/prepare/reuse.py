@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raytriever.activity import activity
 from raytriever.cache import recorded_locations
@@ -24,13 +25,13 @@ from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.prepared import prepared_meta
-from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, ShardReport, ShardWriter
+from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, WORK, ShardReport, ShardWriter, make_folders
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import finished, record
+from raytriever.data.prepare.unfinished import meta_of, read_report, shards_of
 from raytriever.data.records import Document, Records
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_arrow
-from raytriever.storage import cache_folder, disk_errors, read_manifest, sha256_of
+from raytriever.storage import cache_folder, read_manifest, sha256_of
 
 # Endings of the files of a shard: texts, tokens, and where the tokens of each text begin.
 _ENDINGS = (".arrow", ".tokens.npy", ".offsets.npy")
@@ -113,32 +114,37 @@ class ReusingShardWriter(ShardWriter):
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
         """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
-        report = ShardReport(chunk.part, chunk.number, rows=0)
-        with disk_errors(self.folder):
-            if there := finished(self.folder, report.stem):
-                return there
-        report = self._copy_or_write(chunk, report)
-        with disk_errors(self.folder):
-            record(self.folder, report)
+        report, shards = ShardReport(chunk.part, chunk.number, rows=0), shards_of(self.folder)
+        if there := shards.read(report.stem, read_report):
+            return there
+        meta: dict[str, Any] = {}
+
+        def save(folder: Path) -> None:
+            nonlocal report
+            make_folders(folder)
+            report = self._copy_or_write(chunk, report, folder)
+            meta.update(meta_of(report))
+
+        shards.write(report.stem, save, meta)
         return report
 
-    def _copy_or_write(self, chunk: FileChunk, report: ShardReport) -> ShardReport:
+    def _copy_or_write(self, chunk: FileChunk, report: ShardReport, folder: Path) -> ShardReport:
         digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
-        with disk_errors(self.folder):
-            if self.earlier.copy(digest, self.folder / DOCUMENTS, report.stem):
-                return replace(self._write_keys(report, chunk.first_row), digest=digest, is_copied=True)
-        report = super().__call__(chunk)
+        if self.earlier.copy(digest, folder / DOCUMENTS, report.stem):
+            rows = self._write_keys(folder, report.stem, chunk.first_row)
+            return replace(report, rows=rows, digest=digest, is_copied=True)
+        report = self.write(chunk, folder)
         return replace(report, digest=digest) if report.is_repeatable else report
 
-    def _write_keys(self, report: ShardReport, first_row: int) -> ShardReport:
-        """Write what `assemble` needs of a copied shard."""
-        table = read_arrow(self.folder / DOCUMENTS / f"{report.stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
+    def _write_keys(self, folder: Path, stem: str, first_row: int) -> int:
+        """Write what `assemble` needs of a copied shard; return the number of its rows."""
+        table = read_arrow(folder / DOCUMENTS / f"{stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
         columns = [table[name].to_pylist() for name in DOCUMENT_COLUMNS]
         documents = [Document(*row) for row in zip(*columns, strict=True)]
         marks = [(row, count, 0, 0, 0) for count, row in enumerate(range(first_row, first_row + len(documents)), 1)]
         parsed = Parsed(Records(documents), [], len(documents), marks)
-        self.write_work(report.stem, parsed, self.sides_of(parsed))
-        return replace(report, rows=parsed.rows)
+        self.write_work(folder / WORK, stem, parsed, self.sides_of(parsed))
+        return parsed.rows
 
 
 @activity("looking for shards of the same chunks")

@@ -252,7 +252,7 @@ class ShardWriter:
 
     Args:
         parts: parts of the data set; a chunk has the index of its part.
-        folder: output folder, which every process can write.
+        folder: directory of the data set, which every process can write; it has marks of the begun shards.
         tokenisation: tokenizer and prompts; None for texts without tokens.
     """
 
@@ -261,7 +261,11 @@ class ShardWriter:
     tokenisation: Tokenisation | None
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Write the shard of a chunk; raises `DataError` if its part is broken as a whole."""
+        """Write the shard of a chunk to the directory of the data set; see `write`."""
+        return self.write(chunk, self.folder)
+
+    def write(self, chunk: FileChunk, folder: Path) -> ShardReport:
+        """Write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
         parsed = parse_chunk(self.parts[chunk.part], chunk)
         report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(parsed.bad))
         where = self.parts[chunk.part].where
@@ -271,8 +275,8 @@ class ShardWriter:
             sides = self.sides_of(parsed)
             killers: dict[int, str] = {}
             for name, side in sides.items():
-                killers |= side.write(self.folder / name, report.stem, self.tokenisation, died_before)
-            self.write_work(report.stem, parsed, sides)
+                killers |= side.write(folder / name, report.stem, self.tokenisation, died_before)
+            self.write_work(folder / WORK, report.stem, parsed, sides)
             mark.unlink()
         bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
         return replace(report, bad=report.bad + bad, is_repeatable=_is_repeatable(chunk, parsed, sides[DOCUMENTS]))
@@ -284,14 +288,14 @@ class ShardWriter:
             QUERIES: Side.of_queries(parsed, self.tokenisation),
         }
 
-    def write_work(self, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
+    def write_work(self, folder: Path, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
         """Write what `assemble` needs of a shard."""
         for name, side in sides.items():
-            side.write_keys(self.folder / WORK / f"{stem}.{name}.npz")
-        write_pairs(self.folder / WORK, stem, parsed)
-        write_some(self.folder / WORK, stem, FILE, parsed.records.answers)
+            side.write_keys(folder / f"{stem}.{name}.npz")
+        write_pairs(folder, stem, parsed)
+        write_some(folder, stem, FILE, parsed.records.answers)
         prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
-        write_some(self.folder / WORK, stem, PROMPTS, prompts)
+        write_some(folder, stem, PROMPTS, prompts)
 
 
 def _is_repeatable(chunk: FileChunk, parsed: Parsed, documents: Side) -> bool:

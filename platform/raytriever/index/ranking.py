@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt32, UInt64
@@ -65,7 +64,7 @@ class TieOrder:
 
 
 def keys_of(scores: Float32[ndarray, "*shape"], ranks: UInt32[ndarray, "*shape"]) -> UInt64[ndarray, "*shape"]:
-    """Return the keys of arrays, as `key_of` does; the key of NaN is `NONE`."""
+    """Return the keys of scores and tie ranks; the key of NaN is `NONE`."""
     bits = np.ascontiguousarray(scores + np.float32(0)).view(np.uint32).astype(np.uint64)
     keys = np.where(bits >> _SIGN == 0, bits ^ _SIGN_OFF, bits) << _HALF | ranks
     return np.where(np.isnan(scores), NONE, keys)
@@ -104,52 +103,3 @@ def from_signed(keys: Int64[ndarray, "*shape"]) -> UInt64[ndarray, "*shape"]:
 def to_signed(keys: UInt64[ndarray, "*shape"]) -> Int64[ndarray, "*shape"]:
     """Return the signed keys of unsigned ones."""
     return (keys ^ _TOP).view(np.int64)
-
-
-@numba.njit(cache=True)
-def key_of(score, rank):  # type: ignore[no-untyped-def]
-    """Return the key of a float32 score, other than -0 and NaN, and a tie rank."""
-    bits = np.uint64(np.float32(score).view(np.uint32))
-    descending = bits if bits >> _SIGN else bits ^ _SIGN_OFF
-    return (descending << _HALF) | np.uint64(rank)
-
-
-@numba.njit(cache=True)
-def score_of(key):  # type: ignore[no-untyped-def]
-    """Return the score of a key."""
-    descending = key >> _HALF
-    bits = descending if descending >> _SIGN else descending ^ _SIGN_OFF
-    return np.uint32(bits).view(np.float32)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def select(values, rank):  # type: ignore[no-untyped-def]
-    """Move the value of a rank, from 0 for the smallest, to its sorted position, and return it.
-
-    No value before that position is larger, and none after it is smaller. `np.partition` does the same, but numba
-    takes nine seconds to compile it. C. A. R. Hoare, Algorithm 65 (1961), with the median of three values as pivot.
-
-    Args:
-        values: none of them NaN; they are reordered.
-        rank: at least 0, below the number of values.
-    """
-    low, high = 0, len(values) - 1
-    while low < high:
-        first, middle, last = values[low], values[(low + high) // 2], values[high]
-        pivot = max(min(first, middle), min(max(first, middle), last))
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i, j = i + 1, j - 1
-        if rank <= j:
-            high = j
-        elif rank >= i:
-            low = i
-        else:
-            break
-    return values[rank]

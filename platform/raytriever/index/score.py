@@ -5,18 +5,16 @@ product of two float32 numbers is exact in float64. The order of the sums depend
 added to elements i + h, i + 2h, ... with h an eighth of the width, then halves are folded. So a score is within one
 rounding of the true dot product, and it has the same bits in every block, shard, thread, device and processor.
 
-Quick scores come from a matrix product: on a GPU or by AMX in bf16, or in float32; on other processors of integers of
-16 bits, whose sums are exact. Let q = q' + r and d = d' + s, where q' and d' are the factors (rounded to bf16 or to
-multiples of a number, or r = s = 0), and let n be the width:
+Quick scores come from a matrix product, in float32, or on a GPU in bf16. Let q = q' + r and d = d' + s, where q' and d'
+are the factors (rounded to bf16, or r = s = 0), and let n be the width:
 
     |q·d - q'·d'|           <= |r| |d| + |q'| |s|            (Cauchy-Schwarz)
     |q'·d' - its float32 sum| <= γ |q'| |d'|, γ = m u / (1 - m u), u = 2^-24, m = n + 16, in any order of summation
                                                              (Higham, Accuracy and Stability, section 3.1)
-    rounding that sum to bf16 <= 2^-8 of the quick score
     the score's own rounding  <= (2^-24 + n 2^-53) |q| |d|
     numbers below 2^-126 may be replaced by 0, in the factors and in the products
 
-So |score - quick| <= a |d| + b |s| + c + rounding |quick|. The norms are measured, not assumed. For a norm above 2^60
+So |score - quick| <= a |d| + b |s| + c. The norms are measured, not assumed. For a norm above 2^60
 float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from typing import TypeVar
 import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int16, Int64
+from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.errors import ModelError
@@ -37,13 +35,11 @@ LARGEST_NORM = 2.0**60
 UNIT = 2.0**-24  # of float32
 _TINY = 2.0**-126
 Values = TypeVar("Values", ndarray, torch.Tensor)
-# Pairs that torch scores at once; it takes less time for them than compiling.
-FEW_PAIRS = 1 << 12
+# Pairs that torch scores in less time than compiling takes, and those that it scores at a time.
+FEW_PAIRS, _PIECE = 1 << 15, 512
 # Covers the rounding errors of the bound itself.
 _SLACK = 1 + 1e-6
 _CHECKED_ROWS = 1 << 16
-# Relative error of rounding a quick score to bf16.
-BF16_ROUNDING = 2.0**-8 * _SLACK
 
 
 def pair_scores(
@@ -60,10 +56,16 @@ def pair_scores(
     for rows, vectors in ((query_rows, queries), (document_rows, documents)):
         if len(rows) and (rows.min() < 0 or rows.max() >= len(vectors)):
             raise IndexError(f"rows must be in [0, {len(vectors)})")
-    if len(query_rows) <= FEW_PAIRS:
-        left, right = (np.asarray(values, np.float32) for values in (queries[query_rows], documents[document_rows]))
-        return exact_scores(torch.from_numpy(left), torch.from_numpy(right)[:, None])[:, 0].numpy()
     scores = np.empty(len(query_rows), np.float32)
+    if len(query_rows) <= FEW_PAIRS:
+        for start in range(0, len(scores), _PIECE):
+            piece = slice(start, start + _PIECE)
+            left, right = (
+                torch.from_numpy(vectors[rows[piece]].astype(np.float32, copy=False))
+                for rows, vectors in ((query_rows, queries), (document_rows, documents))
+            )
+            scores[piece] = exact_scores(left, right[:, None])[:, 0].numpy()
+        return scores
     in_threads(_score_pairs, len(scores), read_only(queries), read_only(documents), query_rows, document_rows, scores)
     return scores
 
@@ -139,37 +141,8 @@ def quick_precision(device: torch.device) -> str:
     return choose_precision(None, device)
 
 
-def bf16_factors(
-    vectors: Float32[ndarray, "vectors width"], name: str, positions: Int64[ndarray, " vectors"]
-) -> tuple[Int16[ndarray, "vectors width"], Float64[ndarray, " vectors"], Float64[ndarray, " vectors"]]:
-    """Return the bits of vectors rounded to bf16, the vectors' norms, and the norms of their rounding errors.
-
-    See `checked_norms`.
-    """
-    norms, residuals, bits = np.empty(len(vectors)), np.empty(len(vectors)), np.empty(vectors.shape, np.int16)
-    in_threads(_round, len(vectors), vectors, bits.view(np.uint16), norms, residuals)
-    return bits, checked_norms(norms, name, positions), residuals
-
-
-def checked_norms(
-    norms: Float64[ndarray, " vectors"], name: str, positions: Int64[ndarray, " vectors"]
-) -> Float64[ndarray, " vectors"]:
-    """Return norms for bounds: infinite where float32 might overflow.
-
-    Args:
-        norms: of the vectors.
-        name: `query` or `document`, for the error.
-        positions: position of each vector, for the error.
-
-    Raises:
-        ModelError: a vector is not finite.
-    """
-    refuse_not_finite(np.isfinite(norms), name, positions)
-    return np.where(norms > LARGEST_NORM, np.inf, norms)
-
-
 def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
-    """Check that all vectors are finite, a block at a time; see `checked_norms`. The positions count from 0 if None.
+    """Check that all vectors are finite, a block at a time. The positions count from 0 if None.
 
     Raises:
         ModelError: a vector is not finite.
@@ -210,32 +183,3 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     b = norms + residuals
     c = _TINY * (2 * root * (norms + residuals) + 4 * width)
     return a * _SLACK, b * _SLACK, c * _SLACK
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def _round(first, last, vectors, bits, norms, residuals):  # type: ignore[no-untyped-def]
-    for row in range(first, last):
-        vector, out = vectors[row], bits[row]
-        square, lost = 0.0, 0.0
-        for i in range(np.uint64(len(vector))):
-            exact = np.float32(vector[i]).view(np.uint32)
-            # Round to nearest, ties to even.
-            nearest = np.uint32(
-                (exact + np.uint32(0x7FFF) + ((exact >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            )
-            out[i] = np.uint16(nearest)
-            value = np.float64(vector[i])
-            square += value * value
-            rest = value - np.float64(np.uint32(nearest << np.uint32(16)).view(np.float32))
-            lost += rest * rest
-        norms[row], residuals[row] = np.sqrt(square), np.sqrt(lost)
-
-
-@numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
-def norm(vector):  # type: ignore[no-untyped-def]
-    """Return the norm of a float32 vector, in float64."""
-    square = 0.0
-    for i in range(np.uint64(len(vector))):
-        value = np.float64(vector[i])
-        square += value * value
-    return np.sqrt(square)

@@ -29,7 +29,6 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_torch, "TILE_BYTES", SMALL_TILE)
     monkeypatch.setattr(scan_torch, "QUERY_TILE", 16)
     monkeypatch.setattr(resident, "STAGING_BYTES", 2**14)
-    monkeypatch.setattr(search, "SMALL_CORPUS", -1)  # the CPU searches in compiled code
 
 
 def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:

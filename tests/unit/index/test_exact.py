@@ -14,30 +14,23 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
-from raytriever.index.exact import panels, scan, scan_torch, search, sift, tiles
+from raytriever.index.exact import scan, scan_torch, search
 from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
-from raytriever.index.ranking import TieOrder, merge_keys, select
-from raytriever.index.score import pair_scores, read_only
+from raytriever.index.ranking import TieOrder, merge_keys
+from raytriever.index.score import pair_scores
 
 KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "tiny"])
 
 
-@pytest.fixture(params=["bf16", "integers"])
-def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Use compiled code and small tiles, so that small cases need several of them, in either arithmetic."""
-    monkeypatch.setattr(search, "SMALL_CORPUS", -1)
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use small tiles and compiled scores, so that small cases need several of them."""
     monkeypatch.setattr(arithmetic, "FEW_PAIRS", -1)
-    monkeypatch.setattr(scan, "has_matrix_units", lambda: request.param == "bf16")
-    in_torch = "bf16" if request.param == "bf16" else "fp32"
-    monkeypatch.setattr(scan_torch, "quick_precision", lambda device: in_torch)
-    for module in (tiles, scan_torch):
-        monkeypatch.setattr(module, "QUERY_TILE", 3)
-    monkeypatch.setattr(panels, "GROUP", panels.ROWS)
-    monkeypatch.setattr(scan, "DOCUMENT_TILE", 128)
+    monkeypatch.setattr(scan, "QUERY_TILE", 3)
+    monkeypatch.setattr(scan, "MORE", 2)
+    monkeypatch.setattr(scan_torch, "QUERY_TILE", 3)
     monkeypatch.setattr(scan_torch, "TILE_BYTES", 3 * 4 * 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
-    monkeypatch.setattr(sift, "FLUSHED_BYTES", 4 * 12 * 50)
-    return request.param
 
 
 def everything(
@@ -93,7 +86,7 @@ def cut(rng: np.random.Generator, documents: ndarray, count: int) -> Iterator[tu
     excluding=st.booleans(),
 )
 def test_any_blocks_give_the_bytes_of_sorting_all_documents(
-    precision: str, seed: int, kind: str, size: int, k: int, count: int, excluding: bool
+    small_tiles: None, seed: int, kind: str, size: int, k: int, count: int, excluding: bool
 ) -> None:
     rng = np.random.default_rng(seed)
     queries, documents = vectors(rng, 7, kind), vectors(rng, size, kind)
@@ -111,6 +104,7 @@ def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     assert [array.tobytes() for array in merged] == [array.tobytes() for array in actual]
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
@@ -120,7 +114,7 @@ def test_any_blocks_give_the_bytes_of_sorting_all_documents(
     tile=st.sampled_from([3 * 4 * 128, 2**20]),
 )
 def test_the_search_in_torch_has_the_same_bytes(
-    precision: str, seed: int, kind: str, k: int, parts: int, tile: int
+    small_tiles: None, precision: str, seed: int, kind: str, k: int, parts: int, tile: int
 ) -> None:
     rng = np.random.default_rng(seed)
     queries, documents = vectors(rng, 5, kind), vectors(rng, 900, kind)
@@ -129,6 +123,7 @@ def test_the_search_in_torch_has_the_same_bytes(
     order = TieOrder.of(ties)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan_torch, "TILE_BYTES", tile)
+        patch.setattr(scan_torch, "quick_precision", lambda device: precision)
         walk = scan_torch.TorchScan(
             queries=queries,
             k=min(k, 900),
@@ -141,22 +136,6 @@ def test_the_search_in_torch_has_the_same_bytes(
             walk.add(positions, documents[positions])
         actual = order.read(walk.keys())
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
-
-
-@pytest.mark.parametrize(("queries", "documents"), [(30, 500), (31, 500), (15, 1_001), (0, 1_000)])
-def test_a_small_corpus_is_searched_in_torch_by_few_queries(
-    queries: int, documents: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(search, "SMALL_CORPUS", 1_000)
-    monkeypatch.setattr(search, "FEW_PAIRS", 15_000)
-    is_small = documents <= 1_000 and queries * documents <= 15_000
-    monkeypatch.setattr(search, "Scan" if is_small else "TorchScan", None)
-    rng = np.random.default_rng(0)
-    sides, ties = (vectors(rng, queries, "plain"), vectors(rng, documents, "plain")), np.arange(documents)
-    expected = top_k(*sides, 3, ties)
-    corpus = search.Corpus(lambda: [(0, sides[1])], TieOrder.of(ties), torch.device("cpu"))
-    for one, other in zip(corpus.top_k(sides[0], 3), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["plain", "norms", "huge", "tiny"])
@@ -173,65 +152,7 @@ def test_few_pairs_are_scored_in_torch_with_the_same_bytes(kind: str, monkeypatc
     assert few.tobytes() == many.tobytes()
 
 
-@pytest.mark.parametrize("width", [1, 12, 100, 1_001])
-@pytest.mark.parametrize("kind", ["plain", "norms"])
-def test_a_quick_score_is_within_its_bound(precision: str, kind: str, width: int) -> None:
-    rng = np.random.default_rng(3)
-    sides = [np.tile(vectors(rng, size, kind), (1, -(-width // 12)))[:, :width] for size in (40, 301)]
-    queries, documents = map(read_only, sides)
-    product = (tiles.Tiles if precision == "bf16" else panels.IntegerProduct)(queries)
-    block = sift.DocumentBlock(documents, np.empty(301), np.empty(301), np.arange(301), np.arange(301))
-    quick = quick_scores(product, block)
-    a, b, c = (
-        terms[:, None] for terms in arithmetic.error_terms(product.norms, product.residuals, width, product.unit)
-    )
-    with np.errstate(invalid="ignore", over="ignore"):
-        allowed = a * block.norms + b * block.residuals + c
-        error = np.abs(quick - sides[0].astype(np.float64) @ sides[1].T.astype(np.float64))
-        allowed += product.rounding * np.abs(quick)
-    held = np.isfinite(allowed)
-    assert held.mean() > 0.1
-    assert (error[held] <= allowed[held]).all()
-    if kind == "plain":
-        loosest = 0.03 if precision == "bf16" else 0.001
-        assert (allowed < loosest * np.outer(product.norms, block.norms)).all(), "the bound is too loose"
-
-
-def quick_scores(product: tiles.Tiles | panels.IntegerProduct, block: sift.DocumentBlock) -> ndarray:
-    """Return the quick scores of all queries and documents, in float64; norms and residuals are set in the block."""
-    queries, rows = np.arange(len(product.norms)), slice(0, len(block.vectors))
-    if isinstance(product, tiles.Tiles):
-        return (product.select(queries) @ product._round(block, rows)).double().numpy()
-    left, right = product.select(queries), product._pack(block, rows)
-    size, count = len(left.factors), len(right.integers)
-    scores, sums = np.empty((size, count * panels.LANES), np.float32), np.empty((size, panels.LANES), np.int32)
-    panels.multiply(left, 0, size, right, 0, count, sums, scores)
-    return scores[: len(queries), rows].astype(np.float64)
-
-
-def test_a_query_with_a_failed_guess_is_searched_again(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every document of the sample is better than all others, so the guessed threshold is too high."""
-    rng = np.random.default_rng(0)
-    documents = rng.random((40_000, 8)).astype(np.float32)
-    documents[:: 40_000 // 1_250] += 5
-    queries = rng.random((4, 8)).astype(np.float32)
-    monkeypatch.setattr(search, "FEWEST_ROWS", 50_000)
-    monkeypatch.setattr(scan, "DOCUMENT_TILE", 4_096)
-    failures: list[int] = []
-    flush = scan.flush
-
-    def counting(queries: sift.QueryBlock, block: sift.DocumentBlock, sieves: sift.Sieves) -> None:
-        flush(queries, block, sieves)
-        failures.append(int(sieves.failed.sum()))
-
-    monkeypatch.setattr(scan, "flush", counting)
-    ties = np.arange(40_000)
-    result = top_k(queries, documents, 2_000, ties)
-    assert failures == [4, 0]
-    np.testing.assert_array_equal(result[1], everything(queries, documents, 2_000, ties, None)[1])
-
-
-def test_more_similar_scores_than_a_sieve_holds(precision: str) -> None:
+def test_more_equal_scores_than_faiss_returns(small_tiles: None) -> None:
     rng = np.random.default_rng(1)
     documents = np.repeat(rng.standard_normal((3, 12)).astype(np.float32), 1_000, axis=0)
     queries, ties = rng.standard_normal((4, 12)).astype(np.float32), rng.permutation(3_000)
@@ -272,7 +193,7 @@ def test_scores_beyond_float32_are_infinite_and_still_found() -> None:
     assert scores.tolist() == [[np.inf, np.float32(1e30), -np.inf, -np.inf]]
 
 
-def test_sums_that_overflow_before_a_finite_score_do_not_mislead(precision: str) -> None:
+def test_sums_that_overflow_before_a_finite_score_do_not_mislead(small_tiles: None) -> None:
     """The last 200 documents have the best scores, but their sums begin with numbers beyond float32."""
     documents = np.zeros((400, 16), np.float32)
     documents[:200, 0] = 1e17
@@ -306,7 +227,7 @@ def assert_refused(search: Callable[[], object], kind: type[Exception], *words: 
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_an_embedding_that_is_not_finite_is_refused_with_its_position(precision: str, bad: float) -> None:
+def test_an_embedding_that_is_not_finite_is_refused_with_its_position(small_tiles: None, bad: float) -> None:
     queries, documents = np.ones((5, 4), np.float32), np.ones((700, 4), np.float32)
     documents[613, 2] = bad
     assert_refused(lambda: top_k(queries, documents, 3, np.arange(700)), ModelError, "document 613 is not finite")
@@ -320,22 +241,3 @@ def test_user_errors_are_one_line() -> None:
     assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
-
-
-@pytest.mark.parametrize("kind", ["random", "ties", "ascending", "descending", "infinite", "one"])
-def test_a_rank_is_selected_and_divides_the_others(kind: str) -> None:
-    rng = np.random.default_rng(3)
-    values = {
-        "random": rng.standard_normal(701),
-        "ties": rng.integers(0, 4, 701).astype(np.float64),
-        "ascending": np.arange(700.0),
-        "descending": np.arange(700.0)[::-1].copy(),
-        "infinite": np.where(rng.random(701) < 0.5, -np.inf, rng.standard_normal(701)),
-        "one": np.ones(1),
-    }[kind]
-    for rank in {0, len(values) // 3, len(values) - 1}:
-        parted = values.copy()
-        expected = np.sort(values)[rank]
-        assert select(parted, rank) == parted[rank] == expected
-        assert parted[:rank].max(initial=-np.inf) <= expected <= parted[rank:].min()
-        assert np.array_equal(np.sort(parted), np.sort(values))

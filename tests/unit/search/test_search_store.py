@@ -12,7 +12,6 @@ from raytriever import parts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
-from raytriever.index.exact import search as exact
 from raytriever.index.exact.search import top_k
 from raytriever.search.exact import search_store
 
@@ -76,12 +75,11 @@ def kill_at(shard: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return reads
 
 
-@pytest.fixture(params=["quick", "torch"])
-def kept_often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the ranking after every shard, of both ways to search."""
+@pytest.fixture
+def kept_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the ranking after every shard."""
     monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
-    monkeypatch.setattr(exact, "SMALL_CORPUS", 0 if request.param == "quick" else ROWS)
 
 
 @pytest.mark.usefixtures("kept_often")

@@ -1,24 +1,31 @@
-"""Exact search on a CPU, block after block: quick scores of many pairs, sifted while they are in the cache."""
+"""Exact search on a CPU, block after block: FAISS proposes documents, and those that may count are scored exactly.
+
+1. FAISS's flat search returns a few more than k documents of a block, with quick scores in float32. The error of a
+   quick score has a proven bound (`index.score`).
+2. At least k documents score no less than the k-th highest quick score minus its error. A document whose quick score
+   plus its error is below that, or below the k-th score of the earlier blocks, is excluded.
+3. The others are scored exactly and merged into the ranking. If even the last document that FAISS returned is among
+   them, others may be missing, and the query is searched again with more documents, in the end with all of them.
+"""
 
 from __future__ import annotations
 
-from math import ceil, log, sqrt
+from importlib import import_module
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt64
+import torch
+from jaxtyping import Bool, Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.index.exact.panels import IntegerProduct
-from raytriever.index.exact.sift import DocumentBlock, QueryBlock, Sieves, flush
-from raytriever.index.exact.tiles import Tiles
 from raytriever.index.fork_guard import refuse_forked
-from raytriever.index.ranking import NONE, TieOrder
-from raytriever.index.score import error_terms, read_only
-from raytriever.models.precision import has_matrix_units
+from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
+from raytriever.index.score import LARGEST_NORM, check_finite, error_terms, pair_scores
 
-DOCUMENT_TILE = 4_096
-FEWEST_QUERIES, SIEVE_BYTES = 512, 256 * 2**20
+# Queries that are searched at a time, and pairs of these and documents that are scored at a time.
+QUERY_TILE, MOST_PAIRS = 1_024, 1 << 21
+# Documents in addition to k, and the growth of their number for a query whose ranking was not proven.
+MORE, _GROWTH = 32, 4
 
 
 class Scan:
@@ -41,18 +48,12 @@ class Scan:
         before: UInt64[ndarray, "queries k"] | None = None,
     ) -> None:
         refuse_forked()
-        self._queries = np.ascontiguousarray(queries, np.float32)
-        self._order = order
+        self._queries, self._order = np.ascontiguousarray(queries, np.float32), order
         self._excluded = np.full(len(queries), -1) if exclude is None else np.asarray(exclude, np.int64)
-        self._product: Any = Tiles(self._queries) if has_matrix_units() else IntegerProduct(self._queries)
-        self._bounds = error_terms(self._product.norms, self._product.residuals, queries.shape[1], self._product.unit)
         self._best = np.full((len(queries), k), NONE) if before is None else before
-        self._thresholds = np.full(len(queries), -np.inf)
-        if before is not None and k:
-            self._thresholds[:] = order.read(before[:, -1:])[0][:, 0]
-        capacity = 2 * k + 512
-        chunk = min(len(queries), max(FEWEST_QUERIES, SIEVE_BYTES // (8 * capacity)))
-        self._rows, self._scores = np.empty((chunk, capacity), np.int32), np.empty((chunk, capacity), np.float32)
+        norms = _norms(self._queries, "query", np.arange(len(queries)))
+        self._slope, _, self._offset = error_terms(norms, np.zeros_like(norms), queries.shape[1])
+        self._faiss: Any = import_module("faiss")
 
     def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
         """Search a block of documents.
@@ -61,69 +62,68 @@ class Scan:
             positions: positions in the corpus.
             vectors: embeddings of these documents.
         """
-        block = DocumentBlock(
-            vectors=read_only(vectors),
-            norms=np.empty(len(vectors)),
-            residuals=np.empty(len(vectors)),
-            positions=positions,
-            ranks=self._order.ranks[positions],
-        )
-        for start in range(0, len(self._queries), max(1, len(self._rows))):
-            self._search(slice(start, min(start + len(self._rows), len(self._queries))), block, allow_guess=True)
+        if not len(vectors) or not self._best.size:
+            return
+        errors = self._slope * _norms(vectors, "document", positions).max() + self._offset
+        is_bounded = np.isfinite(errors)
+        self._search(np.flatnonzero(is_bounded), self._best.shape[1] + MORE, errors, positions, vectors)
+        self._search(np.flatnonzero(~is_bounded), len(vectors), errors, positions, vectors)
 
     def keys(self) -> UInt64[ndarray, "queries k"]:
         """Return the rankings as ascending keys."""
-        self._best.sort(axis=1)
         return self._best
 
-    def _search(self, rows: slice | Int64[ndarray, " some"], block: DocumentBlock, allow_guess: bool) -> None:
-        """Add a block to the rankings of some queries."""
-        a, b, c = (terms[rows] for terms in self._bounds)
-        count = len(a)
-        query_block = QueryBlock(
-            vectors=read_only(self._queries[rows]),
-            a=a,
-            b=b,
-            c=c,
-            rounding=self._product.rounding,
-            excluded=self._excluded[rows],
-        )
-        sieves = Sieves(
-            thresholds=self._thresholds[rows].copy(),
-            guesses=np.full(count, -np.inf),
-            failed=np.zeros(count, np.bool_),
-            counts=np.zeros(count, np.int64),
-            rows=self._rows[:count],
-            scores=self._scores[:count],
-            best=self._best[rows],
-        )
-        left = self._product.select(rows)
-        if allow_guess and not np.isfinite(sieves.thresholds).all():
-            self._guess(left, query_block, block, sieves)
-        for base in range(0, len(block.vectors), DOCUMENT_TILE):
-            tile = slice(base, min(base + DOCUMENT_TILE, len(block.vectors)))
-            self._product.sift(left, tile, query_block, block, sieves)
-        flush(query_block, block, sieves)
-        # The ranking of a failed query has not changed, so only its threshold is left as it was.
-        numbers = np.arange(len(self._queries))[rows]
-        is_done = ~sieves.failed
-        self._thresholds[numbers[is_done]] = sieves.thresholds[is_done]
-        if not isinstance(rows, slice):  # of which `sieves.best` is a copy
-            self._best[rows] = sieves.best
-        if not is_done.all():
-            self._search(numbers[~is_done], block, allow_guess=False)
+    def _search(
+        self, queries: Int64[ndarray, " some"], wanted: int, errors: ndarray, positions: ndarray, vectors: ndarray
+    ) -> None:
+        """Merge a block into the rankings of some queries; FAISS returns `wanted` documents of each."""
+        k, size = self._best.shape[1], len(vectors)
+        self._faiss.omp_set_num_threads(torch.get_num_threads())
+        step = max(1, min(QUERY_TILE, MOST_PAIRS // min(wanted, size)))
+        for start in range(0, len(queries), step):
+            some = queries[start : start + step]
+            if wanted >= size:
+                rows = np.broadcast_to(np.arange(size), (len(some), size))
+                self._merge(some, rows, np.ones(rows.shape, bool), positions, vectors)
+                continue
+            metric = self._faiss.METRIC_INNER_PRODUCT
+            quick, rows = self._faiss.knn(self._queries[some], vectors, wanted, metric=metric)
+            quick, error = quick.astype(np.float64), errors[some, None]
+            earlier = self._order.read(self._best[some, -1:])[0]
+            # One more than the k-th score, because one document may be excluded.
+            is_candidate = quick >= np.maximum(earlier, quick[:, k : k + 1] - error) - error
+            is_proven = ~is_candidate[:, -1]
+            self._merge(some[is_proven], rows[is_proven], is_candidate[is_proven], positions, vectors)
+            self._search(some[~is_proven], _GROWTH * wanted, errors, positions, vectors)
 
-    def _guess(self, left: Any, query_block: QueryBlock, block: DocumentBlock, sieves: Sieves) -> None:
-        """Guess thresholds from an even sample if this saves more time than it costs.
+    def _merge(
+        self,
+        queries: Int64[ndarray, " some"],
+        rows: Int64[ndarray, "some wanted"],
+        is_candidate: Bool[ndarray, "some wanted"],
+        positions: Int64[ndarray, " rows"],
+        vectors: Float32[ndarray, "rows width"],
+    ) -> None:
+        """Score candidates exactly, and merge them into the rankings."""
+        is_candidate = is_candidate & (positions[rows] != self._excluded[queries, None])
+        of, column = np.nonzero(is_candidate)
+        to = rows[of, column]
+        keys = np.full(rows.shape, NONE)
+        keys[of, column] = keys_of(
+            pair_scores(self._queries, vectors, queries[of], to), self._order.ranks[positions[to]]
+        )
+        self._best[queries] = merge_keys([self._best[queries], keys], self._best.shape[1])
 
-        The sample holds about k times its share of the k best documents, or a few standard deviations more by chance.
-        """
-        size, k = len(block.vectors), sieves.best.shape[1]
-        sample = min(max(1_024, size // 32), DOCUMENT_TILE)
-        expected = k * sample / size
-        rank = ceil(expected + 4 * sqrt(expected) + 3)
-        # Without a guess some k (1 + log(size / k)) documents enter a sieve. 1.6 was measured: 100 of 21,000 documents.
-        if 4 * sample > size or 1.6 * rank * size / sample > k * (1 + log(size / k)):
-            return
-        rows = np.arange(sample) * (size // sample)
-        self._product.guess(left, rows, rank, query_block, block, sieves)
+
+def _norms(vectors: Float32[ndarray, "rows width"], name: str, positions: Int64[ndarray, " rows"]) -> ndarray:
+    """Return upper bounds of the norms in float64, infinite where float32 might overflow.
+
+    They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
+
+    Raises:
+        ModelError: a vector is not finite.
+    """
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), dtype=np.float64) * 1.01 + 2.0**-50
+    if not np.isfinite(norms).all():
+        check_finite(vectors, name, positions)
+    return np.where(norms > LARGEST_NORM, np.inf, norms)

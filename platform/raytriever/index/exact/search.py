@@ -2,11 +2,12 @@
 
 Equal scores are ordered by descending document id, as in trec_eval, so a run file gives the same metrics in any tool.
 Scores are those of `index.score.dot`, so the result has the same bytes for any blocks, any order of blocks, any number
-of threads and any device. Most documents are ruled out by quick scores and proven bounds (`index.score`, `sift`).
-`even_blocks` splits large blocks and joins small ones, so the cost depends only on the documents.
+of threads and any device. Most documents are ruled out by quick scores and proven bounds (`index.score`): of FAISS on a
+CPU (`scan`), of torch on a GPU (`scan_torch`). `even_blocks` splits large blocks and joins small ones, so the cost
+depends only on the documents.
 
-Memory in addition to the result on a CPU: one block, a tile of scores, and sieves of about 3 k documents for about a
-thousand queries. On a GPU: most of its free memory for documents, some for tiles, and one block on the host."""
+Memory in addition to the result on a CPU: one block, and about k candidates for each of a thousand queries. On a GPU:
+most of its free memory for documents, some for tiles, and one block on the host."""
 
 from __future__ import annotations
 
@@ -26,9 +27,6 @@ from raytriever.index.ranking import TieOrder
 from raytriever.models.precision import default_device
 
 MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
-# Largest numbers of documents, and of pairs with queries, that torch searches on a CPU. `Scan` takes less time, but
-# some 20 s to compile before the first search.
-SMALL_CORPUS, FEW_PAIRS = 1 << 14, 1 << 21
 
 # Pairs of the position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
@@ -129,7 +127,7 @@ def top_k_of_blocks(
 
 
 class Corpus:
-    """Corpus for several searches. Torch gets a copy of its documents once for all of them, if they fit.
+    """Corpus for several searches. A GPU gets a copy of its documents once for all of them, if they fit.
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
@@ -164,8 +162,7 @@ class Corpus:
     ) -> UInt64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys, which the tie order reads; see `best_keys`."""
         order, most = self._order, self._documents
-        in_torch = _is_for_torch(self._device, len(queries), most)
-        part = self._resident(queries.shape[1]) if in_torch else None
+        part = None if self._device.type == "cpu" else self._resident(queries.shape[1])
         if part is None:
             return best_keys(queries, self._blocks(), k, order, exclude, self._device, most)
         return TorchScan(queries, min(k, len(order.ranks)), order, exclude, self._device, most, corpus=part).keys()
@@ -213,15 +210,10 @@ def best_keys(
     size = min(k, len(order.ranks))
     most = len(order.ranks) if documents is None else documents
     scan: Scan | TorchScan
-    if _is_for_torch(device, len(queries), most):
-        scan = TorchScan(queries, size, order, exclude, device, most, before=before)
-    else:
+    if device.type == "cpu":
         scan = Scan(queries, size, order, exclude, before)
+    else:
+        scan = TorchScan(queries, size, order, exclude, device, most, before=before)
     for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
         scan.add(positions, vectors)
     return scan.keys()
-
-
-def _is_for_torch(device: torch.device, queries: int, documents: int) -> bool:
-    """Return true if `TorchScan` searches, and not `Scan`."""
-    return device.type != "cpu" or (documents <= SMALL_CORPUS and documents * queries <= FEW_PAIRS)

@@ -20,7 +20,7 @@ import torch
 from ends import End, parser, report
 from raytriever.data.config import DataConfig
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import Batch, Prefetcher

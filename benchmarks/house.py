@@ -287,7 +287,13 @@ LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submissi
 
 
 # Their `__all__` lists the public API.
-PUBLIC = ("raytriever", "raytriever.losses", "raytriever.metrics", "raytriever.sentence_transformers")
+PUBLIC = (
+    "raytriever",
+    "raytriever.losses",
+    "raytriever.losses.reference",
+    "raytriever.metrics",
+    "raytriever.sentence_transformers",
+)
 
 
 def roots() -> set[str]:

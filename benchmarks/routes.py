@@ -167,7 +167,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
     from raytriever.encoding.shards import ShardEncoder, tokenisation_of
     from raytriever.evaluation import systems
     from raytriever.losses.config import LossConfig
-    from raytriever.losses.engine.workers import ALONE
+    from raytriever.losses.distributed import ALONE
     from raytriever.models.config import ModelConfig
     from raytriever.models.retriever import load_retriever
     from raytriever.training import loop

@@ -70,7 +70,7 @@ def training(
     from raytriever.data.config import DataConfig
     from raytriever.encoding.shards import tokenisation_of
     from raytriever.losses.config import LossConfig
-    from raytriever.losses.engine.workers import ALONE
+    from raytriever.losses.distributed import ALONE
     from raytriever.losses.registry import build_loss
     from raytriever.models.config import ModelConfig
     from raytriever.models.cpu.layers import train_on_cpu

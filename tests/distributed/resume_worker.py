@@ -18,7 +18,7 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.distributed import ALONE, WorkerGroup, current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
@@ -26,7 +26,6 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batches import Batch, BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.process_group import current_workers
 
 STEPS = 8
 

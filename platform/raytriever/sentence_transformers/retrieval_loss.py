@@ -19,13 +19,13 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from raytriever.errors import ConfigError, DataError
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
-from raytriever.losses.registry import Loss, build_loss
+from raytriever.losses.distributed import ALONE, current_workers
+from raytriever.losses.loss import Loss
+from raytriever.losses.registry import build_loss
 from raytriever.sentence_transformers.batch import ColumnOrder, find_ids
 from raytriever.sentence_transformers.citations import DISTRIBUTION, GRADCACHE
-from raytriever.training.parallel.process_group import current_workers
 
 logger = logging.get_logger(__name__)
 _CONSTANTS = ("temperature", "margin", "reduction", "teacher_temperature")

@@ -30,9 +30,9 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.engine.batch import BatchIds, TeacherScores, copy_all, teacher_arrays
-from raytriever.losses.engine.relevance import PAD, GlobalIds, find_relevance
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.batch import PAD, BatchIds, TeacherScores, copy_all
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side

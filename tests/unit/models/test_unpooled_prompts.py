@@ -18,7 +18,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model

@@ -17,9 +17,9 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, Mu
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever

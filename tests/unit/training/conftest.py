@@ -18,7 +18,7 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batches import BatchSource

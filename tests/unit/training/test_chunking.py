@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses import scores as panels
+from raytriever.losses.distributed import ALONE
 from raytriever.models.packing import is_packed
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
@@ -85,7 +85,7 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
     make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", 8 << 20)
+    monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 8 << 20)
     batch, memory = 2_048, 64 << 20
     with sham_device(memory) as counts:
         work, _ = make_assignment(device=CUDA, precision="fp32")

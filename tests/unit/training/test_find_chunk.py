@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import is_out_of_memory

@@ -18,8 +18,8 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ModelError, StorageError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,

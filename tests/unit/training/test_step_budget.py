@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast

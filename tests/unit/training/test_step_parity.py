@@ -15,9 +15,9 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import Buckets
 from raytriever.training.batches import Batch

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.guide import GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.packing import Buckets, TokenBatch, move, texts_of
 from raytriever.models.precision import autocast

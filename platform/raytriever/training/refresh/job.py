@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,

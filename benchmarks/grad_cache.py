@@ -33,7 +33,7 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
-    from raytriever.training.parallel.grad_cache import ChunkSizes
+    from raytriever.training.batch import ChunkSizes
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):

@@ -30,7 +30,7 @@ from ends import End, parser, report
 
 if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
-    from raytriever.training.parallel.objective import Batch
+    from raytriever.training.batch import Batch
     from raytriever.training.parallel.strategy import Strategy
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
@@ -75,10 +75,10 @@ def training(
     from raytriever.models.config import ModelConfig
     from raytriever.models.cpu.layers import train_on_cpu
     from raytriever.models.retriever import load_retriever
-    from raytriever.training.batches import Prefetcher
+    from raytriever.training.batch import ChunkSizes
+    from raytriever.training.loader import Prefetcher
     from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.choice import build_strategy
-    from raytriever.training.parallel.grad_cache import ChunkSizes
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.training_data import TrainingData
 

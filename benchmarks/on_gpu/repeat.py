@@ -17,7 +17,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
 

@@ -29,8 +29,9 @@ from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch, Stager
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import Stager
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput, peak_flops
 from raytriever.training.parallel.choice import build_strategy

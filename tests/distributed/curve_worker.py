@@ -16,8 +16,8 @@ from raytriever.losses.distributed import current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training import loop
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 
 STEPS = 6
 LOSSES = ("mw", "infonce")

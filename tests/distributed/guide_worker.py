@@ -19,9 +19,9 @@ from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import BatchSource
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.loader import BatchSource
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement
 

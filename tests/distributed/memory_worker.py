@@ -22,10 +22,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

@@ -28,8 +28,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch, texts_of
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import Side
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel import chunk_size, fsdp2
 from raytriever.training.parallel.out_of_memory import OutOfMemory

@@ -23,8 +23,9 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
 from raytriever.training.refresh.job import RefreshPlan

@@ -23,8 +23,9 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 
 STEPS = 8

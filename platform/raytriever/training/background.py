@@ -24,7 +24,7 @@ import torch
 
 from raytriever.errors import UserError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
 
 POLL_SECONDS = 0.02  # between two polls while training waits for a job

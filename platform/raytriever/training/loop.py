@@ -28,11 +28,11 @@ from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
-from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
+from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice

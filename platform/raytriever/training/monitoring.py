@@ -25,7 +25,7 @@ from torch import nn
 
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.packing import Buckets, lengths_of
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 
 PHASES = ("encode", "loss", "backward", "optimizer")
 WINDOW = 20  # steps

@@ -22,7 +22,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.parallel.grad_cache import ChunkSizes, cut
+from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.training_data import TrainingData
 
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}

@@ -255,6 +255,15 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
         assert cached.citation.startswith(plain.citation)
 
 
+def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> None:
+    earlier, loss = library.CachedInfoNCELoss(model), library.InfoNCELoss(model, mini_batch_size=32)
+    assert loss.get_config_dict() == earlier.get_config_dict()
+    assert (loss.citation, loss.uses_gradient_cache) == (earlier.citation, earlier.uses_gradient_cache)
+    assert isinstance(earlier, library.InfoNCELoss)
+    assert isinstance(earlier, library.CachedRetrievalLoss)
+    assert "mini_batch_size" not in library.InfoNCELoss(model).get_config_dict()
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [

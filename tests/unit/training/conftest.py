@@ -21,9 +21,9 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.guide import Guide, GuideTexts
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup
 
 CPU = torch.device("cpu")

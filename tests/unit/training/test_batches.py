@@ -27,8 +27,8 @@ from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import BatchSource
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.batch import ChunkSizes
+from raytriever.training.loader import BatchSource
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

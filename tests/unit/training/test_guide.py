@@ -24,9 +24,9 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import read_prompts
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.guide import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]

@@ -17,8 +17,8 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]

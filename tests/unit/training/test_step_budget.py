@@ -17,8 +17,8 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import NotFiniteError
 

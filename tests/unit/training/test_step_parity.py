@@ -22,7 +22,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

@@ -14,7 +14,7 @@ from torch import nn
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import Buckets
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 from raytriever.training.loop import train
 from raytriever.training.monitoring import (
     PHASES,

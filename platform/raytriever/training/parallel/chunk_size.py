@@ -23,9 +23,10 @@ from raytriever.models.precision import autocast, is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes
-from raytriever.training.parallel.grad_cache import ChunkSizes, DropoutState
+from raytriever.training.parallel.grad_cache import DropoutState
 
 
 def free_memory(device: torch.device) -> int:

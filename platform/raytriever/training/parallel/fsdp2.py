@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
-from raytriever.training.parallel.objective import Batch, CutBatch, Objective
+from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.

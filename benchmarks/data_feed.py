@@ -20,10 +20,11 @@ import torch
 from ends import End, parser, report
 from raytriever.data.config import DataConfig
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import Batch, Prefetcher
+from raytriever.training.batch import Batch
+from raytriever.training.loader import Prefetcher
 from raytriever.training.training_data import TrainingData
 
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH = 64, 5, 32, 128

@@ -33,7 +33,7 @@ def objective(chunk: int | None, precision: str, device: torch.device) -> object
     from raytriever.losses.config import LossConfig
     from raytriever.losses.registry import build_loss
     from raytriever.models.encoder import Encoder
-    from raytriever.training.parallel.grad_cache import ChunkSizes
+    from raytriever.training.batch import ChunkSizes
     from raytriever.training.parallel.objective import Objective
 
     class Shared(torch.nn.Module):
@@ -61,7 +61,7 @@ def batch(rank: int, device: torch.device) -> object:
     """Return the batch of a worker; every text has full length, so that only the caching differs."""
     from types import SimpleNamespace
 
-    from raytriever.losses.engine.batch import BatchIds
+    from raytriever.losses.batch import BatchIds
     from raytriever.models.packing import Buckets
 
     generator = torch.Generator().manual_seed(rank)
@@ -83,8 +83,8 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     """Run cached and whole steps alternately in one process of a group; rank 0 writes the fastest."""
     from torch import distributed
 
+    from raytriever.losses.distributed import current_workers
     from raytriever.training.parallel.choice import build_strategy
-    from raytriever.training.parallel.process_group import current_workers
 
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     torch.set_num_threads(1 if size > 1 else 2)

@@ -191,6 +191,17 @@ def relative_docstrings() -> list[str]:
     return docstrings
 
 
+def repeated_class_names() -> list[str]:
+    """Return the public class names that two or more public modules define, with the modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        if not module.rpartition(".")[2].startswith("_"):
+            for node in tree(module).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(module)
+    return [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
 # ----------------------------------------------------------------------------------------------- code nothing reaches
 
 
@@ -320,7 +331,13 @@ LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submissi
 
 
 # Their `__all__` lists the public API.
-PUBLIC = ("raytriever", "raytriever.losses", "raytriever.metrics", "raytriever.sentence_transformers")
+PUBLIC = (
+    "raytriever",
+    "raytriever.losses",
+    "raytriever.losses.reference",
+    "raytriever.metrics",
+    "raytriever.sentence_transformers",
+)
 
 
 def roots() -> set[str]:
@@ -356,6 +373,7 @@ def main() -> None:
         "files that import Ray outside cluster and tuning.ray": ray_outside_cluster(),
         "words of no field": dialect(),
         "docstrings that begin with a relative clause": relative_docstrings(),
+        "public class names that occur twice": repeated_class_names(),
         "definitions that no command and no public name reaches": unreached(roots()),
     }.items():
         print(f"{title}: {len(offenders)}")

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from ends import End, parser, report
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
@@ -32,10 +32,10 @@ from raytriever.models.packing import Buckets
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice
 from raytriever.training.parallel.objective import Objective
 

@@ -45,8 +45,8 @@ def scores(batch: int) -> torch.Tensor:
 
 def ours(name: str, inputs: list, positives: int = 1) -> Step:
     """Return a step of one of our losses: embeddings in, gradients of the embeddings out."""
+    from raytriever.losses.batch import BatchIds
     from raytriever.losses.config import LossConfig
-    from raytriever.losses.engine.batch import BatchIds
     from raytriever.losses.registry import build_loss
 
     queries, passages = inputs

@@ -27,7 +27,7 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision

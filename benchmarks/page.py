@@ -143,7 +143,8 @@ ELSEWHERE = {
     "studies-judged-again",
     "abstain-attempts",
     "from-base-depths",
-}  # on the pages of intervals and of studies
+    "house",
+}  # on the pages of intervals and of studies, and figures of the code itself
 
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:

@@ -1,7 +1,11 @@
-"""Files of the package that three routes pass: a batch to its gradient, an evaluation, a refresh of hard negatives.
+"""Files of the package that some routes pass: a batch to its gradient, an evaluation, a refresh of hard negatives.
 
-Run: `python benchmarks/routes.py`. A tiny encoder is trained for a few steps in this process, on the CPU, with one
-refresh, and evaluated. A profile function records the files whose functions are called on each route.
+Run: `python benchmarks/routes.py [RESULTS.json]`. A tiny encoder is trained for a few steps in this process, on the
+CPU, with one refresh, and evaluated. A profile function records the files whose functions are called on each route.
+
+A step's route begins when the training loop has its batch and ends when the backward pass of the loss has returned. The
+route of the command `raytriever train` adds the functions that have called the step: its worker runs in the process of
+the command. Frames are those of the package on the deepest stack.
 
 Not counted are the setup before a route (settings, opening of the data, loading of the model) and the files of
 `FOUNDATION`. A route ends at the first file of a room in its `ENDS`: encoding a corpus and searching it are routes of
@@ -10,9 +14,11 @@ their own.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,14 +30,12 @@ from tune import make_dataset
 
 PACKAGE = Path(__file__).parent.parent / "platform" / "raytriever"
 PREFIX = f"{PACKAGE}{os.sep}"
-LIMITS = {"a batch to its gradient": 30, "an evaluation": 22, "a refresh of hard negatives": 15}
+STEP, COMMAND = "a batch to its gradient", "the command to the gradient"
+LIMITS = {STEP: 14, COMMAND: 25, "an evaluation": 22, "a refresh of hard negatives": 15}
+FRAME_LIMIT = 18
 FOUNDATION = ("reading/", *(path.name for path in PACKAGE.glob("*.py")))
 SEARCH = ("encoding/", "models/", "index/", "search/")
-ENDS = {
-    "a batch to its gradient": (),
-    "an evaluation": SEARCH,
-    "a refresh of hard negatives": (*SEARCH, "data/prepare/"),
-}
+ENDS = {"an evaluation": SEARCH, "a refresh of hard negatives": (*SEARCH, "data/prepare/")}
 
 
 class Route:
@@ -73,8 +77,82 @@ class Route:
         return followed
 
 
-def routes(folder: Path) -> dict[str, set[str]]:
-    """Return the files of each route, by its name.
+class Step:
+    """Recorder of one step: the files that a batch passes until its gradient, and the deepest stack of the package."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.stack: list[str] = []
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Record the next step of the training loop of this process, once its first step has compiled what it runs."""
+        import torch
+
+        from raytriever.training import loop
+
+        step, backward = loop._Trainer._step, torch.Tensor.backward
+
+        def record(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(PREFIX):
+                if not (file := _file(frame)).startswith(FOUNDATION):
+                    self.files.add(file)
+                stack, caller = list[str](), frame
+                while caller is not None:
+                    stack += (
+                        [f"{_file(caller)}:{caller.f_code.co_qualname}"]
+                        if caller.f_code.co_filename.startswith(PREFIX)
+                        else []
+                    )
+                    caller = caller.f_back  # type: ignore[assignment]
+                self.stack = max(self.stack, stack, key=len)
+
+        def followed(trainer: loop._Trainer, *arguments: object) -> None:
+            sys.setprofile(record if trainer.progression.step and not self.files else None)
+            try:
+                step(trainer, *arguments)  # type: ignore[arg-type]
+            finally:
+                sys.setprofile(None)
+
+        def last(*arguments: object, **settings: object) -> None:
+            backward(*arguments, **settings)  # type: ignore[arg-type]
+            sys.setprofile(None)
+
+        loop._Trainer._step, torch.Tensor.backward = followed, last  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            loop._Trainer._step, torch.Tensor.backward = step, backward  # type: ignore[method-assign]
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename.removeprefix(PREFIX)
+
+
+def command_route(folder: Path) -> Step:
+    """Return the route of `raytriever train` to its second gradient, with the worker in this process.
+
+    Args:
+        folder: with the encoder and the data set of `routes`.
+    """
+    from raytriever.cli import main
+    from raytriever.experiment import train
+
+    route, stages = Step(), train.Stages
+    words = f"--dataset {folder}/letters --model {folder}/encoder --output {folder}/command --tracker none"
+    settings = "--max-steps 3 --eval-steps 3 --dev-batches 1 --batch-size 8 --loss mw"
+    train.Stages = partial(stages, here=True)  # type: ignore[assignment, misc]
+    words_of_process, sys.argv = sys.argv, ["raytriever", "train", *words.split(), *settings.split()]
+    try:
+        with route.following(), suppress(SystemExit):
+            main.entry()
+    finally:
+        train.Stages, sys.argv = stages, words_of_process  # type: ignore[misc]
+    return route
+
+
+def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
+    """Return the files of each route, by its name, and the frames of the deepest stack from the command to a gradient.
 
     Args:
         folder: empty; for the encoder, the data set and the run.
@@ -89,7 +167,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     from raytriever.encoding.shards import ShardEncoder, tokenisation_of
     from raytriever.evaluation import systems
     from raytriever.losses.config import LossConfig
-    from raytriever.losses.engine.workers import ALONE
+    from raytriever.losses.distributed import ALONE
     from raytriever.models.config import ModelConfig
     from raytriever.models.retriever import load_retriever
     from raytriever.training import loop
@@ -98,7 +176,7 @@ def routes(folder: Path) -> dict[str, set[str]]:
     from raytriever.training.refresh.config import RefreshConfig
     from raytriever.training.training_data import TrainingData
 
-    batch, evaluation, refresh = (Route(ends) for ends in ENDS.values())
+    batch, (evaluation, refresh) = Step(), (Route(ends) for ends in ENDS.values())
     make_encoder(folder / "encoder")
     config = Config(
         data=DataConfig(dataset=str(make_dataset(folder / "letters")), negatives_per_query=1),
@@ -127,8 +205,6 @@ def routes(folder: Path) -> dict[str, set[str]]:
             return self.result
 
     for owner, name, route in (
-        (loop._Trainer, "_batch", batch),
-        (loop._Trainer, "_step", batch),
         (job.RefreshJob, "after_step", refresh),
         (job.TableReader, "_run", refresh),
     ):
@@ -147,7 +223,8 @@ def routes(folder: Path) -> dict[str, set[str]]:
         on_metrics=lambda step, metrics: None,
         log=print,
     )
-    loop.train(setup)
+    with batch.following():
+        loop.train(setup)
     waiting = job.RefreshPlan(
         every=2,
         waits=True,
@@ -155,20 +232,35 @@ def routes(folder: Path) -> dict[str, set[str]]:
         read=partial(read_negatives, dataset=data.combined),
         miner=Miner(),
     )
-    batch_files = set(batch.files)
     loop.train(loop.replace(setup, folder=folder / "refreshed", refresh=waiting))
     dataset = open_dataset(prepared[0], ["test"])
     evaluation.follow(systems.evaluate_retriever)(dataset, "test", config.model, retriever)
-    return dict(zip(LIMITS, (batch_files, evaluation.files, refresh.files), strict=True))
+    command = command_route(folder)
+    files = (
+        batch.files,
+        batch.files | {frame.partition(":")[0] for frame in command.stack},
+        evaluation.files,
+        refresh.files,
+    )
+    return dict(zip(LIMITS, files, strict=True)), command.stack
 
 
 def main() -> None:
-    """Print the number of files of each route, its limit, and the files."""
+    """Print the files of each route and their number; write the numbers to a file if one is given."""
+    results = Path(sys.argv[1]) if sys.argv[1:] else None
     with TemporaryDirectory() as folder:
         os.environ["RAYTRIEVER_CACHE"] = f"{folder}/cache"
-        for name, files in routes(Path(folder)).items():
-            print(f"{name}: {len(files)} files (limit {LIMITS[name]})")
-            print(*(f"  {file}" for file in sorted(files)), sep="\n")
+        files, stack = routes(Path(folder))
+        for name, passed in files.items():
+            print(f"{name}: {len(passed)} files (limit {LIMITS[name]})")
+            print(*(f"  {file}" for file in sorted(passed)), sep="\n")
+        print(f"{COMMAND}: {len(stack)} frames (limit {FRAME_LIMIT})")
+        print(*(f"  {frame}" for frame in reversed(stack)), sep="\n")
+    if results is not None:
+        written = json.loads(results.read_text()) if results.exists() else {}
+        numbers = {name: {"files": len(passed)} for name, passed in files.items()}
+        numbers[COMMAND]["frames"] = len(stack)
+        results.write_text(json.dumps(written | {"routes": numbers}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from ends import End, parser, report
 
 if TYPE_CHECKING:
     from raytriever.models.retriever import Retriever
-    from raytriever.training.parallel.objective import Batch
+    from raytriever.training.batch import Batch
     from raytriever.training.parallel.strategy import Strategy
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
@@ -70,15 +70,15 @@ def training(
     from raytriever.data.config import DataConfig
     from raytriever.encoding.shards import tokenisation_of
     from raytriever.losses.config import LossConfig
-    from raytriever.losses.engine.workers import ALONE
+    from raytriever.losses.distributed import ALONE
     from raytriever.losses.registry import build_loss
     from raytriever.models.config import ModelConfig
     from raytriever.models.cpu.layers import train_on_cpu
     from raytriever.models.retriever import load_retriever
-    from raytriever.training.batches import Prefetcher
+    from raytriever.training.batch import ChunkSizes
+    from raytriever.training.loader import Prefetcher
     from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.choice import build_strategy
-    from raytriever.training.parallel.grad_cache import ChunkSizes
     from raytriever.training.parallel.objective import Objective
     from raytriever.training.training_data import TrainingData
 

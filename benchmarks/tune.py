@@ -68,7 +68,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.encoding.shards import tokenisation_of
     from raytriever.evaluation.protocol import Protocol
     from raytriever.evaluation.systems import DenseSystem
-    from raytriever.losses.engine.workers import ALONE
+    from raytriever.losses.distributed import ALONE
     from raytriever.models.config import ModelConfig
     from raytriever.models.prepare import prepare_for_training
     from raytriever.models.retriever import load_retriever

@@ -32,9 +32,9 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
     """Run one process of a group: one step for each input line; print its seconds."""
     from torch import distributed
 
+    from raytriever.losses.distributed import current_workers
     from raytriever.training.loop import build_optimizer
     from raytriever.training.parallel.choice import build_strategy
-    from raytriever.training.parallel.process_group import current_workers
 
     torch.set_num_threads(THREADS // size)
     if size > 1:

@@ -28,9 +28,9 @@ from on_gpu import training
 from on_gpu.measuring import seconds_of
 from on_gpu.models import write_model
 from raytriever.index.exact.search import top_k
+from raytriever.losses.distributed import ensure_group
 from raytriever.losses.mw.cuda import kernels_of
 from raytriever.models.varlen import attention
-from raytriever.training.parallel.process_group import ensure_group
 
 
 def machine(device: torch.device) -> str:

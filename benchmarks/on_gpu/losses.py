@@ -17,10 +17,11 @@ from torch.nn import functional
 
 from ends import End
 from on_gpu.measuring import Cases, Figures, at_most, peak_gb, reported, seconds_of
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds, gather_relevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 
 TAU, NEGATIVES = 0.01, 5
 NAMES = ("infonce", "lsepair", "triplet", "joint")

@@ -12,12 +12,12 @@ import torch
 from ends import End
 from on_gpu.measuring import Cases, Figures
 from on_gpu.models import contents, write_model
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import TrainingSetup, train
 

@@ -22,14 +22,16 @@ import torch
 
 from on_gpu.measuring import Cases, Figures, at_least, release, reported, seconds_of, synchronize
 from on_gpu.models import contents, write_model
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds, gather_relevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch, Stager
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import Stager
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput, peak_flops
 from raytriever.training.parallel.choice import build_strategy

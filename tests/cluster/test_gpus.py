@@ -42,7 +42,7 @@ from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import ConfigError, UserError
 from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.index.exact.search import tie_order
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.models.config import ModelConfig

@@ -12,12 +12,12 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training import loop
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
-from raytriever.training.parallel.process_group import current_workers
+from raytriever.training.loader import BatchSource
 
 STEPS = 6
 LOSSES = ("mw", "infonce")

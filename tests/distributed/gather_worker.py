@@ -10,10 +10,11 @@ import torch
 from loss_worker import PASSAGES, QUERIES, WIDTH, global_batch
 from torch import distributed
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds, gather_relevance
+from raytriever.losses.distributed import current_workers, host_workers
 from raytriever.losses.registry import build_loss
-from raytriever.training.parallel.process_group import current_workers, host_workers
+from raytriever.losses.relevance import gather_relevance
 
 CPU = torch.device("cpu")
 ROWS = 5
@@ -27,7 +28,7 @@ def main() -> dict[str, object]:
         generator = torch.Generator().manual_seed(rank)
         rows = torch.randn(ROWS, 3, generator=generator).requires_grad_()
         weights = torch.randn(size * ROWS, 3, generator=generator)
-        gathered = workers.gather(rows, sent)
+        gathered = workers.all_gather(rows, sent)
         (gathered * weights).sum().backward()
         out[f"{sent}"] = (rows.detach(), weights, gathered.detach(), rows.grad)
 
@@ -36,7 +37,7 @@ def main() -> dict[str, object]:
     with mock.patch.object(distributed, "get_backend", return_value="nccl"):  # then messages have a group of their own
         other = host_workers(workers)
     assert (other is workers) == (size == 1)
-    assert other.gather_values(torch.tensor([rank])).tolist() == list(range(size))
+    assert other.all_gather(torch.tensor([rank])).tolist() == list(range(size))
 
     queries, passages, ids = global_batch()
     b, n = QUERIES // size, PASSAGES // size

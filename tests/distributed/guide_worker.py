@@ -14,16 +14,16 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.guide import MASKED, MOST_MASKED
+from raytriever.losses.distributed import current_workers
+from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import BatchSource
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.guide import Guide, GuideTexts
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.loader import BatchSource
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement
-from raytriever.training.parallel.process_group import current_workers
 
 
 def main(encoder: Path, other: Path, data: Path) -> dict[str, list[torch.Tensor]]:
@@ -41,7 +41,7 @@ def main(encoder: Path, other: Path, data: Path) -> dict[str, list[torch.Tensor]
         objective.zero_grad()
         output = objective(batch, workers)
         output.value.backward()
-        gradients = [workers.sum(p.grad) / workers.size for p in objective.parameters() if p.grad is not None]
+        gradients = [workers.all_reduce(p.grad) / workers.size for p in objective.parameters() if p.grad is not None]
         shares = [output.statistics[name] for name in (MASKED, MOST_MASKED)]
         results[name] = [output.value.detach(), *shares, *gradients]
     return results

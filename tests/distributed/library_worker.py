@@ -15,7 +15,7 @@ from library_losses import CASES, ROWS, columns, gradients, labels_of, load, los
 from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.errors import LossInputError
-from raytriever.training.parallel.process_group import current_workers
+from raytriever.losses.distributed import current_workers
 
 
 def main(folder: Path) -> dict[str, tuple[float, list[torch.Tensor]]]:

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from raytriever.errors import LossInputError
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
-from raytriever.losses.engine.batch import BatchIds, TeacherScores
-from raytriever.losses.engine.guide import GuideEmbeddings
+from raytriever.losses.distributed import current_workers
+from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.registry import build_loss
-from raytriever.training.parallel.process_group import current_workers
 
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 # Two losses of a user.
@@ -85,7 +85,7 @@ def main() -> dict[str, torch.Tensor]:
         parameters = [p for module in (*encoders, loss) for p in module.parameters()]
         for number, parameter in enumerate(parameters):
             # What data-parallel averaging does.
-            out[f"{name}/gradient {number}"] = workers.sum(parameter.grad) / size
+            out[f"{name}/gradient {number}"] = workers.all_reduce(parameter.grad) / size
     if size > 1:
         try:
             build_loss(LossConfig())(

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from transformers import BertConfig
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.distributed import current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.process_group import current_workers
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of, live_bytes

@@ -23,16 +23,16 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch, texts_of
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import Side
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel import chunk_size, fsdp2
 from raytriever.training.parallel.out_of_memory import OutOfMemory
-from raytriever.training.parallel.process_group import current_workers
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scarce_memory import current_step

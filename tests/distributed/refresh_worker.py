@@ -20,14 +20,14 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import Batch, BatchSource
+from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
-from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.job import RefreshPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

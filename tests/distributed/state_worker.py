@@ -9,9 +9,9 @@ from pathlib import Path
 
 import strategy_worker
 
+from raytriever.losses.distributed import current_workers
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.model_state import Slice
-from raytriever.training.parallel.process_group import current_workers
 
 
 def main(encoder: Path, name: str, count: int, saved: list[Slice]) -> list[Slice]:

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import torch
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.batch import BatchIds
+from raytriever.losses.distributed import current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch import ChunkSizes, Passes, cut
 from raytriever.training.guide import Guide
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
-from raytriever.training.parallel.grad_cache import ChunkSizes, cut
-from raytriever.training.parallel.objective import Objective, Passes
+from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement
-from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
 
 RATE = 1000.0

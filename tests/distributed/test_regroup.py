@@ -14,13 +14,13 @@ import os, sys
 import torch
 from torch import distributed
 from raytriever.cluster.train.worker import regroup
-from raytriever.training.parallel.process_group import current_workers
+from raytriever.losses.distributed import current_workers
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=3)
 stays = regroup(size, torch.device("cpu"))
 assert os.environ["WORLD_SIZE"] == str(size)
 workers = current_workers() if stays else None
-values = workers.gather_values(torch.tensor([[rank]])).flatten().tolist() if stays else None
+values = workers.all_gather(torch.tensor([[rank]])).flatten().tolist() if stays else None
 print(rank, workers.size if stays else None, values, distributed.is_initialized())
 """
 

@@ -1,4 +1,4 @@
-"""Put the literal losses of this folder, and what all tests share, on the path of its tests; MW's kernel for a sham."""
+"""Put the batches of this folder, and what all tests share, on the path of its tests; the kernel of MW for a sham."""
 
 from __future__ import annotations
 

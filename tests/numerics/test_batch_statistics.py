@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from examples import gathered_candidates
 from thread_workers import on_workers
 
+from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.diagnostics import batch_auc, query_positive_mmd
-from raytriever.losses.engine.batch import BatchIds, Candidates, gather_candidates
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss import batch_auc, query_positive_mmd
 from raytriever.losses.registry import build_loss
 
 QUERIES, PASSAGES = 12, 40
@@ -46,7 +47,7 @@ def literal_auc(step: int = 1) -> float:
 def statistic_of_workers(size: int, statistic: Callable[[Candidates, WorkerGroup], torch.Tensor]) -> list[float]:
     """Return the statistic of each of `size` workers."""
     of = shares(size)
-    return on_workers(size, lambda workers: float(statistic(gather_candidates(*of[workers.rank], workers), workers)))
+    return on_workers(size, lambda workers: float(statistic(gathered_candidates(*of[workers.rank], workers), workers)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -8,12 +8,11 @@ from pathlib import Path
 from textwrap import indent
 
 import torch
-from literal import Example, example
+from examples import Example, example
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.rows import RowLoss
 from raytriever.losses.loss import Loss
-from raytriever.losses.registry import by_row
+from raytriever.losses.rows import RowLoss, by_row
 from raytriever.options import option
 
 PAGE = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")

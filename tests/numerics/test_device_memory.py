@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from raytriever.index.exact.search import top_k
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.batch import BatchIds, gather_relevance
-from raytriever.losses.engine.guide import GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 
 QUERIES, PASSAGES, WIDTH, PANEL = 2_048, 4_096, 8, 1 << 18
 ALL_SCORES = QUERIES * PASSAGES * 4
@@ -43,13 +44,13 @@ def peak_of_a_step(counts: Counts, config: LossConfig, guide: GuideEmbeddings | 
 
 @pytest.mark.parametrize("name", ["infonce", "lsepair", "mw"])
 def test_a_loss_holds_one_panel_of_scores(name: str, sham: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", PANEL)
+    monkeypatch.setattr(panels, "GPU_PANEL_BYTES", PANEL)
     peak_of_a_step(sham, LossConfig(name, 0.1))  # tables that do not depend on the batch are kept
     assert peak_of_a_step(sham, LossConfig(name, 0.1)) < ALL_SCORES / 3
 
 
 def test_a_guide_holds_one_panel_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", PANEL)
+    monkeypatch.setattr(panels, "GPU_PANEL_BYTES", PANEL)
     with sham_device() as counts:
         guide = GuideEmbeddings(unit(QUERIES, 2), unit(PASSAGES, 3))
         config = LossConfig("infonce", 0.1, guide="a", guide_margin=0.0)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 
 QUERIES, GROUP, WIDTH = 64, 6, 384

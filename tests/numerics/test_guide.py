@@ -8,17 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from literal import Example, backwards, by_query, example, literal, sets
+from examples import Example, example
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 from thread_workers import on_workers
 from torch import nn
 from torch.nn import functional
 
 from raytriever.errors import LossInputError
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.guide import MASKED, MOST_MASKED, GuideEmbeddings
+from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
+from raytriever.losses.reference import backward_values, query_scores, reference_loss
 from raytriever.losses.registry import build_loss
 
 MARGIN = 0.2
@@ -76,11 +77,16 @@ def expected(config: LossConfig, batch: Example, margin: float = MARGIN) -> list
     forward, backward, _ = masked_ids(batch, guide_of(batch), margin)
     queries, passages = batch.queries, batch.passages
     if config.loss == "infonce-symmetric":
-        there = [by_query("infonce", p, n, config, 0) for p, n, _ in sets(queries, passages, forward)]
-        value = (torch.stack(there).mean() + backwards(queries, passages, backward, config.temperature)) / 2
+        there = reference_loss(dataclasses.replace(config, loss="infonce"), queries, passages, forward)
+        back = torch.stack(list(backward_values(queries, passages, backward, config.temperature)))
+        value = (there + back.mean()) / 2
     else:
-        value = literal(config, queries, passages, forward)
+        value = reference_loss(config, queries, passages, forward)
     return [value, *torch.autograd.grad(value, (queries, passages))]
+
+
+def negatives_of(batch: Example, ids: BatchIds) -> int:
+    return sum(len(row.negatives) for row in query_scores(batch.queries, batch.passages, ids, LossConfig()))
 
 
 def settings(name: str, margin: float | None = MARGIN, **others: object) -> LossConfig:
@@ -93,11 +99,11 @@ def actual(config: LossConfig, batch: Example) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)
-@pytest.mark.parametrize("panel_bytes", [sweep.PANEL_BYTES, 300], ids=["one panel", "panels"])
+@pytest.mark.parametrize("panel_bytes", [panels.PANEL_BYTES, 300], ids=["one panel", "panels"])
 def test_equals_the_literal_loss_without_the_masked_pairs(
     name: str, panel_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "PANEL_BYTES", panel_bytes)
+    monkeypatch.setattr(panels, "PANEL_BYTES", panel_bytes)
     for seed in range(3):
         batch = example(seed, batch=6)
         shares = masked_ids(batch, guide_of(batch), MARGIN)[2]
@@ -148,8 +154,8 @@ def test_the_share_of_masked_negatives_is_logged_and_the_auc_is_of_the_others() 
     without = build_loss(plain)(batch.queries, batch.passages, ids).statistics
     assert float(statistics["batch_auc"]) == float(without["batch_auc"])
     assert float(statistics[MOST_MASKED]) == pytest.approx(max(shares))
-    before = sum(len(n) for _, n, _ in sets(batch.queries, batch.passages, batch.ids))
-    after = sum(len(n) for _, n, _ in sets(batch.queries, batch.passages, ids))
+    before = negatives_of(batch, batch.ids)
+    after = negatives_of(batch, ids)
     assert float(statistics[MASKED]) == pytest.approx(1 - after / before)
 
 

@@ -8,16 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from literal import example
+from examples import example, gathered_candidates
 from sham_device import CUDA, sham_device
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from raytriever.losses.batch import Candidates
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.engine.batch import Candidates, gather_candidates, gather_relevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.loss import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
 from raytriever.losses.registry import LOSSES, build_loss
+from raytriever.losses.relevance import gather_relevance
 
 READ_BY_THE_HOST = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "bincount", "is_nonzero", "equal"}
 
@@ -65,17 +66,17 @@ def on_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 def gathered() -> tuple[Candidates, object]:
     batch = example(0, batch=40, hard=3, positives=3, width=8)
     inputs = [x.detach().float().requires_grad_() for x in (batch.queries, batch.passages)]
-    return replace(gather_candidates(*inputs, batch.ids, ALONE, both_ways=True), largest_score=200.0), batch.ids
+    return replace(gathered_candidates(*inputs, batch.ids, temperature=0.1), largest_score=200.0), batch.ids
 
 
 @pytest.mark.usefixtures("on_tensors")
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_a_loss_and_its_gradient_wait_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, log_temperature = LossConfig(loss=name, temperature=0.1), torch.tensor(0.1).log()
+    config = LossConfig(loss=name, temperature=0.1)
     for _ in range(2):  # constants are computed at the first call
         batch, ids = gathered()
         with waits(monkeypatch) as reads:
-            LOSSES[name](config, batch, ids, log_temperature, ALONE).share.backward()
+            LOSSES[name](config, batch, ids, ALONE).share.backward()
     assert reads == []
 
 
@@ -109,7 +110,7 @@ def test_the_bounds_of_all_widths_are_read_once(learns: bool, monkeypatch: pytes
     )
     batch, _ = gathered()
     with waits(monkeypatch) as reads:
-        bound = loss._largest_score(batch, batch.embeddings, loss.log_temperature.reshape(()), ALONE)
+        bound = loss._largest_score(batch, batch.embeddings, ALONE)
     assert reads == ["tolist"]
     assert bound >= float((batch.queries @ batch.embeddings.T).detach().abs().max() / 0.1)
     with waits(monkeypatch) as nested:

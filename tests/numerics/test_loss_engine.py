@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine import sweep as panels
-from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 
 QUERIES, HARD, WIDTH = 256, 5, 16

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from literal import Example, example, literal
+from examples import Example, example
 
 from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
-from raytriever.losses.engine import sweep as panels
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.sweep import Products
+from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
+from raytriever.losses.scores import Products
 
 DEVICES = ("cpu", "sham", pytest.param("cuda", marks=pytest.mark.gpu))
 every_loss = pytest.mark.parametrize("name", SCORE_LOSSES)
@@ -50,7 +51,7 @@ def oracle(name: str, sample: Example, rounds: bool, tau: float = TAU) -> list[t
     """The literal loss in float64, of embeddings that are rounded to bf16 or not."""
     inputs = [x.detach().float() for x in (sample.queries, sample.passages)]
     inputs = [(x.bfloat16() if rounds else x).double().requires_grad_() for x in inputs]
-    value = literal(LossConfig(loss=name, temperature=tau), *inputs, sample.ids)
+    value = reference_loss(LossConfig(loss=name, temperature=tau), *inputs, sample.ids)
     return [value.detach(), *torch.autograd.grad(value, inputs)]
 
 
@@ -131,7 +132,7 @@ def test_float64_embeddings_are_not_rounded() -> None:
     sample = batch(7)
     loss = build_loss(LossConfig(loss="infonce", temperature=TAU, loss_precision="bf16"))
     value = loss(sample.queries, sample.passages, sample.ids).value.detach()
-    exact = literal(LossConfig(loss="infonce", temperature=TAU), sample.queries, sample.passages, sample.ids)
+    exact = reference_loss(LossConfig(loss="infonce", temperature=TAU), sample.queries, sample.passages, sample.ids)
     torch.testing.assert_close(value, exact.detach(), rtol=1e-12, atol=0)
 
 

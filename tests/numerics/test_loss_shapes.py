@@ -18,7 +18,7 @@ modules = [".".join(p.relative_to(root).with_suffix("").parts) for p in (root / 
 # What numba compiles has no annotations and may not be wrapped.
 modules.remove("raytriever.losses.mw.compiled")
 install_import_hook(modules, "beartype.beartype")
-from literal import example
+from examples import example
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 for name in LOSS_NAMES:

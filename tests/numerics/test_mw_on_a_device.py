@@ -6,14 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from literal import Example, example, literal
+from examples import Example, example
 from sham_device import CUDA, Counts, values
 
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.batch import BatchIds, gather_relevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 
 TAU = 0.0078125  # a power of two, so that embeddings divided by it are rounded as they are
 
@@ -43,7 +45,7 @@ def test_the_kernel_gives_the_loss_in_float64(precision: str, sham: Counts) -> N
     ours = step(sample, config, sham)
     rounded = [x.bfloat16() if precision == "bf16" else x for x in (sample.queries, sample.passages)]
     inputs = [x.double().requires_grad_() for x in rounded]
-    value = literal(config, *inputs, sample.ids)
+    value = reference_loss(config, *inputs, sample.ids)
     exact = [value.detach(), *torch.autograd.grad(value, inputs)]
     # The panel, and the excluded pairs, whose derivatives nobody reads.
     assert [name for name in sham.operators.elements() if name.startswith("walk")] == [
@@ -78,12 +80,12 @@ def test_an_embedding_that_is_not_finite_shows_in_the_loss(name: str, side: int,
 def test_panels_of_bf16_add_to_the_gradient_in_place(sham: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
     sample, config = unit(3, batch=24, hard=5, positives=2, width=32), LossConfig("mw", TAU, loss_precision="bf16")
     whole = step(sample, config, sham)
-    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", 10 * 4 * len(sample.passages))
+    monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 10 * 4 * len(sample.passages))
     cut = step(sample, config, sham)
     assert sham.operators["addmm"] == 2  # of three panels, the first of which writes
     for one, other in zip(cut, whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
-    monkeypatch.setattr(sweep, "_adds_to_float32", lambda device: False)
+    monkeypatch.setattr(panels, "_adds_to_float32", lambda device: False)
     for one, other in zip(step(sample, config, sham), cut, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(other.abs().max()))
 
@@ -92,7 +94,7 @@ def test_panels_of_bf16_add_to_the_gradient_in_place(sham: Counts, monkeypatch: 
     ("rows", "candidates", "height"), [(8_192, 49_152, 4_096), (64, 384, 64), (9_000, 1 << 22, 64)]
 )
 def test_panels_fit_the_tiles_of_a_gpu(rows: int, candidates: int, height: int) -> None:
-    assert sweep.panel_height(rows, 4 * candidates, "cuda") == height
+    assert panels.panel_height(rows, 4 * candidates, "cuda") == height
 
 
 def test_a_step_has_few_launches(sham: Counts) -> None:
@@ -101,4 +103,4 @@ def test_a_step_has_few_launches(sham: Counts) -> None:
     sample = Example(drawn.queries, drawn.passages, BatchIds(torch.arange(64), documents[:64, None], documents))
     step(sample, LossConfig("mw", 0.01, loss_precision="bf16"), sham)
     launches = sum(number for line, number in sham.launches.items() if line.startswith("losses/"))
-    assert launches == 60, sham.table(200)
+    assert launches == 59, sham.table(200)

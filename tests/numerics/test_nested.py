@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from literal import Example, example, literal
+from examples import Example, example
 from torch import Tensor
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LOSS_NAMES, LossConfig, read_widths
 from raytriever.losses.loss import narrower_widths
+from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 
 WIDTHS = (6, 4, 1)
@@ -39,10 +40,10 @@ def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
     """Eq. 1, with the regulariser of the whole embeddings."""
     whole = replace(settings, matryoshka_dims="")
     plain = replace(whole, distribution_weight=0.0)
-    value = literal(whole, batch.queries, batch.passages, batch.ids)
+    value = reference_loss(whole, batch.queries, batch.passages, batch.ids)
     for width in WIDTHS[1:]:
         parts = (cut(x, width, unit_length) for x in (batch.queries, batch.passages))
-        value = value + literal(plain, *parts, batch.ids)
+        value = value + reference_loss(plain, *parts, batch.ids)
     return value
 
 

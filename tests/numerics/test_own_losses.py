@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from literal import Example, example
+from examples import Example, example
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss

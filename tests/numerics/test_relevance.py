@@ -10,11 +10,11 @@ from sham_device import CUDA, sham_device, values
 from thread_workers import Threads, on_workers
 
 from raytriever.errors import LossInputError
+from raytriever.losses.batch import PAD, BatchIds, RowRelevance, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.batch import BatchIds, TeacherScores, gather_relevance
-from raytriever.losses.engine.relevance import PAD, RowRelevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 
 CPU = torch.device("cpu")
 QUERIES, PASSAGES = 8, 24

@@ -6,18 +6,23 @@ import dataclasses
 
 import pytest
 import torch
-from literal import Example, example, literal
+from examples import Example, example
 
 from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses import scores as panels
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
-from raytriever.losses.engine import sweep as panels
-from raytriever.losses.engine.batch import BatchIds, TeacherScores
+from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 
 
 def value_and_gradients(config: LossConfig, batch: Example, of: object = None) -> list[torch.Tensor]:
     inputs = (batch.queries, batch.passages)
-    value = literal(config, *inputs, batch.ids) if of is literal else build_loss(config)(*inputs, batch.ids).value
+    value = (
+        reference_loss(config, *inputs, batch.ids)
+        if of is reference_loss
+        else build_loss(config)(*inputs, batch.ids).value
+    )
     return [value.detach(), *torch.autograd.grad(value, inputs)]
 
 
@@ -34,7 +39,7 @@ def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
     config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFT_LABEL_LOSSES)
     batch = example(seed, levels=levels)
     for ours, oracle in zip(
-        value_and_gradients(config, batch), value_and_gradients(config, batch, literal), strict=True
+        value_and_gradients(config, batch), value_and_gradients(config, batch, reference_loss), strict=True
     ):
         torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-11)
     other = value_and_gradients(dataclasses.replace(config, teacher_temperature=0.4), batch)[0]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import raytriever.sentence_transformers as library
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
 
 ROWS, POSITIVES, TEMPERATURE = 6, 2, 0.2

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
+
+from raytriever.losses.distributed import WorkerGroup
 
 T = TypeVar("T")
 
 
-class Threads:
-    """One of several workers that are threads and meet in every collective."""
+class Threads(WorkerGroup):
+    """One of several workers that are threads and meet in every collective; no gradient passes."""
 
     def __init__(self, rank: int, size: int, table: list[torch.Tensor | None], meeting: Barrier) -> None:
-        self.rank, self.size, self._table, self._meeting = rank, size, table, meeting
+        super().__init__(rank=rank, size=size)
+        self._table, self._meeting = table, meeting
 
     def _all(self, rows: torch.Tensor) -> list[torch.Tensor]:
         self._table[self.rank] = rows.detach()
@@ -25,17 +28,12 @@ class Threads:
         self._meeting.wait()
         return results
 
-    def gather(self, rows: torch.Tensor, sent: torch.dtype | None = None) -> torch.Tensor:
-        return self.gather_values(rows.to(sent or rows.dtype)).to(rows.dtype)
+    def all_gather(self, rows: torch.Tensor, sent: torch.dtype | None = None) -> torch.Tensor:
+        return torch.cat(self._all(rows.to(sent or rows.dtype))).to(rows.dtype)
 
-    def gather_values(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(rows))
-
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._all(value)).sum(0)
-
-    def maximum(self, value: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._all(value)).amax(0)
+    def all_reduce(self, value: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
+        values = torch.stack(self._all(value))
+        return values.sum(0) if op == "sum" else values.amax(0)
 
 
 def on_workers(size: int, work: Callable[[Threads], T]) -> list[T]:

@@ -7,7 +7,7 @@ import sys
 
 MISSING = "ray deepspeed faiss mlflow bm25s Stemmer pyarrow datasets pandas matplotlib optuna sentence_transformers"
 MODULES = (
-    "losses.registry models.retriever training.loop training.batches encoding.corpus encoding.shards search.exact "
+    "losses.registry models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
     "mining.miner evaluation.evaluate"
 )
 IMPORT_ALL = f"""

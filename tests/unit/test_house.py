@@ -43,6 +43,10 @@ def test_docstrings_begin_with_no_relative_clause() -> None:
     assert house.relative_docstrings() == []
 
 
+def test_no_two_public_classes_have_one_name() -> None:
+    assert house.repeated_class_names() == []
+
+
 def test_commands_and_public_names_reach_every_definition() -> None:
     assert house.unreached(house.roots()) == []
 

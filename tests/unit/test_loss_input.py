@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses.batch import BatchIds, TeacherScores
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.batch import BatchIds, TeacherScores
 from raytriever.losses.registry import build_loss
 
 IDS = BatchIds(torch.tensor([7, 8]), torch.tensor([[0], [1]]), torch.arange(4))

@@ -26,7 +26,7 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.experiment.opening import open_run, open_run_directory
 from raytriever.experiment.stages import find_negatives
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.prepare import prepare_for_training

@@ -15,7 +15,7 @@ from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.opening import OpenRun
 from raytriever.experiment.stages import best_checkpoint
-from raytriever.losses.engine.guide import MASKED
+from raytriever.losses.guide import MASKED
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.report.evaluation import PER_QUERY

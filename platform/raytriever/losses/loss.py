@@ -20,7 +20,7 @@ a squared distance is the sum over the components, so it contains the first ones
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,28 +29,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from raytriever.errors import ConfigError, LossInputError
+from raytriever.losses.batch import BatchIds, Candidates, check_batch
 from raytriever.losses.config import LossConfig
-from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
-from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
-from raytriever.losses.engine.guide import GuideEmbeddings, mask_false_negatives
-from raytriever.losses.engine.workers import ALONE, WorkerGroup, sum_shares
-
-
-@dataclass(frozen=True)
-class LossShare:
-    """Differentiable share of one worker in the loss, and statistics to log."""
-
-    share: Float[Tensor, ""]
-    statistics: dict[str, Tensor]
-
+from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.guide import GuideEmbeddings, mask_false_negatives
+from raytriever.losses.relevance import gather_relevance
+from raytriever.losses.scores import ScoreLoss, sent_type
 
 # Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
 UNIT = 1 + 2.0**-7
 # Below this temperature mw places its grid by the positives, for which the host waits anyway.
 SMALLEST_KNOWN_TEMPERATURE = 2.0**-9
-
-
-ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, Float[Tensor, ""], WorkerGroup], LossShare]
 
 
 @dataclass(frozen=True)
@@ -122,24 +111,29 @@ class Loss(nn.Module):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
             raise LossInputError(missing, "guide", "give both or neither")
         widths = narrower_widths(self._widths, queries.shape[1])
-        batch = gather_candidates(queries, passages, ids, workers, self._both_ways, self._sent)
-        masking = dict[str, Tensor]()
+        relevance, masking = ids.relevance, dict[str, Tensor]()
+        if relevance is None or (self._both_ways and relevance.exchanged is None):
+            relevance = gather_relevance(ids, workers, queries.device, self._both_ways)
+        # The gradient of a passage returns to the worker that encoded it.
+        embeddings = relevance.keep(workers.all_gather(passages, self._sent))
         if guide is not None:
             margin = self.config.guide_margin or 0.0
-            relevance, masking = mask_false_negatives(batch.relevance, guide, margin, ids, workers, self._sent)
-            batch = replace(batch, relevance=relevance)
-        batch, ids = _to_working_precision(batch), replace(ids, queries=batch.relevance.queries)
-        log_temperature = self.log_temperature.to(batch.queries).reshape(())
+            relevance, masking = mask_false_negatives(relevance, guide, margin, ids, workers, self._sent)
+        # At least float32: scores have this precision with every encoder.
+        precise = torch.promote_types(queries.dtype, torch.float32)
+        log_temperature = self.log_temperature.to(queries.device, precise).reshape(())
+        batch = Candidates(queries.to(precise), embeddings.to(precise), relevance, log_temperature)
+        ids = replace(ids, queries=relevance.queries)
         bound = self._bound_without_wait(batch)
         if bound is None:
-            bound = self._largest_score(batch, passages, log_temperature, workers)
+            bound = self._largest_score(batch, passages, workers)
         batch = replace(batch, largest_score=bound)
-        whole = self._reduce(batch, ids, log_temperature, workers)
+        whole = self._reduce(batch, ids, workers)
         value, statistics = whole.value, {**whole.statistics, **masking, "temperature": log_temperature.detach().exp()}
         if widths:
             statistics[f"loss_at_{queries.shape[1]}"] = value.detach()
         for width in widths:
-            nested = self._reduce(narrow_candidates(batch, width, self.unit_length), ids, log_temperature, workers)
+            nested = self._reduce(narrow_candidates(batch, width, self.unit_length), ids, workers)
             value = value + nested.value
             statistics[f"loss_at_{width}"] = nested.value.detach()
             statistics |= {f"{name}_at_{width}": number for name, number in nested.statistics.items()}
@@ -149,9 +143,9 @@ class Loss(nn.Module):
             value = value + self.config.distribution_weight * distance
         return LossOutput(value, statistics)
 
-    def _reduce(self, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup) -> LossOutput:
+    def _reduce(self, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossOutput:
         """Compute the loss and its statistics at one width, without the regulariser."""
-        own = self._scores(self.config, batch, ids, log_temperature, workers)
+        own = self._scores(self.config, batch, ids, workers)
         share = own.share
         if self._bound_without_wait(batch) is not None:
             # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.
@@ -171,18 +165,10 @@ class Loss(nn.Module):
         return self._known_bound if batch.queries.device.type == "cuda" else None
 
     @torch.no_grad()
-    def _largest_score(
-        self, batch: Candidates, passages: Tensor, log_temperature: Float[Tensor, ""], workers: WorkerGroup
-    ) -> float:
+    def _largest_score(self, batch: Candidates, passages: Tensor, workers: WorkerGroup) -> float:
         """Return an upper bound of every |score| / tau of the batch, also of embeddings that are cut (Cauchy-Schwarz).
 
         The one moment of a loss at which the processor waits for the GPU; embeddings of length one need none there.
-
-        Args:
-            batch: the gathered batch, in working precision.
-            passages: embeddings of this worker's passages.
-            log_temperature: log of tau.
-            workers: the group.
 
         Raises:
             LossInputError: an embedding is not finite, or a score or squared distance may overflow in any order of
@@ -191,10 +177,10 @@ class Loss(nn.Module):
         both = (batch.queries, batch.embeddings)
         numbers = [torch.linalg.vector_norm(x, torch.inf).double() for x in both]
         numbers += [torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).max() for x in both]
-        numbers.append(log_temperature.exp().double())
+        numbers.append(batch.log_temperature.exp().double())
         numbers += [(~torch.isfinite(x).all(1)).sum().double() for x in (batch.queries, passages)]
-        *largest, longest_query, longest_passage, temperature, spoilt_queries, spoilt_passages = workers.maximum(
-            torch.stack(numbers)
+        *largest, longest_query, longest_passage, temperature, spoilt_queries, spoilt_passages = workers.all_reduce(
+            torch.stack(numbers), "max"
         ).tolist()
         if spoilt_queries or spoilt_passages:
             raise _not_finite(batch.queries, passages)
@@ -212,11 +198,6 @@ class Loss(nn.Module):
         return (max(longest, 1.0) if self.unit_length else longest) / temperature
 
 
-def sent_type(config: LossConfig) -> torch.dtype | None:
-    """Return the type of embeddings on their way between workers; None for their own."""
-    return torch.bfloat16 if config.gather_precision == "bf16" else None
-
-
 def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
     """Return the error of embeddings that are not finite, on this worker or another."""
     where = "another worker has embeddings that hold NaN or infinity"
@@ -228,12 +209,6 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
                 f"the first in row {int((~finite).nonzero()[0])}"
             )
     return LossInputError(where, remedy="check whether the encoder has diverged or half precision overflows")
-
-
-def _to_working_precision(batch: Candidates) -> Candidates:
-    """Convert embeddings to at least float32: scores have this precision with every encoder."""
-    precise = torch.promote_types(batch.queries.dtype, torch.float32)
-    return replace(batch, queries=batch.queries.to(precise), embeddings=batch.embeddings.to(precise))
 
 
 # ---------------------------------------------------------------------------------------------------- nested embeddings
@@ -294,3 +269,97 @@ def distribution_distance(
     spread = candidates.square().sum(1).mean()
     per_query = queries.square().sum(1) + spread - 2 * queries @ centre
     return sum_shares(per_query.sum() / rows, workers)
+
+
+def sum_shares(share: Float[Tensor, ""], workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Return the sum of all workers' shares. Its gradient is `workers.size` times that of this worker's share.
+
+    The average of the gradients over the workers divides by their number again, so parameters receive the gradient of
+    the sum.
+    """
+    if workers.size == 1:
+        return share
+    scaled = share * workers.size
+    return workers.all_reduce(share) + (scaled - scaled.detach())
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+#
+# The AUC is computed here for losses that do not compute it themselves. It needs no sorting of all scores: each
+# negative is located among the sorted positives, which are few. Evenly spaced queries of the global batch bound its
+# cost; they are the same with any number of workers. The drift of queries is measured as a distance, and as the squared
+# maximum mean discrepancy of a linear kernel (out-of-distribution paper, section 2 and Eq. 2).
+
+QUERIES = 32
+
+
+@torch.no_grad()
+def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES) -> Float[Tensor, ""]:
+    """Compute the AUC over all pairs of the global batch. Equal scores count one half.
+
+    Args:
+        candidates: this worker's rows.
+        workers: the group.
+        most: a larger batch is sampled at about this many evenly spaced queries.
+
+    Returns:
+        The share of pairs in the right order, 0 to 1, the same on every worker; NaN if no sampled query has a negative.
+    """
+    relevance, count = candidates.relevance, len(candidates.queries)
+    step = -(-count * workers.size // most)
+    first = -workers.rank * count % step
+    queries, columns = candidates.queries[first::step], relevance.positives[first::step]
+    scores = queries @ candidates.embeddings.T
+    own = scores.gather(1, columns.clamp(min=0)).masked_fill(columns < 0, torch.nan)
+    # Pairs of rows that are not sampled go to one more row.
+    offsets = relevance.excluded_rows - first
+    rows = torch.where((offsets >= 0) & (offsets % step == 0), offsets // step, len(queries))
+    is_negative = torch.ones(len(queries) + 1, scores.shape[1], dtype=torch.bool, device=scores.device)
+    is_negative.index_put_((rows, relevance.excluded_columns), torch.zeros_like(rows[:1], dtype=torch.bool))
+
+    # Workers sample unequal numbers of rows. All send tensors of one length, filled with NaN, which is sorted last.
+    sent = own.new_full((-(-count // step) * columns.shape[1],), torch.nan)
+    sent[: own.numel()] = own.flatten()
+    gathered = workers.all_gather(sent)
+    positives = gathered.nan_to_num(nan=torch.inf).sort().values
+    # A negative wins against the positives below it, and half against equal ones.
+    lost = torch.searchsorted(positives, scores) + torch.searchsorted(positives, scores, right=True)
+    is_negative = is_negative[: len(queries)]
+    sums = torch.stack([(lost * is_negative).sum(dtype=torch.float64) / 2, is_negative.sum(dtype=torch.float64)])
+    wrong, total = workers.all_reduce(sums)
+    return (1 - wrong / (total * (~gathered.isnan()).sum())).to(queries.dtype)
+
+
+@torch.no_grad()
+def query_positive_distance(candidates: Candidates, workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Compute the mean Euclidean distance between a query and its positives, over all pairs of the global batch."""
+    total = sum(
+        _used(torch.linalg.vector_norm(candidates.queries - positives, dim=1), is_used).sum(dtype=torch.float64)
+        for positives, is_used in _positives(candidates)
+    )
+    assert isinstance(total, Tensor)
+    return (workers.all_reduce(total) / candidates.relevance.positive_pairs).to(candidates.queries.dtype)
+
+
+@torch.no_grad()
+def query_positive_mmd(candidates: Candidates, workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Compute ||mean query - mean positive||^2 over the global batch; each positive of a query counts once."""
+    relevance = candidates.relevance
+    apart = candidates.queries.sum(0, dtype=torch.float64) / relevance.rows
+    for positives, is_used in _positives(candidates):
+        apart.sub_(_used(positives, is_used).sum(0, dtype=torch.float64), alpha=1 / relevance.positive_pairs)
+    apart = workers.all_reduce(apart)
+    return (apart @ apart).to(candidates.queries.dtype)
+
+
+def _positives(candidates: Candidates) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Iterate over the slots: embeddings of the positives of all rows, and whether a row has one if not all have."""
+    relevance = candidates.relevance
+    masks = [None] * relevance.slots.shape[1] if relevance.is_full else relevance.is_positive.T
+    for columns, is_used in zip(relevance.slots.T, masks, strict=True):
+        yield candidates.embeddings[columns], is_used
+
+
+def _used(values: Tensor, is_used: Tensor | None) -> Tensor:
+    """Return rows of values, 0 where they are not used."""
+    return values if is_used is None else values * is_used.reshape(-1, *[1] * (values.ndim - 1))

@@ -8,22 +8,32 @@ of scores, and each further positive adds a few percent. Scores are not divided 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.losses.engine.relevance import PAD
-from raytriever.losses.engine.rows import write_positives
-from raytriever.losses.engine.sweep import Panel, Sparse
+from raytriever.losses.batch import PAD, BatchIds, Candidates
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.rows import write_positives
+from raytriever.losses.scores import LossShare, Panel, Sparse, reduce_scores
 
 # A block and its two workspaces fit into the last-level cache. Smaller blocks spend their time on starting threads.
 BLOCK_SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 
+def triplet(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    """Compute the hinge over all pairs of a query."""
+    reduction = TripletReduction(batch.relevance.positives, config.margin, batch.relevance.rows)
+    batch = replace(batch, log_temperature=torch.zeros_like(batch.log_temperature))
+    return LossShare(reduce_scores(reduction, batch, config.loss_precision), {})
+
+
 class TripletReduction:
     """Reduction of the panels of one batch by the triplet loss."""
 
-    tempered = False
     dense = True
 
     def __init__(self, columns: Int64[Tensor, "rows positives"], margin: float, rows: int) -> None:

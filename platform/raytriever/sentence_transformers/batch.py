@@ -19,9 +19,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.batch import BatchIds, copy_all
-from raytriever.losses.engine.relevance import GlobalIds, NoNegativesError, find_relevance
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.batch import BatchIds, copy_all
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_relevance
 
 # Inputs of which the token ids of a text say nothing.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
@@ -121,12 +121,12 @@ def _digest(content: bytes) -> int:
 def _gather(rows: ndarray, workers: WorkerGroup, device: torch.device) -> ndarray:
     if workers.size == 1:
         return rows
-    counts = workers.gather_values(torch.tensor([len(rows)], device=device)).tolist()
+    counts = workers.all_gather(torch.tensor([len(rows)], device=device)).tolist()
     if len(set(counts)) > 1:
         raise LossInputError(
             f"the devices have {counts} rows", "gather_across_devices", "use dataloader_drop_last=True"
         )
-    return workers.gather_values(torch.from_numpy(rows).to(device)).cpu().numpy()
+    return workers.all_gather(torch.from_numpy(rows).to(device)).cpu().numpy()
 
 
 def _known_positives(queries: ndarray, positives: ndarray) -> tuple[ndarray, ndarray]:

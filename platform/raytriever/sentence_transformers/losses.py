@@ -1,13 +1,13 @@
-"""The losses of raytriever for `SentenceTransformerTrainer`, each plain and with gradient caching.
+"""The losses of raytriever for `SentenceTransformerTrainer`.
 
-The base classes explain the arguments that all losses have: `RetrievalLoss`, and `CachedRetrievalLoss` for those with
-gradient caching. `docs/reference/losses.md` has the equations.
+`RetrievalLoss` explains the arguments that all losses have, such as `mini_batch_size` for gradient caching.
+`docs/reference/losses.md` has the equations. `CachedX` is the earlier name of `X(..., mini_batch_size=32)`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, make_dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,11 +37,6 @@ class MannWhitneyLoss(RetrievalLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedMannWhitneyLoss(CachedRetrievalLoss, MannWhitneyLoss):
-    """`MannWhitneyLoss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class InfoNCELoss(RetrievalLoss):
     """InfoNCE: the first positive of an anchor against all its negatives; the library's MultipleNegativesRankingLoss.
 
@@ -55,11 +50,6 @@ class InfoNCELoss(RetrievalLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedInfoNCELoss(CachedRetrievalLoss, InfoNCELoss):
-    """`InfoNCELoss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class SymmetricInfoNCELoss(RetrievalLoss):
     """Mean of InfoNCE from anchor to document and from document to anchor.
 
@@ -70,11 +60,6 @@ class SymmetricInfoNCELoss(RetrievalLoss):
     loss_name: ClassVar[str] = "infonce-symmetric"
     paper: ClassVar[str] = citations.INFONCE
     temperature: float = 0.01
-
-
-@dataclass(eq=False, repr=False)
-class CachedSymmetricInfoNCELoss(CachedRetrievalLoss, SymmetricInfoNCELoss):
-    """`SymmetricInfoNCELoss` with gradient caching."""
 
 
 @dataclass(eq=False, repr=False)
@@ -97,11 +82,6 @@ class Rand1Loss(RetrievalLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedRand1Loss(CachedRetrievalLoss, Rand1Loss):
-    """`Rand1Loss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class JointLikelihoodLoss(RetrievalLoss):
     """Joint likelihood of all positives of an anchor: the mean of their negative log probabilities.
 
@@ -115,11 +95,6 @@ class JointLikelihoodLoss(RetrievalLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedJointLikelihoodLoss(CachedRetrievalLoss, JointLikelihoodLoss):
-    """`JointLikelihoodLoss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class SumMarginalLoss(RetrievalLoss):
     """Marginal likelihood of the positives of an anchor: the negative log of the sum of their probabilities.
 
@@ -130,11 +105,6 @@ class SumMarginalLoss(RetrievalLoss):
     loss_name: ClassVar[str] = "summarg"
     paper: ClassVar[str] = citations.MULTI_POSITIVE
     temperature: float = 0.01
-
-
-@dataclass(eq=False, repr=False)
-class CachedSumMarginalLoss(CachedRetrievalLoss, SumMarginalLoss):
-    """`SumMarginalLoss` with gradient caching."""
 
 
 @dataclass(eq=False, repr=False)
@@ -161,11 +131,6 @@ class LSEPairLoss(RetrievalLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedLSEPairLoss(CachedRetrievalLoss, LSEPairLoss):
-    """`LSEPairLoss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class TripletMarginLoss(RetrievalLoss):
     """Hinge over all pairs of a positive and a negative of an anchor, in-batch negatives included.
 
@@ -176,11 +141,6 @@ class TripletMarginLoss(RetrievalLoss):
     loss_name: ClassVar[str] = "triplet"
     paper: ClassVar[str] = citations.TRIPLET
     margin: float = 0.1
-
-
-@dataclass(eq=False, repr=False)
-class CachedTripletMarginLoss(CachedRetrievalLoss, TripletMarginLoss):
-    """`TripletMarginLoss` with gradient caching."""
 
 
 @dataclass(eq=False, repr=False)
@@ -218,11 +178,6 @@ class KLLoss(_TeacherLoss):
 
 
 @dataclass(eq=False, repr=False)
-class CachedKLLoss(CachedRetrievalLoss, KLLoss):
-    """`KLLoss` with gradient caching."""
-
-
-@dataclass(eq=False, repr=False)
 class MarginMSELoss(_TeacherLoss):
     """Squared difference between the model's and the teacher's margins of an anchor's own pairs.
 
@@ -247,6 +202,21 @@ class MarginMSELoss(_TeacherLoss):
         return super()._teacher_scores(labels, documents)
 
 
-@dataclass(eq=False, repr=False)
-class CachedMarginMSELoss(CachedRetrievalLoss, MarginMSELoss):
-    """`MarginMSELoss` with gradient caching."""
+def _cached(loss: type[RetrievalLoss]) -> Any:
+    """Return the class of a loss with mini-batches of 32 texts by default, under its earlier name."""
+    text = f"`{loss.__name__}` with gradient caching: `mini_batch_size` is 32 by default."
+    namespace = {"__doc__": text, "__module__": __name__}
+    bases = (CachedRetrievalLoss, loss)
+    return make_dataclass(f"Cached{loss.__name__}", [], bases=bases, eq=False, repr=False, namespace=namespace)
+
+
+CachedMannWhitneyLoss = _cached(MannWhitneyLoss)
+CachedInfoNCELoss = _cached(InfoNCELoss)
+CachedSymmetricInfoNCELoss = _cached(SymmetricInfoNCELoss)
+CachedRand1Loss = _cached(Rand1Loss)
+CachedJointLikelihoodLoss = _cached(JointLikelihoodLoss)
+CachedSumMarginalLoss = _cached(SumMarginalLoss)
+CachedLSEPairLoss = _cached(LSEPairLoss)
+CachedTripletMarginLoss = _cached(TripletMarginLoss)
+CachedKLLoss = _cached(KLLoss)
+CachedMarginMSELoss = _cached(MarginMSELoss)

@@ -1,7 +1,8 @@
-"""Base classes of the losses for sentence-transformers: plain, with gradient caching, and with the regulariser.
+"""Base class of the losses for sentence-transformers, and the regulariser.
 
-A loss embeds the columns of a batch and calls the loss of raytriever's own training on the embeddings. With gradient
-caching, the library's `CachedLossMixin` embeds the batch in mini-batches, twice; value and gradients are the same.
+A loss embeds the columns of a batch and calls the loss of raytriever's own training on the embeddings. With
+`mini_batch_size`, the library's `CachedLossMixin` embeds the batch in mini-batches, twice; value and gradients are the
+same.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from torch.nn import functional
 from transformers.utils import logging
 
 from raytriever.errors import ConfigError, DataError
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
-from raytriever.losses.registry import Loss, build_loss
+from raytriever.losses.distributed import ALONE, current_workers
+from raytriever.losses.loss import Loss
+from raytriever.losses.registry import build_loss
 from raytriever.sentence_transformers.batch import ColumnOrder, find_ids
 from raytriever.sentence_transformers.citations import DISTRIBUTION, GRADCACHE
-from raytriever.training.parallel.process_group import current_workers
 
 logger = logging.get_logger(__name__)
+_CACHING = ("mini_batch_size", "mini_batch_num_tokens", "show_progress_bar")
 _CONSTANTS = ("temperature", "margin", "reduction", "teacher_temperature")
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 
 
 @dataclass(eq=False, repr=False)
-class RetrievalLoss(nn.Module):
+class RetrievalLoss(CachedLossMixin, nn.Module):
     """Loss over the score matrix of a batch, for the columns (anchor, positives, negatives) in the data set's order.
 
     Args:
@@ -45,6 +47,10 @@ class RetrievalLoss(nn.Module):
             the whole batch, after the average of DDP.
         ids_in_labels: the label column has the ids of the documents, one for each column of documents: whole numbers
             from 0. Without it, texts with equal tokens are one document.
+        mini_batch_size: number of texts that are embedded at once, with gradient caching (Gao et al., 2021): the memory
+            of a mini-batch, and the negatives of the whole batch.
+        mini_batch_num_tokens: number of tokens that are embedded at once, instead of `mini_batch_size`.
+        show_progress_bar: show the mini-batches.
     """
 
     model: Any
@@ -53,6 +59,9 @@ class RetrievalLoss(nn.Module):
     similarity_fct: Callable[[Tensor, Tensor], Tensor] | None = None
     gather_across_devices: bool = False
     ids_in_labels: bool = False
+    mini_batch_size: int | None = None  # type: ignore[assignment]
+    mini_batch_num_tokens: int | None = None
+    show_progress_bar: bool = False
 
     loss_name: ClassVar[str]
     paper: ClassVar[str]
@@ -73,10 +82,18 @@ class RetrievalLoss(nn.Module):
         if self.similarity_fct not in _SIMILARITIES.values():
             what = "neither cos_sim nor dot_score"
             raise ConfigError(what, self._where("similarity_fct"), "give one of sentence_transformers.util")
+        sizes = {name: getattr(self, name) for name in ("mini_batch_size", "mini_batch_num_tokens")}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ConfigError(f"{size} is out of range", self._where(name), "give at least 1")
+        self.uses_gradient_cache = any(size is not None for size in sizes.values())
+        if self.uses_gradient_cache and has_static_embedding_input(self.model):
+            remedy = f"use {type(self).__name__.removeprefix('Cached')} without mini_batch_size"
+            raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), remedy)
         self._build()
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch.
+        """Return the loss of a batch. With gradient caching, its backward pass embeds the batch again.
 
         Args:
             sentence_features: features of each column.
@@ -88,16 +105,36 @@ class RetrievalLoss(nn.Module):
         """
         columns = list(sentence_features)
         ids = self._ids(columns, labels)
+        if self.uses_gradient_cache:
+            loss: Tensor = self.forward_cached(columns, ids)
+            return loss
         return self._compute(embed_columns(self.model, columns), ids)
+
+    def calculate_loss(
+        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
+    ) -> Tensor:
+        """Return the loss of embedded mini-batches.
+
+        Args:
+            reps: embeddings of the mini-batches of each column.
+            labels: ids of the batch.
+            with_backward: also compute the gradients of the embeddings.
+        """
+        value = self._compute([torch.cat(column) for column in reps], labels)
+        if with_backward:
+            value.backward()
+            value = value.detach()
+        return value
 
     @property
     def citation(self) -> str:
-        """BibTeX entry of the loss."""
-        return self.paper
+        """BibTeX entry of the loss, and of gradient caching if it is used."""
+        return f"{self.paper}{GRADCACHE if self.uses_gradient_cache else ''}"
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card."""
-        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        left_out = {"model"} if self.uses_gradient_cache else {"model", *_CACHING}
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in left_out}
         return settings | {"similarity_fct": self.similarity_fct.__name__}  # type: ignore[union-attr]
 
     def _registered_name(self) -> str:
@@ -168,55 +205,11 @@ class RetrievalLoss(nn.Module):
 
 
 @dataclass(eq=False, repr=False)
-class CachedRetrievalLoss(CachedLossMixin, RetrievalLoss):
-    """Loss with gradient caching (Gao et al., 2021): the memory of a mini-batch, and the negatives of the whole batch.
-
-    Args:
-        mini_batch_size: number of texts that are embedded at once.
-        mini_batch_num_tokens: number of tokens that are embedded at once, instead of `mini_batch_size`.
-        show_progress_bar: show the mini-batches.
-    """
+class CachedRetrievalLoss(RetrievalLoss):
+    """`RetrievalLoss` with mini-batches of 32 texts by default, under its earlier name."""
 
     _: KW_ONLY
     mini_batch_size: int = 32
-    mini_batch_num_tokens: int | None = None
-    show_progress_bar: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mini_batch_size", "mini_batch_num_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{getattr(self, name)} is out of range", self._where(name), "give at least 1")
-        if has_static_embedding_input(self.model):
-            plain = type(self).__name__.removeprefix("Cached")
-            raise ConfigError("a StaticEmbedding cannot be cut into mini-batches", self._where("model"), f"use {plain}")
-
-    def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Return the loss of a batch; see `RetrievalLoss.forward`. Its backward pass embeds the batch again."""
-        columns = list(sentence_features)
-        loss: Tensor = CachedLossMixin.forward_cached(self, columns, self._ids(columns, labels))
-        return loss
-
-    def calculate_loss(
-        self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
-    ) -> Tensor:
-        """Return the loss of embedded mini-batches.
-
-        Args:
-            reps: embeddings of the mini-batches of each column.
-            labels: ids of the batch.
-            with_backward: also compute the gradients of the embeddings.
-        """
-        value = self._compute([torch.cat(column) for column in reps], labels)
-        if with_backward:
-            value.backward()
-            value = value.detach()
-        return value
-
-    @property
-    def citation(self) -> str:
-        """BibTeX entries of the loss and of gradient caching."""
-        return f"{self.paper}{GRADCACHE}"
 
 
 class DistributionRegularizer(nn.Module):
@@ -228,7 +221,7 @@ class DistributionRegularizer(nn.Module):
     `MatryoshkaLoss` every width has it.
 
     Args:
-        loss: a loss of `raytriever.sentence_transformers`, plain or cached.
+        loss: a loss of `raytriever.sentence_transformers`, with or without gradient caching.
         weight: lambda, above 0.
     """
 
@@ -245,7 +238,7 @@ class DistributionRegularizer(nn.Module):
         if not 0 < weight < float("inf"):
             raise ConfigError(f"{weight!r} is out of range", "DistributionRegularizer(weight)", "give a number above 0")
         self.model, self.loss, self.weight = loss.model, loss, weight
-        self.uses_gradient_cache = isinstance(loss, CachedRetrievalLoss)
+        self.uses_gradient_cache = loss.uses_gradient_cache
         loss.distribution_weight = weight  # type: ignore[misc]
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 
 from raytriever.errors import UserError
-from raytriever.losses.engine.workers import WorkerGroup
-from raytriever.training.batches import Batch
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
 
 POLL_SECONDS = 0.02  # between two polls while training waits for a job
@@ -138,7 +138,7 @@ def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMess
     if workers.size == 1:
         return [message]
     own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64)
-    return [JobMessage(JobStatus(int(status)), result) for status, result in workers.gather_values(own).tolist()]
+    return [JobMessage(JobStatus(int(status)), result) for status, result in workers.all_gather(own).tolist()]
 
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
@@ -146,9 +146,9 @@ def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     if workers.size == 1:
         return value
     text = json.dumps(value).encode() if workers.rank == 0 else b""
-    length = int(workers.sum(torch.tensor(len(text))))
+    length = int(workers.all_reduce(torch.tensor(len(text))))
     own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8)
-    return json.loads(bytes(workers.gather_values(own)[:length].tolist()))
+    return json.loads(bytes(workers.all_gather(own)[:length].tolist()))
 
 
 def failure_reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ from torch import nn
 
 from raytriever.errors import StorageError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.storage import disk_errors, read_manifest
@@ -183,7 +183,7 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
             shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
+def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished checkpoints of killed writers; only while no checkpoint is being written."""
     for leftover in folder.glob(".*step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -256,7 +256,7 @@ def resume(
         StorageError: it is of another model, other settings or other data.
     """
     choice = _choose(folder, log) if workers.rank == 0 else (0, 0)
-    step, best_is_whole = workers.sum(torch.tensor(choice, device=device)).tolist()
+    step, best_is_whole = workers.all_reduce(torch.tensor(choice, device=device)).tolist()
     if step < 0:
         return Progression()
     path = checkpoint_path(folder, step)
@@ -285,7 +285,7 @@ def load_best(
     path = checkpoint_path(folder, step)
     if workers.rank == 0:
         read_manifest(path)
-    workers.sum(torch.zeros(1, device=device))  # no worker reads before the digests are checked
+    workers.all_reduce(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
     with torch.no_grad():
         for name, values in whole_tensors(read_slices(path, WEIGHTS)):
@@ -294,7 +294,7 @@ def load_best(
 
 def _choose(folder: Path, log: Callable[[str], None]) -> tuple[int, int]:
     """Return the step to resume from, -1 for none, and whether the best checkpoint is complete."""
-    sweep(folder)
+    remove_unfinished(folder)
     newest, lines = newest_checkpoint(folder)
     for line in lines:
         log(line)

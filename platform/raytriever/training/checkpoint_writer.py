@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.storage import committed_directory, disk_errors
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
@@ -213,7 +213,7 @@ class CheckpointWriter:
         if self._workers.size == 1:
             return [row]
         own = torch.tensor([row], dtype=torch.float64)
-        table: list[list[float]] = self._workers.gather_values(own).tolist()
+        table: list[list[float]] = self._workers.all_gather(own).tolist()
         return table
 
     def _fail(self, rank: int) -> None:
@@ -222,7 +222,7 @@ class CheckpointWriter:
         fields = error.args if isinstance(error, StorageError) else (repr(error),)
         text = "\n".join(field or "" for field in fields).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
         own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None]
-        received = bytes(self._workers.gather_values(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")
+        received = bytes(self._workers.all_gather(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")
         if error is not None and not isinstance(error, StorageError):
             raise error
         what, where, remedy, *_ = [*received.split("\n"), "", ""]

@@ -28,7 +28,7 @@ from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ModelError
-from raytriever.losses.engine.guide import MASKED, MOST_MASKED
+from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets, TokenBatch
 from raytriever.models.retriever import Retriever

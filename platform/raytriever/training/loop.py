@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup, host_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
@@ -28,18 +28,17 @@ from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
-from raytriever.training.batches import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
+from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
 from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
-from raytriever.training.parallel.process_group import host_workers
 from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.step_reports import StepReports

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.packing import Buckets, lengths_of
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 
 PHASES = ("encode", "loss", "backward", "optimizer")
 WINDOW = 20  # steps
@@ -181,7 +181,7 @@ def host_names(workers: WorkerGroup) -> list[str]:
     """
     name = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
     own = torch.frombuffer(bytearray(name), dtype=torch.uint8)[None]
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in workers.gather_values(own).tolist()]
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in workers.all_gather(own).tolist()]
 
 
 # --------------------------------------------------------------------------------------------------------- throughput
@@ -268,7 +268,7 @@ class Throughput:
             work: result of `count`.
         """
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
-        tokens, flops = self._workers.sum(torch.stack(own))
+        tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
 
     def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:

@@ -23,8 +23,8 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.origins import parse_mix
 from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
 from raytriever.errors import DataError
-from raytriever.training.batches import BatchSource
 from raytriever.training.guide import Guide, GuideTexts
+from raytriever.training.loader import BatchSource
 
 
 @dataclass(frozen=True)

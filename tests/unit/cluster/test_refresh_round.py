@@ -29,7 +29,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import ShardEncoder, tokenisation_of
 from raytriever.encoding.writer import StoreWriter
 from raytriever.index.exact import search
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.mining import miner
 from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig

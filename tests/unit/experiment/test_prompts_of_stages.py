@@ -27,7 +27,7 @@ from raytriever.evaluation.request import build_evaluation_job, read_models
 from raytriever.evaluation.results import read_results
 from raytriever.experiment.opening import open_run
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.job import MiningJob, run_mining
 from raytriever.models.config import ModelConfig

@@ -21,7 +21,7 @@ from raytriever.losses.registry import build_loss
 
 FILE = """
 import torch
-from raytriever.losses.engine.rows import RowLoss
+from raytriever.losses.rows import RowLoss
 
 def good(scores, positives, margin=1.0): return (margin - scores[positives]).relu().mean()
 def made(config): return RowLoss("maximum", lambda n, p, m: (n - p[:, 0] + config.margin).relu())

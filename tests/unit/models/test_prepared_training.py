@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
@@ -19,9 +19,9 @@ from raytriever.models.packing import Buckets
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy
 

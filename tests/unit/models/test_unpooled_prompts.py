@@ -18,11 +18,11 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.training.parallel.grad_cache import ChunkSizes, cut
+from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.training_data import TrainingData
 
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}

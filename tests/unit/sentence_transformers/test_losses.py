@@ -17,9 +17,9 @@ from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, Mu
 
 import raytriever as rt
 import raytriever.sentence_transformers as library
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
@@ -253,6 +253,15 @@ def test_settings_and_citations_are_those_of_the_card(model: SentenceTransformer
         plain, cached = getattr(library, name)(model), getattr(library, f"Cached{name}")(model)
         assert plain.citation.count("@misc") == 1
         assert cached.citation.startswith(plain.citation)
+
+
+def test_a_mini_batch_size_makes_a_loss_cached(model: SentenceTransformer) -> None:
+    earlier, loss = library.CachedInfoNCELoss(model), library.InfoNCELoss(model, mini_batch_size=32)
+    assert loss.get_config_dict() == earlier.get_config_dict()
+    assert (loss.citation, loss.uses_gradient_cache) == (earlier.citation, earlier.uses_gradient_cache)
+    assert isinstance(earlier, library.InfoNCELoss)
+    assert isinstance(earlier, library.CachedRetrievalLoss)
+    assert "mini_batch_size" not in library.InfoNCELoss(model).get_config_dict()
 
 
 @pytest.mark.parametrize(

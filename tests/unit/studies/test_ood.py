@@ -17,7 +17,7 @@ from raytriever.errors import DataError
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.measure import OperatingPoint
 from raytriever.index.approximate.synthetic import control
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import distribution_distance
 from raytriever.studies.ood.gap import (
     GapEmbeddings,

@@ -18,12 +18,12 @@ from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.teacher import TeacherTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.batches import BatchSource
 from raytriever.training.config import TrainingConfig
 from raytriever.training.guide import Guide, GuideTexts
+from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup
 
 CPU = torch.device("cpu")

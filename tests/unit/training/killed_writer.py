@@ -15,8 +15,16 @@ from pathlib import Path
 
 import torch
 
-from raytriever.losses.engine.workers import ALONE
-from raytriever.training.checkpoint import MOMENTS, WEIGHTS, Progression, State, newest_checkpoint, read_slices, sweep
+from raytriever.losses.distributed import ALONE
+from raytriever.training.checkpoint import (
+    MOMENTS,
+    WEIGHTS,
+    Progression,
+    State,
+    newest_checkpoint,
+    read_slices,
+    remove_unfinished,
+)
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
@@ -25,7 +33,7 @@ VALUES = 200_000
 
 def live(folder: Path) -> None:
     """Go on from the newest checkpoint, for ever."""
-    sweep(folder)
+    remove_unfinished(folder)
     newest, _ = newest_checkpoint(folder)
     step = int(newest.name[5:]) if newest else 0
     with CheckpointWriter(folder, ALONE, torch.device("cpu"), 1, has_state=True) as writer:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from raytriever.losses import scores as panels
 from raytriever.losses import triplet
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.batch import BatchIds
 from raytriever.losses.registry import build_loss
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes
 
@@ -33,7 +33,7 @@ def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(
 ) -> None:
     if device == CUDA:
         # As on a GPU: a panel is larger than those of a CPU, and has many blocks.
-        monkeypatch.setattr(sweep, "PANEL_BYTES", 1 << 20)
+        monkeypatch.setattr(panels, "PANEL_BYTES", 1 << 20)
         monkeypatch.setitem(triplet.BLOCK_SCORES, "cuda", 1 << 18)
     torch.manual_seed(0)
     passages = queries * group

@@ -19,16 +19,16 @@ from raytriever.data.prepare.tokenisation import flat
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
+from raytriever.losses.batch import PAD, RowRelevance
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import gather_relevance
-from raytriever.losses.engine.relevance import PAD, RowRelevance
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
+from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batches import BatchSource
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.batch import ChunkSizes
+from raytriever.training.loader import BatchSource
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

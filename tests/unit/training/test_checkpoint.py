@@ -24,7 +24,7 @@ from raytriever.training.checkpoint import (
     prune,
     read_slices,
     read_state,
-    sweep,
+    remove_unfinished,
     write_slices,
     write_state,
 )
@@ -213,9 +213,9 @@ def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
     for name in (".step-10.aside-00aa", ".step-10-part-1-00bb", "..step-10-part-1-00bb.aside-00cc"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "weights").write_bytes(b"half")
-    sweep(tmp_path)
+    remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-9"]
-    sweep(tmp_path / "none")
+    remove_unfinished(tmp_path / "none")
 
 
 def test_the_progression_counts_looks_without_a_better_one() -> None:

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine import sweep
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses import scores as panels
+from raytriever.losses.distributed import ALONE
 from raytriever.models.packing import is_packed
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import ChunkChoice
-from raytriever.training.parallel.grad_cache import ChunkSizes
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device
@@ -85,7 +85,7 @@ def test_the_search_keeps_room_for_the_scores_of_a_batch(
     make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sweep, "GPU_PANEL_BYTES", 8 << 20)
+    monkeypatch.setattr(panels, "GPU_PANEL_BYTES", 8 << 20)
     batch, memory = 2_048, 64 << 20
     with sham_device(memory) as counts:
         work, _ = make_assignment(device=CUDA, precision="fp32")

@@ -7,7 +7,7 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.models.packing import Buckets
-from raytriever.training.parallel.grad_cache import ChunkSizes, cut
+from raytriever.training.batch import ChunkSizes, cut
 
 LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.training.checkpoint import Progression, load_best
 from raytriever.training.checkpoint_writer import _buffer_for

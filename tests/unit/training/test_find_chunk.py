@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import is_out_of_memory
@@ -142,13 +142,12 @@ def test_activations_are_what_is_kept() -> None:
 
 
 def test_workers_agree_on_the_smallest() -> None:
-    class Group:  # whose other worker found 24
-        rank, size = 0, 2
-
-        def maximum(self, value: torch.Tensor) -> torch.Tensor:
+    class Group(WorkerGroup):  # whose other worker found 24
+        def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor:
+            assert op == "max"
             return value.clamp(min=-24)
 
-    assert agreed(None, 64, Group(), CPU) == 24  # type: ignore[arg-type]
+    assert agreed(None, 64, Group(size=2), CPU) == 24
     assert agreed(None, 64, ALONE, CPU) is None
     assert agreed(8, 64, ALONE, CPU) == 8
 

@@ -14,20 +14,20 @@ import torch
 from torch import distributed, nn
 from torch.torch_version import TorchVersion
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import fsdp2
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard, blocks, fits_whole
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import OutOfMemory

@@ -18,15 +18,15 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ModelError, StorageError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.prompts import read_prompts
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.guide import Guide, GuideTexts, MaskingWatch
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from raytriever.data.dataset import Positives
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.training.loop import TrainingSetup, train

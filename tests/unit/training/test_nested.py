@@ -12,13 +12,13 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 Make = Callable[..., tuple]

@@ -18,7 +18,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
 from raytriever.training.refresh.job import RefreshJob

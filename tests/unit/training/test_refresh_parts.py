@@ -13,7 +13,7 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import ConfigError
-from raytriever.training.batches import SourceVersions
+from raytriever.training.loader import SourceVersions
 from raytriever.training.refresh.config import RefreshConfig, check_refresh, rank_range
 from raytriever.training.refresh.job import overlap
 from raytriever.training.refresh.ledger import Ledger, Round, read_ledger

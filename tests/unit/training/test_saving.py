@@ -7,16 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier, Event, current_thread
+from threading import Event, current_thread
 
 import pytest
 import torch
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.training import checkpoint_writer as saving
 from raytriever.training.checkpoint import (
     MOMENTS,
@@ -30,35 +29,22 @@ from raytriever.training.checkpoint import (
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from thread_workers import Threads, on_workers
+
 CPU = torch.device("cpu")
-
-
-class Threads:
-    """One of several workers that are threads and meet in every collective."""
-
-    def __init__(self, rank: int, size: int, table: list[torch.Tensor | None], meeting: Barrier) -> None:
-        self.rank, self.size, self._table, self._meeting = rank, size, table, meeting
-
-    def gather_values(self, rows: torch.Tensor) -> torch.Tensor:
-        self._table[self.rank] = rows
-        self._meeting.wait()
-        result = torch.cat(list(self._table))
-        self._meeting.wait()
-        return result
 
 
 def together(size: int, run: Callable[[Threads], object]) -> list[object]:
     """What each worker answers, or raises."""
-    table, meeting = [None] * size, Barrier(size, timeout=60)
 
-    def guarded(rank: int) -> object:
+    def guarded(worker: Threads) -> object:
         try:
-            return run(Threads(rank, size, table, meeting))
+            return run(worker)
         except Exception as error:
             return error
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(guarded, range(size)))
+    return on_workers(size, guarded)
 
 
 def slices(value: float, rank: int = 0, size: int = 1, count: int = 6000) -> list[Slice]:

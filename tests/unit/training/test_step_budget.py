@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.losses.registry import build_loss
 from raytriever.models.precision import autocast
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import NotFiniteError
 

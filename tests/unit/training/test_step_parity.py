@@ -15,14 +15,14 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import cos_sim, dot_score
 from torch import Tensor, nn
 
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
-from raytriever.training.parallel.grad_cache import ChunkSizes
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.training.monitoring import WINDOW, Straggler, StragglerWatch, host_names, slowest
 
 

@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError, StorageError
+from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.grad_cache import ChunkSizes
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused

@@ -17,7 +17,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.loop import TrainingSetup, train

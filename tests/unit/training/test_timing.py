@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.losses.loss import LossOutput
 from raytriever.models.packing import Buckets
-from raytriever.training.batches import Batch
+from raytriever.training.batch import Batch
 from raytriever.training.loop import train
 from raytriever.training.monitoring import (
     PHASES,

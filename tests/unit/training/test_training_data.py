@@ -13,7 +13,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError, DataError
-from raytriever.losses.engine.workers import ALONE
+from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.training_data import TrainingData

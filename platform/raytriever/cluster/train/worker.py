@@ -36,7 +36,7 @@ from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.machine import usable_cores
 from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
@@ -45,7 +45,6 @@ from raytriever.models.writer import write_model
 from raytriever.storage import committed_directory
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.parallel.process_group import current_workers
 from raytriever.training.refresh.config import SYNC
 from raytriever.training.refresh.job import MinerClient, RefreshPlan
 from raytriever.training.training_data import TrainingData
@@ -110,7 +109,7 @@ def _may_start(queue: EventQueue, device: torch.device) -> bool:
     """Return whether this group may train: not after a user error, or after too many failures without a new step."""
     workers = current_workers()
     may_start = workers.rank == 0 and queue.may_start()
-    return bool(workers.sum(torch.tensor(int(may_start), device=device)))
+    return bool(workers.all_reduce(torch.tensor(int(may_start), device=device)))
 
 
 def _is_needed(job: WorkerJob, device: torch.device) -> bool:
@@ -237,7 +236,7 @@ def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device)
 def _last_logged_step(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> int:
     """Return the last step that this or an earlier call has logged, the same on all workers."""
     step = max(job.last_logged_step, job.queue.last_step())
-    return int(workers.maximum(torch.tensor(step, device=device)))
+    return int(workers.all_reduce(torch.tensor(step, device=device), "max"))
 
 
 def regroup(size: int, device: torch.device) -> bool:

@@ -1,1 +1,1 @@
-"""Shared engine of the losses: global batch, collectives, one pass over score panels, row losses."""
+"""Earlier home of `losses.rows`, from which losses in users' files import."""

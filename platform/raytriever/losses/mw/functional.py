@@ -11,7 +11,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.relevance import PAD
+from raytriever.losses.batch import PAD
 from raytriever.losses.mw.pairwise import PairReduction, PairwiseSums, pair_weight
 
 

@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.losses.engine.batch import Candidates
-from raytriever.losses.engine.sweep import Panel, Sparse, add_rows
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.batch import BatchIds, Candidates
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.mw.grid import (
     SUBCELLS,
     TERMS,
@@ -38,6 +38,7 @@ from raytriever.losses.mw.grid import (
     kernel_sums_at_positives,
     refinement,
 )
+from raytriever.losses.scores import LossShare, Panel, Sparse, add_rows, reduce_scores
 
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda import CudaPositives, Kernels
@@ -209,7 +210,7 @@ def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> Kernels
     return kernels_of(device)
 
 
-# ---------------------------------------------------------------------------------------------- reduction of the engine
+# ---------------------------------------------------------------------------------------------- reduction of a batch
 
 
 PairReduction = Literal["mean", "sum"]
@@ -220,10 +221,15 @@ def pair_weight(reduction: PairReduction, positives: int, negatives: int, querie
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
+def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    """Compare every positive with every negative of the batch."""
+    reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
+    return LossShare(reduce_scores(reduction, batch, config.loss_precision), reduction.statistics)
+
+
 class MWReduction:
     """Reduction of the panels of one batch by the Mann-Whitney loss."""
 
-    tempered = True
     dense = True
 
     def __init__(self, candidates: Candidates, workers: WorkerGroup, reduction: PairReduction) -> None:
@@ -236,7 +242,7 @@ class MWReduction:
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Tabulate the positives' side of the kernel sums."""
         own = positive_scores(queries, embeddings, self._candidates)
-        positives = self._workers.gather_values(own.flatten()).double()
+        positives = self._workers.all_gather(own.flatten()).double()
         # Operands in bf16 are longer than their embeddings by a factor of 1 + 2^-9 at most.
         bound = self._candidates.largest_score * (1 + 2**-7)
         relevance = self._candidates.relevance
@@ -253,7 +259,7 @@ class MWReduction:
     def finish(self) -> Float[Tensor, ""]:
         """Return this worker's share of the mean over all pairs."""
         own = self._walk.sums()
-        result = self._sums.result(own, own if self._workers.size == 1 else self._workers.sum(own))
+        result = self._sums.result(own, own if self._workers.size == 1 else self._workers.all_reduce(own))
         columns = self._candidates.relevance.slots
         first = self._workers.rank * columns.numel()
         by_score = result.by_positive[first : first + columns.numel()].to(self._candidates.queries.dtype)

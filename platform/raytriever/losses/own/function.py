@@ -13,6 +13,7 @@ import linecache
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from traceback import extract_tb
@@ -23,25 +24,21 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import ConfigError, LossInputError, UserError
+from raytriever.losses.batch import PAD, BatchIds, Candidates, TeacherScores
 from raytriever.losses.config import LossConfig
-from raytriever.losses.engine.batch import BatchIds, Candidates, TeacherScores
-from raytriever.losses.engine.relevance import PAD
-from raytriever.losses.engine.rows import RowLoss
-from raytriever.losses.engine.workers import WorkerGroup
-from raytriever.losses.loss import Loss, LossShare, ScoreLoss, sent_type
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.loss import Loss
 from raytriever.losses.own.source import FLAG, LossFile
+from raytriever.losses.rows import RowLoss, by_row
+from raytriever.losses.scores import LossShare, ScoreLoss, sent_type
 
 # Score, in units of tau, of pairs that are neither positive nor negative, in a function that does not ask for
 # `negatives`: exp, sigmoid, softplus and hinges of it are 0, and sums with it stay finite.
 NEITHER = -1e4
 
 
-def load_own_loss(own: LossFile, by_row: Callable[[RowLoss | Callable[[LossConfig], RowLoss]], ScoreLoss]) -> ScoreLoss:
+def load_own_loss(own: LossFile) -> ScoreLoss:
     """Return the loss of a file, which is a function of the score matrix or a loss by row.
-
-    Args:
-        own: where it is.
-        by_row: makes the loss from a loss by row, or from a function that makes one from the settings.
 
     Raises:
         ConfigError: the file cannot be used; the error names its line.
@@ -112,10 +109,8 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
         arguments: names of its arguments.
     """
 
-    def reduce(
-        config: LossConfig, batch: Candidates, ids: BatchIds, log_temperature: Tensor, workers: WorkerGroup
-    ) -> LossShare:
-        given = _arguments(batch, ids, log_temperature, workers, sent_type(config), arguments)
+    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+        given = _arguments(batch, ids, workers, sent_type(config), arguments)
         with errors_of(own.file):
             value = function(**given)
         if not isinstance(value, Tensor) or value.shape:
@@ -131,7 +126,6 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
 def _arguments(
     batch: Candidates,
     ids: BatchIds,
-    log_temperature: Tensor,
     workers: WorkerGroup,
     sent: torch.dtype | None,
     names: tuple[str, ...],
@@ -141,9 +135,8 @@ def _arguments(
     Args:
         batch: this worker's rows.
         ids: of its queries and passages.
-        log_temperature: log of tau.
         workers: the group.
-        sent: type of embeddings on their way between workers; see `Workers.gather`.
+        sent: type of embeddings on their way between workers; see `WorkerGroup.all_gather`.
         names: of the function's arguments. Those that are not in `ARGUMENTS` keep their defaults.
     """
     device, relevance = batch.queries.device, batch.relevance
@@ -153,27 +146,28 @@ def _arguments(
     positives[of_row, relevance.positives[of_row, slots]] = 1
     excluded = torch.zeros_like(positives)
     excluded[relevance.excluded_rows, relevance.excluded_columns] = 1
-    is_positive, is_excluded = workers.gather_values(torch.stack([positives, excluded], 1)).bool().unbind(1)
-    scores = workers.gather(batch.queries, sent) @ batch.embeddings.T * torch.exp(-log_temperature)
+    is_positive, is_excluded = workers.all_gather(torch.stack([positives, excluded], 1)).bool().unbind(1)
+    everyone = replace(batch, queries=workers.all_gather(batch.queries, sent))
+    scores = everyone.scaled_queries @ batch.embeddings.T
     if "negatives" not in names:
         scores = scores.masked_fill(is_excluded & ~is_positive, NEITHER)
     values = {
         "scores": scores,
         "positives": is_positive,
         "negatives": ~is_excluded,
-        "temperature": log_temperature.exp(),
+        "temperature": batch.log_temperature.exp(),
     }
     if "query_ids" in names:
-        values["query_ids"] = workers.gather_values(ids.queries.to(device))
+        values["query_ids"] = workers.all_gather(ids.queries.to(device))
     if "passage_ids" in names:
-        values["passage_ids"] = relevance.keep(workers.gather_values(ids.passages.to(device)))
+        values["passage_ids"] = relevance.keep(workers.all_gather(ids.passages.to(device)))
     if "teacher_scores" in names:
         # Dev batches have no teacher, and nothing has scored the passages of other queries' groups.
         taught, group = scores.new_full((rows, columns), torch.nan), relevance.group
         if group is not None:
             of_row, slots = (group.columns != PAD).nonzero(as_tuple=True)
             taught[of_row, group.columns[of_row, slots]] = group.scores[of_row, slots].to(taught.dtype)
-        values["teacher_scores"] = workers.gather_values(taught)
+        values["teacher_scores"] = workers.all_gather(taught)
     return {name: value for name, value in values.items() if name in names}
 
 

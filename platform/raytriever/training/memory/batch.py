@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.losses.engine.sweep import panel_height
+from raytriever.losses.scores import panel_height
 
 FLOAT = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from raytriever.errors import ConfigError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.options import did_you_mean
 from raytriever.training.config import STRATEGIES
 from raytriever.training.parallel.ddp import Replicas

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.machine import free_system_memory
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
 from raytriever.models.precision import autocast, is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.storage import cache_folder, write_atomically
+from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes
-from raytriever.training.parallel.grad_cache import ChunkSizes, DropoutState
+from raytriever.training.parallel.grad_cache import DropoutState
 
 
 def free_memory(device: torch.device) -> int:
@@ -122,7 +123,7 @@ def find_chunk(
 
 def agreed(chunk: int | None, texts: int, workers: WorkerGroup, device: torch.device) -> int | None:
     """Return the smallest chunk of all workers."""
-    smallest = -int(workers.maximum(torch.tensor(-(chunk or texts), device=device)))
+    smallest = -int(workers.all_reduce(torch.tensor(-(chunk or texts), device=device), "max"))
     return None if smallest >= texts else smallest
 
 
@@ -288,7 +289,7 @@ class ChunkChoice:
             tokens_of(part) // texts_of(part) if not is_packed(part) else int(lengths_of(part).max()) for part in parts
         )
         sizes = torch.tensor([texts, tokens, longest_text], device=self._device)
-        texts, tokens, longest_text = (self._workers.maximum(sizes) if is_agreed else sizes).tolist()
+        texts, tokens, longest_text = (self._workers.all_reduce(sizes, "max") if is_agreed else sizes).tolist()
         largest = chunk or ChunkSizes(tokens=tokens)
         in_texts = largest.sequences is not None and self._settings.grad_cache_chunk is not None
         size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)

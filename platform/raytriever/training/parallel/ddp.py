@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
-from raytriever.training.parallel.objective import Batch, CutBatch
 from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
 
 # torch 2.13 renamed the setting and warns of its old name.

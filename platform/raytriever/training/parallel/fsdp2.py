@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
-from raytriever.training.parallel.objective import Batch, CutBatch, Objective
-from raytriever.training.parallel.process_group import ensure_group
+from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
@@ -245,7 +246,7 @@ def _needs_blocks(inputs: StrategyInputs) -> bool:
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     memory = torch.cuda.get_device_properties(inputs.device).total_memory
     too_large = torch.tensor(not fits_whole(weights, trained, memory), dtype=torch.int32, device=inputs.device)
-    return bool(inputs.workers.maximum(too_large))
+    return bool(inputs.workers.all_reduce(too_large, "max"))
 
 
 def _unshare(query: nn.Module, passage: nn.Module) -> None:

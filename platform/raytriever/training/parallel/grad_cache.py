@@ -15,107 +15,18 @@ generators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
 from raytriever.losses.loss import LossOutput
-from raytriever.models.packing import Buckets, TokenBatch, is_packed, lengths_of, select, texts_of, tokens_of
+from raytriever.models.packing import TokenBatch, texts_of, tokens_of
 from raytriever.prompts import Side
 from raytriever.training.parallel.out_of_memory import Agreement
-
-
-@dataclass(frozen=True)
-class ChunkSizes:
-    """Size of a chunk, which is encoded at once, on either side.
-
-    Args:
-        sequences: texts of a part, at most.
-        tokens: tokens of a part, padding included, at most; a longer text is a part of its own.
-    """
-
-    sequences: int | None = None
-    tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, flag in (("sequences", self.sequences, "chunk"), ("tokens", self.tokens, "tokens")):
-            if value is not None and value < 1:
-                raise ConfigError(f"a chunk of {value} {name} is empty", f"--grad-cache-{flag}", "give at least 1")
-
-    def check(self, texts: int) -> None:
-        """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
-        if self.sequences is not None and self.sequences > texts:
-            raise ConfigError(
-                f"a chunk of {self.sequences} is more than the {texts} texts of a worker's share of a batch",
-                "--grad-cache-chunk",
-                f"give at most {texts}, or leave it out",
-            )
-
-    def __str__(self) -> str:
-        sizes = ((self.sequences, "texts"), (self.tokens, "tokens"))
-        return " and ".join(f"at most {size} {unit}" for size, unit in sizes if size is not None)
-
-    def holds(self, parts: Sequence[TokenBatch]) -> int:
-        """Return the number of last parts that fit into one chunk together, at least 1."""
-        sequences = tokens = 0
-        for count, part in enumerate(reversed(parts)):
-            sequences, tokens = sequences + texts_of(part), tokens + tokens_of(part)
-            fits = sequences <= (self.sequences or sequences) and tokens <= (self.tokens or tokens)
-            if count and not fits:
-                return count
-        return len(parts)
-
-
-def cut(texts: Buckets, chunk: ChunkSizes) -> Buckets:
-    """Return the texts in parts no larger than `chunk`, as equal in size as their lengths allow.
-
-    Workers may end with different numbers of parts: no strategy communicates within a part.
-    """
-    return Buckets([piece for part in texts.buckets for piece in _pieces(part, chunk)], texts.indices)
-
-
-def level(texts: Buckets, agreement: Agreement) -> Buckets:
-    """Return as many parts as the worker with the most has; all workers call it.
-
-    The first part, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
-    have no effect on the loss.
-    """
-    parts = len(texts.buckets)
-    return Buckets(texts.buckets + texts.buckets[:1] * (agreement.maximum(parts) - parts), texts.indices)
-
-
-def _pieces(part: TokenBatch, chunk: ChunkSizes) -> Iterator[TokenBatch]:
-    lengths: list[int] = lengths_of(part).tolist()
-    for start, end in _spans(lengths, chunk.tokens, is_packed(part)):
-        count = -(-(end - start) // (chunk.sequences or end - start))
-        bounds = [start + (end - start) * index // count for index in range(count + 1)]
-        for begin, stop in pairwise(bounds):
-            yield select(part, begin, stop) if is_packed(part) else _rows(part, begin, stop, max(lengths[begin:stop]))
-
-
-def _spans(lengths: list[int], tokens: int | None, packed: bool) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts that have at most `tokens` tokens together, padding included unless they are packed."""
-    start, longest, total = 0, 0, 0
-    for index, length in enumerate(lengths):
-        longest, total = max(longest, length), total + length
-        size = total if packed else longest * (index + 1 - start)
-        if tokens is not None and index > start and size > tokens:
-            yield start, index
-            start, longest, total = index, length, length
-    yield start, len(lengths)
-
-
-def _rows(part: TokenBatch, start: int, end: int, length: int) -> TokenBatch:
-    """Return some rows, without the padding of other rows."""
-    padded_left = not bool(part["attention_mask"][:, 0].all())
-    columns = slice(-length, None) if padded_left else slice(0, length)
-    return {name: tensor[start:end, columns] for name, tensor in part.items()}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"

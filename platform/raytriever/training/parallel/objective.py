@@ -2,75 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raytriever.losses.engine.batch import BatchIds
-from raytriever.losses.engine.guide import GuideEmbeddings
-from raytriever.losses.engine.workers import ALONE, WorkerGroup
+from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
-from raytriever.models.packing import Buckets, TokenBatch, move, texts_of
+from raytriever.models.packing import Buckets, TokenBatch, texts_of
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.parallel.grad_cache import ChunkSizes, Encode, cached_loss, cut, level
+from raytriever.training.batch import Batch, ChunkSizes, CutBatch, Passes, cut
+from raytriever.training.parallel.grad_cache import Encode, cached_loss
 from raytriever.training.parallel.out_of_memory import Agreement
 
-Passes = Sequence[tuple[Buckets, Side]]
 
+def level(texts: Buckets, agreement: Agreement) -> Buckets:
+    """Return as many parts as the worker with the most has; all workers call it.
 
-class Batch(Protocol):
-    """One worker's share of a global batch."""
-
-    @property
-    def queries(self) -> Buckets:
-        """Tokens of the queries."""
-
-    @property
-    def passages(self) -> Buckets:
-        """Tokens of the passages."""
-
-    @property
-    def ids(self) -> BatchIds:
-        """Ids of queries and passages."""
-
-    @property
-    def guide(self) -> Passes:
-        """The same texts as the guide encodes them; empty without a guide."""
-
-
-@dataclass(frozen=True)
-class CutBatch:
-    """One worker's share of a global batch, in the parts that are encoded at once.
-
-    Args:
-        passes: texts by the tower that encodes them, queries first.
-        queries, passages: number of texts of each side.
-        ids: of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
-        chunk: that it was cut for.
-        guide: the same texts as the guide encodes them; empty without a guide.
+    The first part, of the shortest texts, is repeated. The embeddings of a repetition are in no text's place, so they
+    have no effect on the loss.
     """
-
-    passes: Passes
-    queries: int
-    passages: int
-    ids: BatchIds
-    chunk: ChunkSizes | None
-    guide: Passes = ()
-
-    def map(self, copy: Callable[[Tensor], Tensor]) -> CutBatch:
-        """Return the batch with a copy of each tensor, always in the same order; `lengths` stay on the CPU."""
-        passes, guide = (
-            [(Buckets([move(part, copy) for part in texts.buckets], copy(texts.indices)), side) for texts, side in each]
-            for each in (self.passes, self.guide)
-        )
-        ids = replace(self.ids, relevance=self.ids.relevance and self.ids.relevance.map(copy))
-        return replace(self, passes=passes, ids=ids, guide=guide)
+    parts = len(texts.buckets)
+    return Buckets(texts.buckets + texts.buckets[:1] * (agreement.maximum(parts) - parts), texts.indices)
 
 
 class Objective(nn.Module):

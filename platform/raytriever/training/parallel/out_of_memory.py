@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.files import first_line
 from raytriever.models.precision import is_out_of_memory
 
@@ -56,4 +56,4 @@ class Agreement:
 
     def maximum(self, number: int) -> int:
         """Return the largest number of all workers, without a wait for a GPU; all workers call it."""
-        return int(self._workers.maximum(torch.tensor([number], dtype=torch.int32)))
+        return int(self._workers.all_reduce(torch.tensor([number], dtype=torch.int32), "max"))

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import UserError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
-from raytriever.training.parallel.objective import Batch, CutBatch, Objective
+from raytriever.training.parallel.objective import Objective
 
 
 class TrainingError(UserError):

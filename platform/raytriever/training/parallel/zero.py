@@ -26,7 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
+from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import (
     STEP,
     Slice,
@@ -37,8 +39,6 @@ from raytriever.training.parallel.model_state import (
     restore_replicated,
     shape_of,
 )
-from raytriever.training.parallel.objective import Batch, CutBatch
-from raytriever.training.parallel.process_group import ensure_group
 from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.

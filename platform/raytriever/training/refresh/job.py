@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
@@ -33,8 +33,9 @@ from raytriever.training.background import (
     JobStage,
     JobStatus,
 )
-from raytriever.training.batches import PREFETCH_DEPTH, Batch, SourceVersions
+from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
+from raytriever.training.loader import PREFETCH_DEPTH, SourceVersions
 from raytriever.training.parallel.model_state import Snapshot
 from raytriever.training.refresh.ledger import Round, read_ledger, round_path
 

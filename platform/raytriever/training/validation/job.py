@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raytriever.errors import StorageError
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.distributed import WorkerGroup
 from raytriever.storage import read_manifest
 from raytriever.training.background import (
     RUNNING,

@@ -24,11 +24,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
-from raytriever.losses.engine.relevance import PAD, RowRelevance, TeacherGroup
-from raytriever.losses.engine.sweep import panel_height
-from raytriever.losses.engine.workers import WorkerGroup
-from raytriever.losses.symmetric import exchange_roles
+from raytriever.losses.batch import PAD, BatchIds, Candidates, RowRelevance, TeacherGroup, check_batch
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.scores import panel_height
 
 # Names of statistics: the share of all negatives that are masked, and the largest share of one query's negatives.
 MASKED, MOST_MASKED = "guide_masked", "guide_most_masked"
@@ -59,19 +57,19 @@ def mask_false_negatives(
         margin: share m of a positive's similarity.
         ids: of queries and passages.
         workers: the group; all workers call it.
-        sent: type of the embeddings on their way; see `Workers.gather`.
+        sent: type of the embeddings on their way; see `WorkerGroup.all_gather`.
 
     Raises:
         LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
     """
     check_batch(guide.queries, guide.passages, ids)
-    ids = replace(ids, relevance=relevance)
-    batch = gather_candidates(guide.queries, guide.passages, ids, workers, relevance.exchanged is not None, sent)
+    passages = relevance.keep(workers.all_gather(guide.passages, sent))
+    batch = Candidates(guide.queries, passages, relevance, guide.queries.new_zeros(()))
     masked, most = _mask(batch, margin, workers)
     count = relevance.negatives - masked.negatives
     statistics = {MASKED: torch.full_like(most, count / max(1, relevance.negatives)), MOST_MASKED: most}
     if relevance.exchanged is not None:
-        exchanged = exchange_roles(batch, ids, workers, sent)
+        exchanged = batch.exchange_roles(workers, sent)
         masked = replace(masked, exchanged=_mask(exchanged, margin, workers)[0])
     return masked, statistics
 
@@ -97,9 +95,9 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
     (excluded_rows, excluded_columns), total = torch.cat(pairs).T.contiguous(), torch.cat(totals)
     before = torch.from_numpy(np.diff(starts)).to(total.device)
     new = total - before
-    most = workers.maximum((new / (candidates - before).clamp(min=1)).max())
+    most = workers.all_reduce((new / (candidates - before).clamp(min=1)).max(), "max")
     is_spoilt = ~(torch.isfinite(batch.queries).all() & torch.isfinite(batch.embeddings).all())
-    masked, spoilt = workers.sum(torch.stack([new.sum(), is_spoilt.to(new)])).tolist()
+    masked, spoilt = workers.all_reduce(torch.stack([new.sum(), is_spoilt.to(new)])).tolist()
     if spoilt:
         raise LossInputError(
             "embeddings of the guide hold NaN or infinity",

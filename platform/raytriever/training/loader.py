@@ -1,4 +1,4 @@
-"""Batch of a step as tensors, the thread that prepares batches ahead of the training loop, and their way to the device.
+"""Loader: batches of the steps, the thread that prepares them ahead of the training loop, and their way to the device.
 
 1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
@@ -30,35 +30,17 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.engine.batch import BatchIds, TeacherScores, copy_all, teacher_arrays
-from raytriever.losses.engine.relevance import PAD, GlobalIds, find_relevance
-from raytriever.losses.engine.workers import WorkerGroup
-from raytriever.models.packing import Buckets
+from raytriever.losses.batch import PAD, BatchIds, TeacherScores, copy_all
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
+from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.guide import GuideTexts
-from raytriever.training.parallel.objective import CutBatch, Objective, Passes
+from raytriever.training.parallel.objective import Objective
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One worker's share of a global batch, on the CPU.
-
-    Args:
-        queries, passages: tokens, in buckets of like length.
-        ids: of queries and passages, with their relevance in the global batch.
-        version: the round whose hard negatives it uses; 0 for the table that training began with.
-        guide: the same texts as the guide encodes them, if there is one; see `Retriever.passes`.
-    """
-
-    queries: Buckets
-    passages: Buckets
-    ids: BatchIds
-    version: int = 0
-    guide: Passes = ()
 
 
 @dataclass(frozen=True)

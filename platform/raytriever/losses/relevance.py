@@ -9,18 +9,17 @@ This module calls numpy rather than torch, which would give the loader's thread 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
-from torch import Tensor
+from torch.nn import functional
 
 from raytriever.errors import LossInputError
-
-PAD = -1
+from raytriever.losses.batch import PAD, BatchIds, RowRelevance, TeacherGroup, TeacherScores, copy_all
+from raytriever.losses.distributed import WorkerGroup
 
 
 class NoNegativesError(LossInputError):
@@ -45,93 +44,54 @@ class GlobalIds:
     known: Int64[ndarray, " known"]
 
 
-@dataclass(frozen=True)
-class TeacherGroup:
-    """A teacher's scores of each row's own group.
+def gather_relevance(
+    ids: BatchIds, workers: WorkerGroup, device: torch.device, both_ways: bool = False
+) -> RowRelevance:
+    """Return the relevance on a device, from the ids of all workers; all workers call it.
 
     Args:
-        columns: columns of the passages with a score, `PAD` in empty slots, no column twice in a row.
-        scores: the teacher's scores.
-        is_positive: slots of positives of the query.
-        is_negative: slots of passages that are neither positives nor known positives.
-        passages: number of passages of all rows' groups, with and without a score.
+        ids: of this worker.
+        workers: the group.
+        device: of the embeddings; the collectives take their tensors there.
+        both_ways: whether passages search for queries too.
+
+    Raises:
+        LossInputError: the workers have unequal numbers of queries or passages, or as `find_relevance`.
     """
-
-    columns: Int64[Tensor, "rows group"]
-    scores: Float[Tensor, "rows group"]
-    is_positive: Bool[Tensor, "rows group"]
-    is_negative: Bool[Tensor, "rows group"]
-    passages: int
-
-    def map(self, copy: Callable[[Tensor], Tensor]) -> TeacherGroup:
-        """Return the group with a copy of each tensor."""
-        return TeacherGroup(
-            copy(self.columns), copy(self.scores), copy(self.is_positive), copy(self.is_negative), self.passages
+    known = ids.positives[:, :0] if ids.known is None else ids.known
+    sizes = [[len(ids.queries), len(ids.passages), ids.positives.shape[1], known.shape[1]]]
+    if workers.size > 1:
+        sizes = workers.all_gather(torch.tensor(sizes, device=device)).tolist()
+    shapes = [size[:2] for size in sizes]
+    if any(shape != shapes[0] for shape in shapes):
+        raise LossInputError(
+            f"(queries, passages) differ between workers: {shapes}", remedy="give all workers equal numbers"
         )
+    (rows, passages), widths = shapes[0], np.max([size[2:] for size in sizes], 0).tolist()
+    tables = [
+        functional.pad(table, (0, width - table.shape[1]), value=PAD).flatten()
+        for table, width in zip((ids.positives, known), widths, strict=True)
+    ]
+    own = torch.cat([ids.queries, ids.passages, *tables])
+    everyone = (workers.all_gather(own.to(device)) if workers.size > 1 else own).cpu().numpy()
+    lengths = [rows, passages, rows * widths[0], rows * widths[1]]
+    parts = np.split(everyone.reshape(workers.size, -1), np.cumsum(lengths)[:-1], axis=1)
+    known_table = parts[3].reshape(rows * workers.size, widths[1])
+    known_rows, slots = np.nonzero(known_table != PAD)
+    everyones = GlobalIds(
+        parts[0].reshape(-1),
+        parts[2].reshape(rows * workers.size, widths[0]),
+        parts[1].reshape(-1),
+        known_rows,
+        known_table[known_rows, slots],
+    )
+    relevance = find_relevance(everyones, workers.rank, workers.size, teacher_arrays(ids.teacher), both_ways)
+    return copy_all(relevance.map, device)
 
 
-@dataclass(frozen=True)
-class RowRelevance:
-    """Index lists of one worker's rows of the score matrix.
-
-    Args:
-        queries: id of each row.
-        distinct: position of each candidate among the passages of all workers; None where no passage occurs twice.
-        positives: columns of each row's positives, `PAD` in empty slots, no column twice in a row.
-        excluded_rows: row of each pair that is no negative (a positive or known positive), ascending.
-        excluded_columns: column of each such pair.
-        excluded_starts: first such pair of each row, and last their number; always on the CPU.
-        rows: number of rows over all workers.
-        negatives: number of negative pairs over all workers.
-        positive_pairs: number of positives of all rows over all workers.
-        group: the teacher's scores of each row's own group; None without a teacher.
-        exchanged: the same where passages search for queries: rows are the first positives of this worker's queries,
-            candidates the distinct queries of all workers. None where no loss needs it.
-    """
-
-    queries: Int64[Tensor, " rows"]
-    distinct: Int64[Tensor, " candidates"] | None
-    positives: Int64[Tensor, "rows positives"]
-    excluded_rows: Int64[Tensor, " excluded"]
-    excluded_columns: Int64[Tensor, " excluded"]
-    excluded_starts: Int64[ndarray, " rows+1"]
-    rows: int
-    negatives: int
-    positive_pairs: int
-    group: TeacherGroup | None = None
-    exchanged: RowRelevance | None = None
-
-    @property
-    def is_positive(self) -> Bool[Tensor, "rows positives"]:
-        """True in the slots of `positives` that hold a column."""
-        return self.positives != PAD
-
-    @property
-    def is_full(self) -> bool:
-        """True if every slot of `positives` holds a column, on every worker."""
-        return self.positive_pairs == self.rows * self.positives.shape[1]
-
-    @property
-    def slots(self) -> Int64[Tensor, "rows positives"]:
-        """The positives' columns, and any column in empty slots."""
-        return self.positives if self.is_full else self.positives.clamp(min=0)
-
-    def keep(self, passages: Tensor) -> Tensor:
-        """Return the rows of all workers' passages (or queries) that are candidates."""
-        return passages if self.distinct is None else passages.index_select(0, self.distinct)
-
-    def map(self, copy: Callable[[Tensor], Tensor]) -> RowRelevance:
-        """Return the relevance with a copy of each tensor, always in the same order."""
-        return replace(
-            self,
-            queries=copy(self.queries),
-            distinct=None if self.distinct is None else copy(self.distinct),
-            positives=copy(self.positives),
-            excluded_rows=copy(self.excluded_rows),
-            excluded_columns=copy(self.excluded_columns),
-            group=self.group and self.group.map(copy),
-            exchanged=self.exchanged and self.exchanged.map(copy),
-        )
+def teacher_arrays(teacher: TeacherScores | None) -> tuple[ndarray, ndarray] | None:
+    """Return documents and scores as arrays in the memory of the CPU."""
+    return None if teacher is None else (teacher.documents.cpu().numpy(), teacher.scores.cpu().numpy())
 
 
 def find_relevance(

@@ -1,4 +1,5 @@
-"""A teacher's scores in a loss, as the scores to learn (`OwnGroup`) or as the weights of hard negatives (`SoftLabels`).
+"""A teacher's scores in a loss, as the scores to learn (`kl`, `margin_mse`) or as the weights of hard negatives
+(`SoftLabels`).
 
 A teacher scores only each query's own group, its positives and its own hard negatives, and not every query with every
 passage of the batch. For distillation, passages without a teacher score are left out on both sides.
@@ -23,10 +24,9 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from raytriever.losses.engine.batch import Candidates
-from raytriever.losses.engine.relevance import PAD
-from raytriever.losses.engine.sweep import Panel
-from raytriever.losses.engine.workers import WorkerGroup
+from raytriever.losses.batch import PAD, Candidates
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.scores import Panel
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,18 @@ class OwnGroup:
     passages: int
 
     @classmethod
-    def of(cls, batch: Candidates, log_temperature: Tensor, teacher_temperature: float) -> OwnGroup:
+    def of(cls, batch: Candidates, teacher_temperature: float) -> OwnGroup:
         """Return the groups of this worker's rows, in a batch with teacher scores.
 
         Args:
             batch: embeddings and teacher scores. The product needs as much memory as this worker's passages.
-            log_temperature: log of the student's temperature.
             teacher_temperature: temperature of the teacher.
         """
         group = batch.relevance.group
         assert group is not None
         is_scored = group.columns != PAD
         passages = batch.embeddings[group.columns.clamp(min=0)]
-        student = ((batch.queries * torch.exp(-log_temperature))[:, None, :] * passages).sum(2).double()
+        student = (batch.scaled_queries[:, None, :] * passages).sum(2).double()
         teacher = group.scores.double() / teacher_temperature
         return cls(
             student.masked_fill(~is_scored, 0),
@@ -87,7 +86,7 @@ class OwnGroup:
             is_pair = by_teacher != 0
             agreed = ((by_teacher * by_student + 1) / 2 * is_pair).sum()
             counts = torch.stack([torch.full_like(agreed, self.passages), self.is_scored.sum(), is_pair.sum(), agreed])
-        passages, scored, pairs, agreed = workers.sum(counts)
+        passages, scored, pairs, agreed = workers.all_reduce(counts)
         return {
             "teacher_missing": 1 - scored / passages.clamp(min=1),
             "teacher_agreement": torch.where(pairs > 0, agreed / pairs.clamp(min=1), 0.5),
@@ -119,3 +118,43 @@ class SoftLabels:
         columns, log_weights = self.columns[panel.rows], self.log_weights[panel.rows]
         # No column of a row is used twice, and empty slots add 0, so the order of additions does not matter.
         panel.scores.scatter_add_(1, columns.clamp(min=0), log_weights.masked_fill(columns == PAD, 0))
+
+
+# ----------------------------------------------------------------------------------------------------------- the losses
+
+
+def kl(group: OwnGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Return this worker's share of the KL divergence over the group, in double precision.
+
+        value = sum over the group of p_teacher (log p_teacher - log p_student),
+        p_student = softmax(s / tau),  p_teacher = softmax(t / teacher_temperature)
+
+    ColBERTv2 (Santhanam et al., 2022, arXiv:2112.01488, section 3.2) learns from a cross-encoder in this way. A list of
+    passages for each query, instead of pairs, comes from RocketQAv2 (Ren et al., 2021, arXiv:2110.07367). Softened
+    distributions come from Hinton et al. (2015, arXiv:1503.02531). Passages of other queries are not used. The mean is
+    over the queries with two or more passages that the teacher has scored, because the distribution of a single passage
+    is constant; 0 if there is no such query.
+    """
+    has_distribution = group.is_scored.sum(1) > 1
+    outside = ~group.is_scored & has_distribution[:, None]
+    student, teacher = (
+        scores.masked_fill(outside, -torch.inf).log_softmax(1).masked_fill(outside, 0)
+        for scores in (group.student, group.teacher)
+    )
+    values = (teacher.exp() * (teacher - student)).masked_fill(outside, 0).sum(1)
+    return values.masked_fill(~has_distribution, 0).sum() / workers.all_reduce(has_distribution.sum()).clamp(min=1)
+
+
+def margin_mse(group: OwnGroup, workers: WorkerGroup) -> Float[Tensor, ""]:
+    """Return this worker's share of MarginMSE, in double precision; 0 if there is no pair.
+
+        value = mean of ((s_p - s_n) / tau - (t_p - t_n) / teacher_temperature)^2 over pairs (p, n) of a query's group
+
+    The student learns the teacher's margins between positives and hard negatives (Hofstätter et al., 2020,
+    arXiv:2010.02666). With dot products and both temperatures 1 it is the loss of the paper. Margins of cosines are at
+    most 2 and those of a teacher about 10: tau scales the first to the second.
+    """
+    difference = group.student - group.teacher
+    pairs = group.is_positive[:, :, None] & group.is_negative[:, None, :]
+    errors = torch.where(pairs, difference[:, :, None] - difference[:, None, :], 0).square()
+    return errors.sum() / workers.all_reduce(pairs.sum()).clamp(min=1)

@@ -1,7 +1,7 @@
-"""Loss over a score matrix that is never stored whole: row panels, one pass, three matrix products.
+"""Score matrix of a loss, which is never stored whole: row panels, one pass, three matrix products.
 
 For each panel of rows (whole rows, so that every score is computed once):
-1. scores = Q C^T into one reused buffer, in units of the temperature where the loss has one;
+1. scores = Q C^T into one reused buffer, in units of the temperature: Q are `Candidates.scaled_queries`;
 2. the loss adds the panel to its statistic and writes dL/dscore, into the same buffer where the types agree;
 3. dQ = dS C and dC += dS^T Q.
 
@@ -9,15 +9,14 @@ For each panel of rows (whole rows, so that every score is computed once):
 The loss is then exactly that of the rounded embeddings, and its gradient passes through the rounding.
 
 Gradients are ready when forward ends, as in a fused linear cross-entropy, and backward only scales them. Memory is
-O((B + N) d) and one panel; a small batch is a single panel, that is, the whole matrix. The temperature's gradient
-needs no pass of its own: a loss of S / tau has dL/dlog tau = -sum dL/dS * S = -<Q, dL/dQ>.
+O((B + N) d) and one panel; a small batch is a single panel, that is, the whole matrix.
 
 Panels share one buffer, sized by a byte budget. It depends on the kind of device alone and not on its free memory:
 sums over panels would round differently when a run is repeated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -28,7 +27,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from raytriever.errors import LossInputError
-from raytriever.losses.engine.batch import Candidates
+from raytriever.losses.batch import BatchIds, Candidates
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import WorkerGroup
 
 # A processor's panel stays near its caches. A GPU needs large products, and few launches.
 PANEL_BYTES, GPU_PANEL_BYTES = 64 << 20, 1 << 30
@@ -52,7 +53,7 @@ class Panel:
 
     Args:
         rows: the slice of this worker's rows.
-        queries: embeddings of the rows, with the scale of the scores.
+        queries: operands of the rows.
         scores: scores of the rows; the loss may overwrite them.
         derivatives: where the loss writes the derivative of each score: `scores`, or a bf16 tensor on a GPU.
         excluded: row within the panel, and column, of the pairs that are no negatives.
@@ -189,18 +190,17 @@ Sparse = tuple[Tensor, Tensor, Tensor]
 
 @runtime_checkable
 class Reduction(Protocol):
-    """Loss of one batch, as the engine calls it.
+    """Loss of one batch, which reads the score matrix in panels.
 
-    `tempered`: scores arrive divided by the temperature. `dense`: the reduction writes a derivative of every score of
-    the panel. `sparse`: further derivatives, as (rows, columns, derivatives).
+    `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
+    columns, derivatives).
     """
 
-    tempered: bool
     dense: bool
     sparse: list[Sparse]
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
-        """Prepare for the first panel, with its operands. Queries have the scale that the scores will have."""
+        """Prepare for the first panel, with its operands."""
 
     def reduce(self, panel: Panel, differentiate: bool) -> None:
         """Add a panel to the statistic, and write the derivatives of this worker's share."""
@@ -209,21 +209,33 @@ class Reduction(Protocol):
         """Return this worker's share of the loss, in double precision."""
 
 
-def sweep(
-    reduction: Reduction, candidates: Candidates, log_temperature: Float[Tensor, ""], precision: str | None = None
-) -> Float[Tensor, ""]:
+@dataclass(frozen=True)
+class LossShare:
+    """Differentiable share of one worker in the loss, and statistics to log."""
+
+    share: Float[Tensor, ""]
+    statistics: dict[str, Tensor]
+
+
+ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], LossShare]
+
+
+def sent_type(config: LossConfig) -> torch.dtype | None:
+    """Return the type of embeddings on their way between workers; None for their own."""
+    return torch.bfloat16 if config.gather_precision == "bf16" else None
+
+
+def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> Float[Tensor, ""]:
     """Compute this worker's share of a loss, differentiable in queries, candidates and temperature.
 
     Args:
         reduction: the loss.
         candidates: the batch.
-        log_temperature: log of tau.
         precision: operands of the matrix products, `fp32` (the default), `tf32` or `bf16`.
     """
-    share: Tensor = _Sweep.apply(
-        candidates.queries,
+    share: Tensor = _ReduceScores.apply(
+        candidates.scaled_queries,
         candidates.embeddings,
-        log_temperature,
         candidates,
         reduction,
         Products(precision or "fp32", candidates.queries),
@@ -232,7 +244,7 @@ def sweep(
     return share
 
 
-class _Sweep(torch.autograd.Function):
+class _ReduceScores(torch.autograd.Function):
     """Loss and gradients in one pass; backward only scales."""
 
     @staticmethod
@@ -240,20 +252,18 @@ class _Sweep(torch.autograd.Function):
         ctx: Any,
         queries: Tensor,
         embeddings: Tensor,
-        log_temperature: Tensor,
         candidates: Candidates,
         reduction: Reduction,
         products: Products,
         differentiate: bool,
     ) -> Tensor:
         with torch.autocast(queries.device.type, enabled=False), products.as_chosen():
-            scale = torch.exp(-log_temperature) if reduction.tempered else torch.ones_like(log_temperature)
-            scaled, documents = products.operand(queries * scale), products.operand(embeddings)
-            reduction.start(scaled, documents)
+            rows, documents = products.operand(queries), products.operand(embeddings)
+            reduction.start(rows, documents)
             # The first dense panel writes, so that nobody writes zeros.
             make = torch.empty_like if reduction.dense else torch.zeros_like
             by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
-            for panel in ScorePanels(scaled, documents, candidates, products):
+            for panel in ScorePanels(rows, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
                     derivatives = products.operand(panel.derivatives)
@@ -263,19 +273,14 @@ class _Sweep(torch.autograd.Function):
             share = reduction.finish().to(queries.dtype)
             if not differentiate:
                 return share
-            for rows, columns, by_score in reduction.sparse:
-                add_rows(by_query, rows, documents[columns] * by_score[:, None])
-                add_rows(by_embedding, columns, scaled[rows] * by_score[:, None])
-            by_query *= scale
-            by_temperature = None
-            if ctx.needs_input_grad[2]:
-                by_temperature = -(by_query * queries).sum() * reduction.tempered
-            ctx.save_for_backward(by_query, by_embedding, by_temperature)
+            for row, column, by_score in reduction.sparse:
+                add_rows(by_query, row, documents[column] * by_score[:, None])
+                add_rows(by_embedding, column, rows[row] * by_score[:, None])
+            ctx.save_for_backward(by_query, by_embedding)
         return share
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        by_query, by_embedding, by_temperature = ctx.saved_tensors
-        by_temperature = None if by_temperature is None else by_temperature * grad
-        return by_query * grad, by_embedding * grad, by_temperature, None, None, None, None
+        by_query, by_embedding = ctx.saved_tensors
+        return by_query * grad, by_embedding * grad, None, None, None, None

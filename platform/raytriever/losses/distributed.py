@@ -1,0 +1,116 @@
+"""Collectives of a data-parallel group, on torch.distributed (gloo and nccl): `all_gather` and `all_reduce`.
+
+Gradient convention: `all_gather` is differentiable, and its backward pass is a reduce-scatter, which returns gradients
+to their owner as a sum. The loss of each worker is the share of its own rows times the number of workers. The average
+of the gradients over the workers, which the strategy of training computes, then gives the gradients of one process with
+the whole global batch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed
+
+# The same functions: torch 2.13 renamed them and warns of their old names.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+_reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+
+
+class WorkerGroup:
+    """Data-parallel group, seen from one worker. All workers call every collective in the same order.
+
+    Args:
+        group: of torch.distributed, or None for its default group.
+        rank: of this worker, from 0.
+        size: number of workers. With one, every collective is the identity.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
+        self._group, self.rank, self.size = group, rank, size
+
+    def all_gather(self, rows: Tensor, sent: torch.dtype | None = None) -> Tensor:
+        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed.
+
+        Args:
+            rows: of this worker.
+            sent: type to which rows and returned gradients are rounded on their way, with any number of workers; None
+                for that of the rows. Sums have the type of the rows.
+        """
+        if self.size == 1:
+            return rows if sent is None else rows.to(sent).to(rows.dtype)
+        gathered: Tensor = _AllGather.apply(rows, self, sent or rows.dtype)
+        return gathered
+
+    def all_reduce(self, value: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
+        """Return the elementwise sum or maximum over the workers, without gradient."""
+        if self.size == 1:
+            return value.detach()
+        reduced = value.detach().clone(memory_format=torch.contiguous_format)
+        operation: Any = distributed.ReduceOp.SUM if op == "sum" else distributed.ReduceOp.MAX
+        distributed.all_reduce(reduced, op=operation, group=self._group)
+        return reduced
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        rows = rows.contiguous()
+        gathered = rows.new_empty(self.size * len(rows), *rows.shape[1:])
+        _all_gather(gathered, rows, group=self._group)
+        return gathered
+
+    def _sum_to_owners(self, rows: Tensor, sent: torch.dtype) -> Tensor:
+        """Return the sum over the workers of this worker's share of the rows.
+
+        Rounded rows are exchanged and then added, in the type of `rows`: a reduce-scatter would round every sum.
+        """
+        own = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
+        if sent == rows.dtype:
+            _reduce_scatter(own, rows.contiguous(), group=self._group)
+            return own
+        received = torch.empty_like(rows, dtype=sent, memory_format=torch.contiguous_format)
+        distributed.all_to_all_single(received, rows.to(sent).contiguous(), group=self._group)
+        return received.view(self.size, *own.shape).sum(0, dtype=rows.dtype)
+
+
+class _AllGather(torch.autograd.Function):
+    """All-gather forward, sum to the owner backward."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, workers: WorkerGroup, sent: torch.dtype) -> Tensor:
+        ctx.workers, ctx.sent = workers, sent
+        return workers._gather(rows.to(sent)).to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.workers._sum_to_owners(grad[0], ctx.sent), None, None
+
+
+ALONE = WorkerGroup()
+
+
+def current_workers() -> WorkerGroup:
+    """Return the default process group of this process, or a group of one."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return _workers_of(None)
+    return ALONE
+
+
+def host_workers(workers: WorkerGroup) -> WorkerGroup:
+    """Return the group for messages in the memory of the CPU, for which no worker waits for its GPU.
+
+    All workers call it in the same order.
+    """
+    if workers.size == 1 or not distributed.is_initialized() or distributed.get_backend() == "gloo":
+        return workers
+    return _workers_of(distributed.new_group(backend="gloo"))
+
+
+def _workers_of(group: distributed.ProcessGroup | None) -> WorkerGroup:
+    return WorkerGroup(group, distributed.get_rank(group), distributed.get_world_size(group))
+
+
+def ensure_group(device: torch.device) -> None:
+    """Create a process group of one worker if there is none: DeepSpeed and FSDP2 need one."""
+    if not distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)

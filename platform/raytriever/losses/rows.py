@@ -1,0 +1,261 @@
+"""Losses by row: the mean over queries of a small function of one query's negatives and of its positives' scores.
+
+A loss sees only small tensors, in units of the temperature, and autograd differentiates them. `RowReduction` contains
+the rest. For a panel of whole rows,
+
+    statistic_i = LSE (or max) over N_i of s / tau
+    value       = mean over rows of f(statistic_i, positives_i)
+    d value / d n = f'_statistic softmax_{N_i}(n)        (for max: at the first maximum only)
+
+The equations are those of the multi-positive paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.scores import LossShare, Panel, ScoreLoss, Sparse, reduce_scores, sent_type
+from raytriever.losses.teacher import OwnGroup, SoftLabels
+
+RowValue = Callable[
+    [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
+    Float[Tensor, " rows"],
+]
+
+
+def all_positives(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows positives"]:
+    """Return every positive of each query."""
+    return columns
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """Definition of a loss that is a mean over queries.
+
+    A loss with constants is a function that makes this definition from the `LossConfig`; see `by_row`.
+
+    Args:
+        negatives: reduction of a query's negatives to one number, -inf for a query without negatives.
+        value: function of (the reduced negatives [rows], the positives' scores [rows, positives], True in the slots
+            that hold a positive [rows, positives]) that returns the loss of each query [rows]. Scores are in units of
+            the temperature.
+        positives: function that selects the positives that the loss compares. The others are no negatives either.
+    """
+
+    negatives: Literal["logsumexp", "maximum"]
+    value: RowValue
+    positives: Callable[[Tensor, BatchIds], Tensor] = all_positives
+
+
+def softplus(difference: Float[Tensor, " rows"]) -> Float[Tensor, " rows"]:
+    """Return log(1 + exp(difference)), exact at both ends (PyTorch's softplus is linear from 20)."""
+    return torch.logaddexp(difference, torch.zeros_like(difference))
+
+
+# ----------------------------------------------------------------------------------------------------------- the losses
+
+
+def infonce(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """InfoNCE, or SingleLH: the first positive against its negatives (Eq. 3-4 and 8).
+
+    LSE({s+} u N_i) - s+ = log(1 + sum_{n in N_i} exp(n - s+))
+    """
+    return softplus(negatives - positives[:, 0])
+
+
+def joint(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """JointLH: every positive must be likely (Eq. 6; its gradient pulls to 1/|P_i|, Eq. 10).
+
+    LSE(P_i u N_i) - mean of P_i = a + softplus(LSE(N_i) - mean of P_i - a),  a = LSE(P_i) - mean of P_i
+    """
+    mean = positives.masked_fill(~is_positive, 0).sum(1) / is_positive.sum(1)
+    own = (positives - mean[:, None]).masked_fill(~is_positive, -torch.inf).logsumexp(1)
+    # As the difference of two large numbers, a small loss would lose its digits.
+    return own + softplus(negatives - mean - own)
+
+
+def summarg(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """SumMargLH: the positives together must be likely (Eq. 7; the best one leads, Eq. 11).
+
+    LSE(P_i u N_i) - LSE(P_i) = softplus(LSE(N_i) - LSE(P_i))
+    """
+    return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+def lsepair(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair: every positive above every negative (Eq. 9; low positives weigh most, Eq. 12).
+
+    log(1 + sum_{p in P_i} sum_{n in N_i} exp(n - p)) = softplus(LSE(N_i) + LSE(-P_i)), so no P x N table is built.
+    """
+    return softplus(negatives + (-positives).masked_fill(~is_positive, -torch.inf).logsumexp(1))
+
+
+def lsepair_maxp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair of the highest positive alone (section 6.2)."""
+    return softplus(negatives - positives.masked_fill(~is_positive, -torch.inf).max(1).values)
+
+
+def lsepair_minp(negatives: Tensor, positives: Tensor, is_positive: Tensor) -> Tensor:
+    """LSEPair of the lowest positive alone (section 6.2)."""
+    return softplus(negatives - positives.masked_fill(~is_positive, torch.inf).min(1).values)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+
+
+def draw_positive(columns: Int64[Tensor, "rows positives"], ids: BatchIds) -> Int64[Tensor, "rows one"]:
+    """Draw one of each query's positives, all with the same probability, again at every step: Rand1LH (Eq. 5).
+
+    The draw is a function of (seed, step, query id) alone. It does not depend on the number of workers, on the position
+    of the query in the batch or on earlier draws.
+    """
+    is_positive = columns != PAD
+    state = torch.full_like(ids.queries, ids.seed)
+    for word in (torch.full_like(ids.queries, ids.step), ids.queries):
+        state = _mix(state + _GOLDEN) ^ word
+    # The product of 31 bits and a count of at most 2^31 has at most 62 bits.
+    uniform = (_mix(state + _GOLDEN) >> 33) & 0x7FFFFFFF
+    choice = (uniform * is_positive.sum(1)) >> 31
+    slot = (is_positive & (is_positive.cumsum(1) == choice[:, None] + 1)).int().argmax(1, keepdim=True)
+    return columns.gather(1, slot)
+
+
+def _mix(state: Int64[Tensor, " rows"]) -> Int64[Tensor, " rows"]:
+    """Apply the finaliser of SplitMix64. Int64 products wrap; masking makes the shifts logical."""
+    for shift, factor in zip((30, 27), _FACTORS, strict=True):
+        state = (state ^ _shift_right(state, shift)) * factor
+    return state ^ _shift_right(state, 31)
+
+
+def _shift_right(state: Int64[Tensor, " rows"], by: int) -> Int64[Tensor, " rows"]:
+    return (state >> by) & ((1 << (64 - by)) - 1)
+
+
+INFONCE = RowLoss("logsumexp", infonce, first_positive)
+ROW_LOSSES = {
+    "infonce": INFONCE,
+    "rand1": RowLoss("logsumexp", infonce, draw_positive),
+    "joint": RowLoss("logsumexp", joint),
+    "summarg": RowLoss("logsumexp", summarg),
+    "lsepair": RowLoss("logsumexp", lsepair),
+    "lsepair-maxp": RowLoss("logsumexp", lsepair_maxp),
+    "lsepair-maxn": RowLoss("maximum", lsepair),
+    "lsepair-minp": RowLoss("logsumexp", lsepair_minp),
+    "lsepair-minp-maxn": RowLoss("maximum", lsepair_minp),
+}
+
+
+# ------------------------------------------------------------------------------------------- over the score matrix
+
+
+def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
+    """Return a loss that is a mean over queries.
+
+    Args:
+        loss: the row loss, or the function that makes it from the settings.
+    """
+
+    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+        row_loss = loss if isinstance(loss, RowLoss) else loss(config)
+        columns = row_loss.positives(batch.relevance.positives, ids)
+        has_labels = config.soft_labels and batch.relevance.group is not None
+        labels = SoftLabels.of(batch, config.teacher_temperature) if has_labels else None
+        statistics = OwnGroup.of(batch, config.teacher_temperature).statistics(workers) if has_labels else {}
+        reduction = RowReduction(row_loss, columns, batch.relevance.rows, labels)
+        return LossShare(reduce_scores(reduction, batch, config.loss_precision), statistics)
+
+    return reduce
+
+
+def symmetric(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
+    both = batch, batch.exchange_roles(workers, sent_type(config))
+    forward, backward = (by_row(INFONCE)(config, each, ids, workers) for each in both)
+    return LossShare((forward.share + backward.share) / 2, {})
+
+
+def write_positives(
+    derivatives: Float[Tensor, "rows candidates"],
+    columns: Int64[Tensor, "rows positives"],
+    by_positive: Float[Tensor, "rows positives"],
+) -> None:
+    """Write the derivatives by the positives' scores to their columns, `PAD` in empty slots.
+
+    An empty slot repeats the first positive of its row: to leave it out, the processor would wait for the GPU.
+    """
+    is_positive = columns != PAD
+    first = is_positive.int().argmax(1, keepdim=True)
+    slots = torch.where(is_positive, torch.arange(columns.shape[1], device=columns.device), first)
+    derivatives.scatter_(1, columns.gather(1, slots), by_positive.gather(1, slots).to(derivatives.dtype))
+
+
+class RowReduction:
+    """Reduction of the panels of one batch by a row loss."""
+
+    def __init__(
+        self,
+        loss: RowLoss,
+        columns: Int64[Tensor, "rows positives"],
+        rows: int,
+        soft_labels: SoftLabels | None = None,
+    ) -> None:
+        self._loss, self._columns, self._rows, self._soft_labels = loss, columns, rows, soft_labels
+        self._values: list[Tensor] = []
+        self.dense = loss.negatives == "logsumexp"
+        self.sparse: list[Sparse] = []
+
+    def start(self, queries: Tensor, embeddings: Tensor) -> None:
+        """Do nothing: no row is needed before its panel."""
+
+    def reduce(self, panel: Panel, differentiate: bool) -> None:
+        """Add the panel's rows to the value, and write the derivatives of its scores."""
+        columns = self._columns[panel.rows]
+        is_positive = columns != PAD
+        positives = panel.scores.gather(1, columns.clamp(min=0))
+        if self._soft_labels is not None:
+            self._soft_labels.weigh(panel)
+        panel.exclude(-torch.inf)
+        peak, peak_columns = panel.scores.max(1)
+        is_empty = peak == -torch.inf
+        statistic = peak
+        if self.dense:
+            panel.scores.sub_(peak.masked_fill(is_empty, 0)[:, None]).exp_()
+            mass = panel.scores.sum(1)
+            statistic = peak + mass.log()
+        by_statistic, by_positive = self._differentiate(statistic, positives, is_positive)
+        if not differentiate:
+            return
+        if self.dense:
+            by_score = by_statistic / mass.masked_fill(is_empty, 1)
+            torch.mul(panel.scores, by_score[:, None], out=panel.derivatives)
+            write_positives(panel.derivatives, columns, by_positive)
+        else:
+            rows = torch.arange(panel.rows.start, panel.rows.stop, device=columns.device)
+            # The derivative of an empty slot is 0, and its column any.
+            every_row = rows[:, None].expand_as(columns).flatten()
+            by_slot = by_positive.masked_fill(~is_positive, 0).flatten()
+            self.sparse.append((every_row, columns.clamp(min=0).flatten(), by_slot))
+            self.sparse.append((rows, peak_columns, by_statistic))
+
+    def finish(self) -> Float[Tensor, ""]:
+        """Return this worker's share of the mean over all rows."""
+        return torch.stack(self._values).sum()
+
+    def _differentiate(self, statistic: Tensor, positives: Tensor, is_positive: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            statistic = statistic.detach().requires_grad_()
+            positives = positives.detach().requires_grad_()
+            value = self._loss.value(statistic, positives, is_positive).sum(dtype=torch.float64) / self._rows
+            self._values.append(value.detach())
+            by_statistic, by_positive = torch.autograd.grad(value, (statistic, positives))
+        return by_statistic, by_positive

@@ -1,0 +1,89 @@
+"""Batches for the tests of the losses; `raytriever.losses.reference` is the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from raytriever.losses.batch import BatchIds, Candidates, TeacherScores
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import ALONE, WorkerGroup
+from raytriever.losses.reference import query_scores
+from raytriever.losses.relevance import gather_relevance
+
+
+@dataclass
+class Example:
+    """Embeddings and ids of a batch, and what to expect of it."""
+
+    queries: Tensor
+    passages: Tensor
+    ids: BatchIds
+
+
+def example(
+    seed: int,
+    batch: int = 5,
+    hard: int = 2,
+    positives: int = 3,
+    width: int = 6,
+    levels: int = 0,
+    repeats: bool = True,
+) -> Example:
+    """A batch with mixed numbers of positives, repeated documents, known positives and, if asked, tied scores; a
+    teacher's scores of each query's positives and its own hard negatives, some of which are missing."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def whole(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=generator)
+
+    held = whole(positives, batch) + 1
+    rows, groups, at = [], [], 0
+    for count in held.tolist():
+        groups.append(list(range(at, at + count)) + [-1] * (positives - count))
+        at += count
+    rows = list(range(at + batch * hard))
+    passages = torch.tensor(rows)
+    if repeats:
+        # A hard negative that is another query's positive, a positive twice in its group, a document twice.
+        passages[-1], passages[-2] = groups[0][0], rows[-3]
+        groups[-1][-1] = groups[-1][0]
+        groups[1] = [*groups[1][:-1], groups[0][0]]
+    known = torch.full((batch, 2), -1)
+    known[0, 0], known[1, 1] = rows[-3], 10**6
+    make = torch.randn if not levels else lambda *s, **k: (torch.rand(*s, **k) * levels).floor() / 2
+    queries = make(batch, width, generator=generator).double()
+    documents = make(len(passages), width, generator=generator).double()
+    teacher = taught(torch.tensor(groups), passages[-batch * hard :].reshape(batch, hard), seed)
+    ids = BatchIds(torch.arange(batch) + 100, torch.tensor(groups), passages, known, seed=seed, step=3, teacher=teacher)
+    return Example(queries.requires_grad_(), documents.requires_grad_(), ids)
+
+
+def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
+    """Groups in which the first hard negative stands twice, two documents are other queries', of which one is known to
+    be relevant to the first; some pairs have no score, and one query has none at all."""
+    others = hard.flatten()[[0, -3]].expand(len(hard), 2)
+    documents = torch.cat([positives, hard, hard[:, :1], others], 1)
+    of_all = torch.randn(len(hard), 1000, generator=torch.Generator().manual_seed(seed + 77), dtype=torch.float64) * 2
+    of_all[-1][hard[-1]] = of_all[1, positives[1, 0]] = of_all[len(hard) // 2] = torch.nan
+    scores = of_all.gather(1, documents.clamp(min=0))
+    return TeacherScores(documents, scores)
+
+
+def gathered_candidates(
+    queries: Tensor, passages: Tensor, ids: BatchIds, workers: WorkerGroup = ALONE, temperature: float = 1.0
+) -> Candidates:
+    """Return the global batch from one worker's share, as the loss gathers it."""
+    relevance = gather_relevance(ids, workers, queries.device, both_ways=True)
+    embeddings = relevance.keep(workers.all_gather(passages))
+    return Candidates(queries, embeddings, relevance, torch.tensor(temperature).log().to(queries))
+
+
+def auc(queries: Tensor, passages: Tensor, ids: BatchIds) -> float:
+    """The share of pairs in the right order, ties counted half."""
+    every = list(query_scores(queries.detach(), passages.detach(), ids, LossConfig()))
+    positives, negatives = torch.cat([row.positives for row in every]), torch.cat([row.negatives for row in every])
+    apart = positives[:, None] - negatives[None, :]
+    return float(((apart > 0).double() + (apart == 0).double() / 2).mean())

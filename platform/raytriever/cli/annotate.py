@@ -47,7 +47,7 @@ def main(words: list[str]) -> None:
     check_annotation(annotation, arguments.embeddings is not None)
     check_paths(annotation, model, data)
     if arguments.embeddings is not None:
-        EMBEDDINGS.check(arguments.embeddings, "--embeddings")
+        EMBEDDINGS.check(arguments.embeddings, "embeddings")
     output = Path(arguments.output)
     if not arguments.dry_run:
         lock_output(arguments, output)
@@ -85,7 +85,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write the annotated data set to",
@@ -99,13 +99,13 @@ def _parser() -> Parser:
     parser.add_argument("--dry-run", action="store_true", help="print the estimated cost and send no request")
     parser.add_argument(
         "--answers",
-        type=path_type(OUTPUT, "--answers"),
+        type=path_type(OUTPUT, "answers"),
         metavar="DIR",
         help="folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
     )
     parser.add_argument(
         "--embeddings",
-        type=partial(EMBEDDINGS.read_flag, flag="--embeddings"),
+        type=partial(EMBEDDINGS.read_flag, name="embeddings"),
         metavar="DIR",
         help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )

@@ -35,7 +35,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         default="report.html",
         metavar="FILE",
         help="the page to write (default: report.html)",

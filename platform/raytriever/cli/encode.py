@@ -41,7 +41,7 @@ def _parser() -> Parser:
     parser = Parser(prog="encode", description="Encode the passages or the queries of a data set.")
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write the embeddings to",

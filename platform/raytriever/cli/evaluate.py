@@ -101,7 +101,7 @@ def _parser() -> Parser:
         "--model",
         nargs="+",
         dest="models",
-        type=path_type(MODELS, "--model"),
+        type=path_type(MODELS, "model"),
         metavar="MODEL",
         default=[ModelConfig().model],
         help="`bm25`, `minilm`, directories, runs or hub names; NAME=MODEL sets the name in tables (default: minilm)",
@@ -109,7 +109,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--datasets",
         nargs="+",
-        type=path_type(DATASET, "--datasets"),
+        type=path_type(DATASET, "datasets"),
         metavar="PATH",
         default=[],
         help="data sets, as for --dataset of other stages; a folder of data sets is one row: the mean over them",
@@ -131,7 +131,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         default="results",
         metavar="DIR",
         help="folder to write the results to (default: results)",

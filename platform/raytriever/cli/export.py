@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="export", description="Write a model for other runtimes: weights, graphs and a model card.")
     parser.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), required=True, metavar="DIR", help="a new directory"
+        "--output", type=path_type(OUTPUT, "output"), required=True, metavar="DIR", help="a new directory"
     )
     add_wait(parser)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -76,14 +76,14 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder of the index; an existing index is opened, and follows a data set that has changed",
     )
     parser.add_argument(
         "--embeddings",
-        type=path_type(EMBEDDINGS, "--embeddings"),
+        type=path_type(EMBEDDINGS, "embeddings"),
         metavar="DIR",
         help="embeddings of the passages, written by `raytriever encode` with --model",
     )

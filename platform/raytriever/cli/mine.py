@@ -89,7 +89,7 @@ def _parser() -> Parser:
     parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write the negatives table to",
@@ -107,7 +107,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--embeddings",
-        type=path_type(EMBEDDINGS, "--embeddings"),
+        type=path_type(EMBEDDINGS, "embeddings"),
         metavar="DIR",
         help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )

@@ -42,7 +42,7 @@ def _parser() -> Parser:
     parser = Parser(prog="prepare", description="Check, tokenise and shard a data set, and print a summary of it.")
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write the prepared data set to",

@@ -21,7 +21,7 @@ def _parser() -> Parser:
     )
     parser = Parser("quickstart", purpose)
     parser.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/quickstart)"
+        "--output", type=path_type(OUTPUT, "output"), metavar="DIR", help="run directory (default: runs/quickstart)"
     )
     parser.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
     add_wait(parser)

@@ -66,7 +66,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write the scores to",

@@ -38,7 +38,7 @@ def _parser() -> Parser:
     parser.add_argument("query", help="the question")
     parser.add_argument(
         "--dataset",
-        type=path_type(DATASET, "--dataset"),
+        type=path_type(DATASET, "dataset"),
         default="pydocs",
         metavar="PATH",
         help="`pydocs`, path or URI; see docs/reference/formats.md (default: pydocs)",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from raytriever.cli import study_ood
 from raytriever.cli.arguments import Parser, add_trackers, add_wait, lock_output, number_type, path_type
 from raytriever.config import NAME
-from raytriever.errors import ConfigError
-from raytriever.options import did_you_mean, flag_of
+from raytriever.errors import ConfigError, setting
+from raytriever.options import did_you_mean
 from raytriever.paths import DATA_ROOT, OUTPUT
 from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe
 from raytriever.terminal import show, warn
@@ -92,7 +92,7 @@ def _load_own(arguments: argparse.Namespace) -> Study:
     """Return the study of a file; raises `ConfigError` for a flag that belongs to the studies of the papers."""
     for flag in ("scale", "data_root"):
         if flag in arguments.explicit_flags:
-            raise ConfigError("has no effect on a study from a file", flag_of(flag), "leave it out")
+            raise ConfigError("has no effect on a study from a file", setting(flag), "leave it out")
 
     from raytriever.studies.own import load_study
 
@@ -116,7 +116,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write runs, table and figures to",
@@ -129,7 +129,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--data-root",
-        type=path_type(DATA_ROOT, "--data-root"),
+        type=path_type(DATA_ROOT, "data_root"),
         metavar="DIR",
         help="folder that holds the data sets in folders by name: squad, scifact, ...",
     )

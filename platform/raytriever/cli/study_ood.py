@@ -69,7 +69,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         required=True,
         metavar="DIR",
         help="folder to write tables and figures to",
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--model",
         nargs="+",
-        type=path_type(GAP_MODELS, "--model"),
+        type=path_type(GAP_MODELS, "model"),
         default=["minilm"],
         metavar="NAME",
         help="encoders; `control` is a synthetic data set with a gap (default: minilm)",

@@ -38,12 +38,11 @@ from raytriever.config import (
     to_dict,
 )
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.directory import check_same_settings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.own.source import pin
 from raytriever.models.config import ModelConfig
-from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
@@ -202,7 +201,7 @@ def _parser() -> Parser:
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
     run.add_argument(
-        "--output", type=path_type(OUTPUT, "--output"), metavar="DIR", help="run directory (default: runs/RUN-NAME)"
+        "--output", type=path_type(OUTPUT, "output"), metavar="DIR", help="run directory (default: runs/RUN-NAME)"
     )
     run.add_argument(
         "--run-name", metavar="NAME", help="name of the run, for trackers (default: data, model, loss, seed)"
@@ -210,7 +209,7 @@ def _parser() -> Parser:
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
-        type=path_type(SETTINGS, "--config"),
+        type=path_type(SETTINGS, "config"),
         metavar="FILE",
         help="YAML settings; flags override them, `stages:` override flags",
     )

@@ -17,8 +17,7 @@ from raytriever.cli.arguments import (
 )
 from raytriever.cli.train import SECTIONS, resolve_settings
 from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
-from raytriever.errors import ConfigError
-from raytriever.options import flag_of
+from raytriever.errors import ConfigError, flag_of
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
@@ -90,7 +89,7 @@ def _parser() -> Parser:
     run = parser.add_argument_group("run")
     run.add_argument(
         "--output",
-        type=path_type(OUTPUT, "--output"),
+        type=path_type(OUTPUT, "output"),
         metavar="DIR",
         help="directory of the sweep (default: runs/RUN-NAME)",
     )
@@ -100,7 +99,7 @@ def _parser() -> Parser:
     run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
     run.add_argument(
         "--config",
-        type=path_type(SETTINGS, "--config"),
+        type=path_type(SETTINGS, "config"),
         metavar="FILE",
         help="YAML file of settings, which override the recipe; flags override the file",
     )

@@ -28,7 +28,7 @@ from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.losses.loss import narrower_widths
 from raytriever.losses.own.source import pin
@@ -170,8 +170,8 @@ def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> Run
     if difference:
         raise ConfigError(
             f"holds a run with other settings ({difference})",
-            f"--output {output}",
-            "give another --output, or --fresh to remove that run",
+            setting("output", output),
+            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
         )
     return run
 
@@ -316,7 +316,10 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
     order = source.order
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
-        log(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive in their batch")
+        log(
+            f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive in their "
+            "batch"
+        )
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)

@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.errors import ConfigError, LossInputError
+from raytriever.errors import ConfigError, LossInputError, setting
 from raytriever.losses.config import LossConfig
 from raytriever.losses.diagnostics import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
@@ -252,7 +252,7 @@ def narrower_widths(widths: tuple[int, ...], whole: int) -> tuple[int, ...]:
     if widths and widths[0] > whole:
         raise ConfigError(
             f"asks for {widths[0]} components, but embeddings have {whole}",
-            "--matryoshka-dims",
+            setting("matryoshka_dims"),
             f"give at most {whole}",
         )
     return tuple(width for width in widths if width < whole)

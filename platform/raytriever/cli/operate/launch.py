@@ -73,14 +73,14 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--database",
-        type=path_type(OUTPUT, "--database"),
+        type=path_type(OUTPUT, "database"),
         default="mlflow.db",
         metavar="FILE",
         help="database of MLflow (default: mlflow.db)",
     )
     parser.add_argument(
         "--artifacts",
-        type=path_type(OUTPUT, "--artifacts"),
+        type=path_type(OUTPUT, "artifacts"),
         default="mlartifacts",
         metavar="DIR",
         help="folder for the artifacts of MLflow (default: mlartifacts)",

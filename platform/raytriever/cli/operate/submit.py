@@ -52,7 +52,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--working-dir",
-        type=path_type(FOLDER, "--working-dir"),
+        type=path_type(FOLDER, "working_dir"),
         metavar="DIR",
         default=".",
         help="checkout to upload (default: this folder)",

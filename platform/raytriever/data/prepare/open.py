@@ -25,7 +25,7 @@ from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_lin
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import is_uri, open_raw
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError, StorageError, setting
 from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.storage import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors, one_writer
@@ -218,7 +218,9 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     if wanted is not None and meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
-            f"was prepared with {tokens}", str(folder), "prepare it with --model as it is trained, or name its source"
+            f"was prepared with {tokens}",
+            str(folder),
+            f"prepare it with {setting('model')} as it is trained, or name its source",
         )
     return folder, request.dataset if stored else os.path.abspath(folder)
 

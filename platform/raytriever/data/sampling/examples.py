@@ -25,7 +25,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import SOURCES
 from raytriever.data.sampling.order import WORD, words
 from raytriever.data.sampling.origins import RANDOM, counts_by_origin
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 
 ALL, HUMAN_FIRST = "all", "human-first"
 
@@ -53,7 +53,9 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     begins = np.diff(drawn[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
-        raise DataError(f"no query has a positive of source {source!r}", where, "choose another value of --positives")
+        raise DataError(
+            f"no query has a positive of source {source!r}", where, f"choose another value of {setting('positives')}"
+        )
     return _of_queries(positives, begins), tuple(_of_queries(each, begins) for each in drawn)
 
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError
+from raytriever.errors import LossInputError, setting
 from raytriever.losses.engine.batch import BatchIds, Candidates, check_batch, gather_candidates
 from raytriever.losses.engine.relevance import PAD, RowRelevance, TeacherGroup
 from raytriever.losses.engine.sweep import panel_height
@@ -103,8 +103,8 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
     if spoilt:
         raise LossInputError(
             "embeddings of the guide hold NaN or infinity",
-            "--guide",
-            "check the guide's files, or give --precision fp32",
+            setting("guide"),
+            f"check the guide's files, or give {setting('precision')} fp32",
         )
     result = replace(
         relevance,

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raytriever.errors import UserError
+from raytriever.errors import UserError, setting
 from raytriever.losses.engine.workers import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
@@ -180,5 +180,6 @@ def finite_or_refused(value: float, norm: float, number: int) -> None:
         raise NotFiniteError(
             f"the loss is {value}, its gradient's norm {norm}",
             f"step {number}",
-            "lower --learning-rate, raise --temperature or --warmup-steps, or use --precision fp32",
+            f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
+            f"{setting('precision')} fp32",
         )

@@ -69,25 +69,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
-        """Check a directory before anything is written.
-
-        Args:
-            path: may not exist yet.
-            config: the resolved settings of this command.
-            fresh: whether `begin` removes an earlier run.
-
-        Raises:
-            ConfigError: the directory holds other files, or a run with other settings.
-            StorageError: the directory is not writable.
-        """
-        check_writable(path)
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        """Check a directory with `check_run_directory`, before anything is written, and return its state."""
+        check_run_directory(path, config, fresh)
+        if fresh or not (path / CONFIG).is_file():
             return cls(path, "new")
-        if not (path / CONFIG).is_file():
-            raise ConfigError("is not empty and holds no run", setting("output", path), "give another directory")
-        if fresh:
-            return cls(path, "new")
-        check_same_settings(path, config)
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str, losses: Iterable[str] = ()) -> None:
@@ -112,6 +97,25 @@ class RunDirectory:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
             return read_json(self.path / METRICS, RunMetrics, f"give {setting('fresh', True)} to train again")
+
+
+def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:
+    """Check that a run may be written to a directory.
+
+    Args:
+        path: may not exist yet.
+        config: the resolved settings of this command.
+        fresh: whether an earlier run is removed.
+
+    Raises:
+        ConfigError: the directory holds other files, or a run with other settings.
+        StorageError: the directory is not writable.
+    """
+    check_writable(path)
+    if path.exists() and not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError("is not empty and holds no run", setting("output", path), "give another directory")
+    if not fresh:
+        check_same_settings(path, config)
 
 
 def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from raytriever.data.pydocs.builder import PART_PAIRS, PYDOCS, PYDOCS_PART
 from raytriever.encoding.encode import encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError, flag_of
-from raytriever.experiment.directory import CONFIG, RunDirectory
+from raytriever.experiment.directory import CONFIG, check_run_directory
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers
@@ -76,7 +76,7 @@ def size_quickstart(
     if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
         return curriculum
     cpu, base = torch.device("cpu"), curriculum.base
-    RunDirectory.open(output, to_dict(base), fresh)  # only for its checks, as the next line
+    check_run_directory(output, to_dict(base), fresh)
     check_trackers(trackers)
     speed = measure_speed(load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu))
     size = choose_size(speed)

@@ -124,6 +124,11 @@ class Retriever(nn.Module):
             ModelError: a prompt leaves no token for the text.
         """
         prompts = self.prompts.of(*names, task_type=task_type)
+        self.check_prompts(prompts)
+        return prompts
+
+    def check_prompts(self, prompts: Prompts) -> None:
+        """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
             raise ModelError(
                 f"the model does not pool the prompt, and {TITLE} would give each passage another one",
@@ -132,7 +137,6 @@ class Retriever(nn.Module):
             )
         for side in SIDES:
             self.check_prompt(prompts[side], side)
-        return prompts
 
     def check_prompt(self, prompt: str, side: Side) -> None:
         """Check that a prompt leaves tokens for the text; raises `ModelError`."""
@@ -315,7 +319,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
         _check_length(each.backbone, length, directory)
         _choose_padding_side(tokenizer, each.backbone)
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
-    retriever.prompts_of()  # only for its checks
+    retriever.check_prompts(retriever.prompts.of())
     return retriever
 
 

@@ -48,7 +48,7 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
                 setting(name),
                 remedy,
             )
-    watched_metric(base, search)  # only for its checks
+    check_watched_metric(base, search)
     sampler = build_sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
     if not any(one.is_range for one in space.dimensions):
@@ -65,16 +65,17 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     )
 
 
-def watched_metric(base: Config, search: SearchConfig) -> str | None:
-    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early.
-
-    Raises:
-        ConfigError: the metric is unknown, or is not measured during training.
-    """
+def watched_metric(search: SearchConfig) -> str | None:
+    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early."""
     if not search.asha:
         return None
-    if search.asha_metric in (BATCH_AUC, DEV_LOSS):
-        return search.asha_metric
+    return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
+
+
+def check_watched_metric(base: Config, search: SearchConfig) -> None:
+    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not measured during training."""
+    if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return
     metrics = dev_protocol(base.training.best_metric).metrics
     if search.asha_metric not in metrics:
         remedy = did_you_mean(search.asha_metric, (*metrics, BATCH_AUC, DEV_LOSS))
@@ -82,7 +83,6 @@ def watched_metric(base: Config, search: SearchConfig) -> str | None:
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
         remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
         raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
-    return DEV + search.asha_metric
 
 
 def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def run_sweep(
             folder = manager.folder_of(best.number)
             config = trial_config(base, dict(best.settings))
             rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
-        write_sweep(output, trials, space, plan.metric, watched_metric(base, search), tracker)
+        write_sweep(output, trials, space, plan.metric, watched_metric(search), tracker)
     return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import TypeGuard
 
 REPOSITORY = Path(__file__).parent.parent
 PLATFORM = REPOSITORY / "platform"
@@ -33,6 +34,18 @@ WRITTEN_SUFFIXES = ("", ".py", ".md", ".yaml", ".yml", ".html", ".js", ".css", "
 GENERATED = re.compile(r"<!-- generated?: .*?<!-- end[^>]*-->", re.DOTALL)
 NOT_SEARCHED = ("benchmarks/house.py", "tests/unit/test_house.py", "tests/fixtures/")
 RELATIVE_CLAUSES = re.compile(r"(What|Whether|Who|Which|Where|How|Why|When)\b")
+# Modules whose texts hold flags of other programs; the texts of all others name settings by `errors.setting`.
+FLAGS_OF_OTHERS = {
+    "raytriever.cluster.launch": "it starts Ray and MLflow",
+    "raytriever.cluster.session": "`ray start`, and the memory of a container",
+    "raytriever.cluster.submission": "`ray job submit`",
+    "raytriever.losses.mw.cuda": "the compiler of CUDA",
+    "raytriever.models.source": "pip",
+    "raytriever.operation.doctor": "`ray start`, nvidia-smi and Docker",
+    "raytriever.reading.documents.pdf": "qpdf",
+    "raytriever.tracking.mlflow_tracker": "the server of MLflow",
+    "raytriever.tracking.tracker": "git",
+}
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
 
@@ -200,6 +213,58 @@ def repeated_class_names() -> list[str]:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(module)
     return [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+
+
+def flag_literals() -> list[str]:
+    """Return the strings outside the command line that spell a flag; docstrings may."""
+    places = []
+    for module, path in modules().items():
+        if module.startswith("raytriever.cli") or module in FLAGS_OF_OTHERS:
+            continue
+        documents = {id(node.value) for node in ast.walk(tree(module)) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree(module)):
+            is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
+            if is_text and (match := re.search(r"(?<![\w-])--[a-z][\w-]*", node.value)):
+                places.append(f"{path.relative_to(PLATFORM)}:{node.lineno}: {match[0]}")
+    return places
+
+
+def unknown_settings() -> list[str]:
+    """Return the calls of `setting` and `flag_of` that name no flag, or a switch without True or False."""
+    switches = _flags()
+    places = []
+    for module, path in modules().items():
+        for node in ast.walk(tree(module)):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+                continue
+            name, is_marked = node.args[0], node.func.id == "setting"
+            if (is_marked or node.func.id == "flag_of") and isinstance(name, ast.Constant):
+                is_switch = switches.get(name.value)
+                if is_switch is None or (is_marked and is_switch and len(node.args) < 2):
+                    places.append(f"{path.relative_to(PLATFORM)}:{node.lineno}: {name.value}")
+    return places
+
+
+def _flags() -> dict[str, bool]:
+    """Return the fields that `option` declares and the flags of the commands, with True for a switch."""
+    flags = {"help": True}
+    for module in modules():
+        for node in ast.walk(tree(module)):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and _is_call(node.value, "option", "_count")
+            ):
+                flags[node.target.id] = ast.unparse(node.annotation).split(" ")[0] == "bool"
+            elif module.startswith("raytriever.cli") and _is_call(node, "add_argument", "add_path", "add_number"):
+                switch = any(key.arg == "action" for key in node.keywords)
+                texts = [part.value for part in node.args if isinstance(part, ast.Constant)]
+                flags |= {text[2:].replace("-", "_"): switch for text in texts if text.startswith("--")}
+    return flags
+
+
+def _is_call(node: ast.AST | None, *names: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
 
 
 # ----------------------------------------------------------------------------------------------- code nothing reaches
@@ -374,6 +439,8 @@ def main() -> None:
         "words of no field": dialect(),
         "docstrings that begin with a relative clause": relative_docstrings(),
         "public class names that occur twice": repeated_class_names(),
+        "strings that spell a flag": flag_literals(),
+        "names of settings that no flag has": unknown_settings(),
         "definitions that no command and no public name reaches": unreached(roots()),
     }.items():
         print(f"{title}: {len(offenders)}")

@@ -3,7 +3,54 @@
 Everything that a person can get wrong (a flag, a file, a row, a model name, a full disk) is raised as a subclass of
 `UserError` where it is first detected. The command line prints it as one line and exits with code 2. Any other
 exception is a defect of raytriever and keeps its traceback.
+
+The text of an error names settings by `setting`. The command line shows them as flags (`--max-steps`), the API as
+arguments (`max_steps`).
 """
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Self
+
+# A setting in the text of an error: `name`, `name=text` or `name?True`, between two characters that no terminal shows.
+_SETTING = re.compile("\x0e(\\w+)(?:([=?])([^\x0e\x0f]*))?\x0f")
+
+
+def setting(name: str, value: object = None) -> str:
+    """Return the name of a setting for the text of a `UserError`; other text names it by `flag_of`.
+
+    Args:
+        name: of the flag or argument, such as `max_steps`.
+        value: True or False for a switch (`--no-duplicates` is False); a value that is shown with the name
+            (`--dataset a/b`, `data='a/b'`).
+    """
+    if value is None:
+        return f"\x0e{name}\x0f"
+    text = str(value).replace("\x0e", r"\x0e").replace("\x0f", r"\x0f")
+    return f"\x0e{name}{'?' if isinstance(value, bool) else '='}{text}\x0f"
+
+
+def render(text: str, spell: Callable[[str, str | bool | None], str]) -> str:
+    """Return a text in which every setting is spelled by a function of its name and value."""
+
+    def spelled(match: re.Match[str]) -> str:
+        name, sign, value = match.groups()
+        return spell(name, value == "True" if sign == "?" else value)
+
+    return _SETTING.sub(spelled, text)
+
+
+def as_flags(text: str) -> str:
+    """Return a text whose settings are spelled as flags of a command."""
+    return render(text, flag_of)
+
+
+def flag_of(name: str, value: str | bool | None = None) -> str:
+    """Return a setting as a flag: `batch_size` is `--batch-size`."""
+    flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+    return flag if value is None or isinstance(value, bool) else f"{flag} {value}"
 
 
 class UserError(Exception):
@@ -23,13 +70,39 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, where: str | None = None, remedy: str | None = None) -> None:
-        # Exception keeps the arguments, so that the error can be pickled between processes.
-        super().__init__(what, where, remedy)
-        self.what, self.where, self.remedy = what, where, remedy
+        super().__init__(what, where, remedy)  # they keep the settings as `setting` marks them
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+        return as_flags(self.args[0])
+
+    @property
+    def where(self) -> str | None:
+        """The file, row, flag, argument or field that is wrong."""
+        return self.args[1] and as_flags(self.args[1])
+
+    @property
+    def remedy(self) -> str | None:
+        """What is right, or what to do."""
+        return self.args[2] and as_flags(self.args[2])
+
+    def at(self, where: str | None) -> Self:
+        """Return the same error about another file, row, flag, argument or field."""
+        what, _, remedy = self.args
+        return type(self)(what, where, remedy)
+
+    def within(self, place: str) -> Self:
+        """Return the same error with a place before its own: `stage 'warm': max_steps`."""
+        where = self.args[1]
+        return self.at(f"{place}: {where}" if where else place)
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return f"{line}; {self.remedy}" if self.remedy else line
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.what!r}, {self.where!r}, {self.remedy!r})"
 
 
 class ConfigError(UserError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 
 HIDDEN = "***"
 _SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
@@ -118,17 +118,17 @@ def masked(text: str) -> str:
     return text
 
 
-def refuse_secrets(text: str, where: str | None = None) -> None:
+def refuse_secrets(text: str, name: str | None = None) -> None:
     """Raise `DataError` if a flag, a setting or an address holds a secret.
 
     Args:
         text: the value as it was given.
-        where: the flag or the file that it came from.
+        name: the setting that it came from.
     """
     for secret in _secrets(text):
         raise DataError(
             f"there is {secret.kind} in {'its address' if '://' in text else 'it'}",
-            f"{where} {masked(text)}" if where else masked(text),
+            setting(name, masked(text)) if name else masked(text),
             "leave it out, and set it in the environment of every node, such as AWS_SECRET_ACCESS_KEY or HF_TOKEN",
         )
 

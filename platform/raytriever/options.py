@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.masking import refuse_secrets
 
 
@@ -57,11 +57,6 @@ def option(
         "formerly": formerly,
     }
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def flag_of(field_name: str) -> str:
-    """Return the command-line spelling of a field: `batch_size` is `--batch-size`."""
-    return "--" + field_name.replace("_", "-")
 
 
 def with_current_names(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
@@ -109,9 +104,9 @@ def check_options(config: Any) -> None:
         value, rule = getattr(config, field.name), field.metadata
         if value is None or not rule:
             continue
-        where = flag_of(field.name)
+        where = setting(field.name)
         if isinstance(value, str):
-            refuse_secrets(value, where)
+            refuse_secrets(value, field.name)
         if rule.get("reads") is not None:
             read_option(field, value, where)
         pattern = rule.get("pattern")
@@ -167,7 +162,9 @@ def without_effect(
         reasons = dict.fromkeys(reason for reason, _ in unmet)
         remedies = [remedy for _, remedy in unmet if remedy]
         remedy = "leave it out" + (f", or give {' or '.join(remedies)}" if remedies else "")
-        errors[name] = ConfigError(f"has no effect {' and '.join(reasons)}", flag_of(name), remedy)
+        errors[name] = ConfigError(
+            f"has no effect {' and '.join(reasons)}", setting(name, settings[name] is True or None), remedy
+        )
     return errors
 
 
@@ -191,7 +188,8 @@ def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
     match = NEEDS.fullmatch(need)
     assert match is not None, need
     negated, name, sign, values = match.groups()
-    value, flag = settings.get(name), flag_of(name)
+    value = settings.get(name)
+    flag = setting(name, True if isinstance(value, bool) else None)
     is_set = value not in (None, "", False, 0, [])
     present = (
         f"with {flag} {value}" if is_set and value is not True else f"with {flag}" if is_set else f"without {flag}"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from raytriever.errors import ConfigError, DataError, ModelError, UserError
-from raytriever.options import did_you_mean, flag_of
+from raytriever.errors import ConfigError, DataError, ModelError, UserError, setting
+from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 from raytriever.storage import disk_errors
 
@@ -64,17 +64,19 @@ class PathKind:
             raise ValueError(f"{_EMPTY}: give a path")
         return self.separator.join(self._expanded(part) for part in self._parts(value))
 
-    def read_flag(self, value: str, flag: str) -> str:
+    def read_flag(self, value: str, name: str) -> str:
         """Read the value of a flag, which is never empty: an unset variable of the shell is no path.
 
         Raises:
             ConfigError: it is empty.
         """
         if not value.strip():
-            raise ConfigError(_EMPTY, flag or None, f"give a path, or leave {'the flag' if flag else 'it'} out")
+            raise ConfigError(
+                _EMPTY, setting(name) if name else None, f"give a path, or leave {'the flag' if name else 'it'} out"
+            )
         return self(value)
 
-    def check(self, value: str, flag: str) -> None:
+    def check(self, value: str, name: str) -> None:
         """Raise the error of this kind if a local path in a value does not exist; names and URIs pass."""
         if not self.missing:
             return
@@ -82,9 +84,9 @@ class PathKind:
             bare = self._bare(part)
             path = self.local(bare)
             if path is not None and not _is_there(path, self.folder):
-                raise self.error_of_missing(bare, flag)
+                raise self.error_of_missing(bare, name)
 
-    def error_of_missing(self, path: str, flag: str | None = None) -> UserError:
+    def error_of_missing(self, path: str, name: str | None = None) -> UserError:
         """Return the error for a path that does not exist, with the most similar existing name."""
         parent = Path(path).parent
         near = [*self.names]
@@ -92,7 +94,7 @@ class PathKind:
             near += [str(parent / name) for name in os.listdir(parent) if not name.startswith(".")]
         hint = did_you_mean(path, near)
         remedy = hint if hint.startswith("did") else self.remedy
-        return self.error(self.missing, f"{flag} {path}" if flag else path, remedy)
+        return self.error(self.missing, setting(name, path) if name else path, remedy)
 
     def local(self, word: str) -> Path | None:
         """Return the local path of a word; None for a name, a URI, or a model of the hub."""
@@ -147,7 +149,7 @@ def check_paths(*settings: Any) -> None:
         for field in dataclasses.fields(config):
             kind, value = field.metadata.get("reads"), getattr(config, field.name)
             if isinstance(kind, PathKind) and value:
-                kind.check(value, flag_of(field.name))
+                kind.check(value, field.name)
 
 
 def expanded(path: Path | str) -> Path:
@@ -206,8 +208,8 @@ SCORES = PathKind(
 )
 RANKING = PathKind("no such file", "give the path of a TREC run", DataError)
 CANDIDATES = replace(RANKING, names=("bm25", "dense"), separator=",")
-EMBEDDINGS = PathKind("no such embeddings", "name the --output of `raytriever encode`", DataError)
-EVALUATION = PathKind("no such evaluation", "name the --output of `raytriever evaluate`", DataError)
+EMBEDDINGS = PathKind("no such embeddings", f"name the {setting('output')} of `raytriever encode`", DataError)
+EVALUATION = PathKind("no such evaluation", f"name the {setting('output')} of `raytriever evaluate`", DataError)
 PROMPTS = PathKind("no such folder", "give a folder with files such as relevance.txt", folder=True)
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)

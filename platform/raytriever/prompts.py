@@ -24,8 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from raytriever.errors import ConfigError, ModelError, StorageError
-from raytriever.options import did_you_mean, flag_of
+from raytriever.errors import ConfigError, ModelError, StorageError, setting
+from raytriever.options import did_you_mean
 from raytriever.reading.structured import parse_json
 
 Side = Literal["query", "passage"]
@@ -99,7 +99,7 @@ class PromptTable:
             if place := _PLACE.search(text):
                 raise ModelError(
                     f"the prompt {text[:40]!r} has a place, {place[0]}, which would be encoded as it is",
-                    flag_of(f"{side}_prompt"),
+                    setting(f"{side}_prompt"),
                     "leave it out: the text follows the prompt; only passages may have one {title}",
                 )
         return Prompts(query, passage, query_name, passage_name)
@@ -130,7 +130,7 @@ class PromptTable:
         others = [name for name in self.own if name.casefold() not in possible]
         if others and (every or len(others) == len(self.own)):
             raise ConfigError(
-                f"{others[0]!r} is a prompt of no data set here", "--dataset-prompts", _suggest(others[0], known)
+                f"{others[0]!r} is a prompt of no data set here", setting("dataset_prompts"), _suggest(others[0], known)
             )
 
     def _find(self, side: Side | None, names: Iterable[str], task_type: str) -> tuple[str, str] | None:
@@ -149,16 +149,16 @@ def fill_title(prompt: str, title: str = "") -> str:
     return prompt.replace(TITLE, title.strip() or NO_TITLE)
 
 
-def prompt_by_name(name: str, stored: Mapping[str, str], flag: str) -> str:
-    """Return a prompt that a model stores.
+def prompt_by_name(name: str, stored: Mapping[str, str], prompt: str) -> str:
+    """Return a prompt that a model stores, as `query_prompt` or `passage_prompt`.
 
     Raises:
         ConfigError: there is none of this name.
     """
     if name in stored:
         return stored[name]
-    remedy = did_you_mean(name, stored) if stored else f"the model stores none; give {flag.removesuffix('-name')}"
-    raise ConfigError(f"the model stores no prompt {name!r}", flag, remedy)
+    remedy = did_you_mean(name, stored) if stored else f"the model stores none; give {setting(prompt)}"
+    raise ConfigError(f"the model stores no prompt {name!r}", setting(f"{prompt}_name"), remedy)
 
 
 def merge_prompts(stored: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -180,7 +180,7 @@ def read_prompts(value: Any) -> dict[str, str]:
     """
     if isinstance(value, str):
         try:
-            value = parse_json(value.encode(), "--dataset-prompts", dict[str, Any], _FORM)
+            value = parse_json(value.encode(), setting("dataset_prompts"), dict[str, Any], _FORM)
         except StorageError as error:
             raise ValueError(_FORM) from error
     if not isinstance(value, Mapping):
@@ -191,7 +191,7 @@ def read_prompts(value: Any) -> dict[str, str]:
             raise ValueError(_FORM)
         if any(name.casefold() in kinds for kinds in KINDS.values()):
             side = "query" if name.casefold() in KINDS["query"] else "passage"
-            raise ValueError(f"{name!r} is no data set; give {flag_of(f'{side}_prompt')} for all data sets")
+            raise ValueError(f"{name!r} is no data set; give {setting(f'{side}_prompt')} for all data sets")
         for key, text in texts.items() if isinstance(texts, Mapping) else [("", texts)]:
             kinds = [kinds[0] for kinds in KINDS.values() if str(key).casefold() in kinds]
             if (key and not kinds) or not isinstance(text, str):
@@ -215,8 +215,8 @@ def check_length(prompt: str, tokens: int, length: int, side: Side) -> None:
     if tokens >= max(1, length):
         raise ModelError(
             f"the prompt {prompt[:40]!r} has {tokens} tokens, but only {length} fit: nothing of the text is left",
-            flag_of(f"{side}_prompt"),
-            f"give a larger {flag_of(f'{side}_length')}, or a shorter prompt",
+            setting(f"{side}_prompt"),
+            f"give a larger {setting(f'{side}_length')}, or a shorter prompt",
         )
 
 

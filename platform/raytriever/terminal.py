@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from raytriever.errors import as_flags
 from raytriever.masking import masked
 from raytriever.storage import disk_errors
 
@@ -122,7 +123,7 @@ def write_line(text: str, stream: TextIO | None) -> None:
 def presentable(text: str, stream: TextIO) -> str:
     """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
-    return printable(masked(text)).encode(encoding, "backslashreplace").decode(encoding)
+    return printable(masked(as_flags(text))).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def open_missing_streams() -> None:

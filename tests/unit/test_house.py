@@ -47,6 +47,14 @@ def test_no_two_public_classes_have_one_name() -> None:
     assert house.repeated_class_names() == []
 
 
+def test_errors_name_settings_and_spell_no_flags() -> None:
+    assert house.flag_literals() == []
+
+
+def test_the_settings_in_texts_exist() -> None:
+    assert house.unknown_settings() == []
+
+
 def test_commands_and_public_names_reach_every_definition() -> None:
     assert house.unreached(house.roots()) == []
 

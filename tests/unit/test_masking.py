@@ -61,7 +61,7 @@ def test_a_secret_is_masked_and_refused(text: str) -> None:
         assert "AKIA0" not in masked(around)
         assert "***" in masked(around)
     with pytest.raises(DataError, match="leave it out, and set it in the environment") as caught:
-        refuse_secrets(text, "--dataset")
+        refuse_secrets(text, "dataset")
     assert HUSH not in str(caught.value)
 
 

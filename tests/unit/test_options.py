@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from raytriever.errors import ConfigError
-from raytriever.options import check_options, did_you_mean, flag_of, option
+from raytriever.options import check_options, did_you_mean, option
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,4 @@ def test_an_invalid_value_is_reported_by_its_flag(settings: dict[str, Any], mess
 
 
 def test_names() -> None:
-    assert flag_of("max_bad_rows") == "--max-bad-rows"
     assert did_you_mean("xx", []) == "choose from "

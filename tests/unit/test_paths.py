@@ -60,7 +60,7 @@ def test_the_home_folder_of_a_user_is_expanded() -> None:
 def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -> None:
     for kind in (OUTPUT, NEGATIVES, DATASET):
         with pytest.raises(ConfigError, match="--flag: the path is empty; give a path, or leave the flag out"):
-            kind.read_flag(given, "--flag")
+            kind.read_flag(given, "flag")
     assert NEGATIVES("") == ""
     with pytest.raises(ValueError, match="the path is empty"):
         DATASET(given)
@@ -90,7 +90,7 @@ def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -
     ],
 )
 def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
-    kind.check(kind(given), "--flag")
+    kind.check(kind(given), "flag")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_names_and_what_is_there_pass(kind: PathKind, given: str) -> None:
 def test_a_missing_path_is_reported_with_its_flag(home: Path, kind: PathKind, given: str, line: str) -> None:
     (home / "file").touch()
     with pytest.raises((DataError, ModelError, ConfigError, StorageError)) as caught:
-        kind.check(kind(given), "--flag")
+        kind.check(kind(given), "flag")
     assert line.replace("HOME", str(home)) in str(caught.value)
 
 

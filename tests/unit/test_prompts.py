@@ -112,9 +112,9 @@ def test_another_form_is_refused(value: object) -> None:
 
 def test_an_unknown_name_suggests_another() -> None:
     with pytest.raises(ConfigError, match=r"stores no prompt 's2p_qury'; did you mean 's2p_query'\?"):
-        prompt_by_name("s2p_qury", {"s2p_query": "x"}, "--query-prompt-name")
+        prompt_by_name("s2p_qury", {"s2p_query": "x"}, "query_prompt")
     with pytest.raises(ConfigError, match="the model stores none; give --query-prompt"):
-        prompt_by_name("any", {}, "--query-prompt-name")
+        prompt_by_name("any", {}, "query_prompt")
 
 
 def test_a_prompt_of_no_data_set_is_refused() -> None:

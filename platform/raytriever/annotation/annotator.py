@@ -21,7 +21,7 @@ from raytriever.annotation.budget import BudgetReached
 from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY, MalformedAnswer, number_reader, read_answer
 from raytriever.annotation.requests import Counts, StageClient
 from raytriever.annotation.service import RequestRefused, ServiceError
-from raytriever.errors import UserError
+from raytriever.errors import UserError, setting
 
 _MIN_QUERIES = 20  # the share of failures means little before as many queries are finished
 _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may be in flight
@@ -120,6 +120,6 @@ def check_failures(counts: Counts, finished: int, share: float, is_complete: boo
         return None
     return ServiceError(
         f"{counts.failed:,} of {finished:,} queries have no annotation; the first error: {counts.first_failed}",
-        "--llm",
-        "use a model that follows the requested format, or raise --max-tokens or --max-failed",
+        setting("llm"),
+        f"use a model that follows the requested format, or raise {setting('max_tokens')} or {setting('max_failed')}",
     )

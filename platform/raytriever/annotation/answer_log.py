@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.locking import acquire
 from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors, fsync, lock_errors
@@ -64,7 +64,7 @@ class AnswerLog:
         self._unsynced: list[tuple[bytes, int, int, asyncio.Future[None]]] = []
         self._syncing: asyncio.Task[None] | None = None
         with lock_errors(folder):
-            remedy = "wait for it with --wait, or give another folder with --answers"
+            remedy = f"wait for it with {setting('wait', True)}, or give another folder with {setting('answers')}"
             self._lock = acquire(folder, wait=wait, report=report, remedy=remedy)
         try:
             with disk_errors(folder):

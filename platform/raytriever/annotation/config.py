@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import option
 from raytriever.paths import CANDIDATES, PROMPTS
 
@@ -23,7 +23,8 @@ class AnnotationConfig:
 
     candidates: str = option(
         BM25,
-        f"sources of candidates, separated by commas: {BM25}, {DENSE} (the encoder of --model), paths of TREC runs",
+        f"sources of candidates, separated by commas: {BM25}, {DENSE} (the encoder of {flag_of('model')}), paths of "
+        "TREC runs",
         reads=CANDIDATES,
         form="NAME,PATH",
     )
@@ -102,7 +103,7 @@ def check_service(config: ServiceConfig) -> None:
     if not config.endpoint:
         raise ConfigError(
             "is missing",
-            "--endpoint",
+            setting("endpoint"),
             "give the address of an OpenAI-compatible service, such as http://localhost:8000/v1",
         )
     try:
@@ -111,30 +112,34 @@ def check_service(config: ServiceConfig) -> None:
     except ValueError:
         is_valid = False
     if not is_valid:
-        raise ConfigError("is not a valid address", "--endpoint", "give one such as http://localhost:8000/v1")
+        raise ConfigError("is not a valid address", setting("endpoint"), "give one such as http://localhost:8000/v1")
     if address.username is not None or address.password is not None or address.query or address.fragment:
         raise ConfigError(
-            "contains more than host and path", "--endpoint", "store a key in the variable that --key-variable names"
+            "contains more than host and path",
+            setting("endpoint"),
+            f"store a key in the variable that {setting('key_variable')} names",
         )
     if not config.llm.strip():
-        raise ConfigError("is missing", "--llm", "give the name of the model at the service")
+        raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     # A user may pass the key itself, so no message shows this value.
     if not _VARIABLE.fullmatch(config.key_variable):
         raise ConfigError(
-            "is not the name of an environment variable", "--key-variable", "give the name, never the key"
+            "is not the name of an environment variable", setting("key_variable"), "give the name, never the key"
         )
     if config.budget is not None and not (config.price_in or config.price_out):
         raise ConfigError(
-            "needs the prices of tokens", "--budget", "give --price-in and --price-out, or --budget-tokens"
+            "needs the prices of tokens",
+            setting("budget"),
+            f"give {setting('price_in')} and {setting('price_out')}, or {setting('budget_tokens')}",
         )
 
 
 def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
     """Raise `ConfigError` for missing or repeated sources of candidates, and for embeddings without a use."""
     if not config.retrievers:
-        raise ConfigError("is empty", "--candidates", f"give {BM25}, {DENSE} or the path of a run")
+        raise ConfigError("is empty", setting("candidates"), f"give {BM25}, {DENSE} or the path of a run")
     for name in config.retrievers:
         if config.retrievers.count(name) > 1:
-            raise ConfigError(f"contains {name!r} twice", "--candidates", "give each source once")
+            raise ConfigError(f"contains {name!r} twice", setting("candidates"), "give each source once")
     if embeddings and DENSE not in config.retrievers:
-        raise ConfigError(f"are used by {DENSE} only", "--embeddings", f"add {DENSE} to --candidates")
+        raise ConfigError(f"are used by {DENSE} only", setting("embeddings"), f"add {DENSE} to {setting('candidates')}")

@@ -15,7 +15,7 @@ from raytriever.annotation.config import LOCAL, ServiceConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 
 
 def open_checked(
@@ -85,12 +85,14 @@ def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> st
     if not key:
         if config.key_variable != ServiceConfig().key_variable:
             raise ConfigError(
-                "names an environment variable that is not set", "--key-variable", "export it, or name another"
+                "names an environment variable that is not set", setting("key_variable"), "export it, or name another"
             )
         return None
     if not key.isascii() or not key.isprintable() or " " in key:
         raise ConfigError(
-            "names a variable with a character that is invalid in a key", "--key-variable", "set it to the key alone"
+            "names a variable with a character that is invalid in a key",
+            setting("key_variable"),
+            "set it to the key alone",
         )
     address = urlsplit(config.base)
     if address.scheme == "http" and address.hostname not in LOCAL:

@@ -22,7 +22,7 @@ from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
 from raytriever.annotation.requests import Counts
 from raytriever.annotation.service import Service
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import ConfigError, DataError, StorageError, UserError
+from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.progress import Progress
 from raytriever.storage import cache_folder, check_writable
@@ -133,10 +133,10 @@ async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], Non
 def _out_of_budget(work: OpenedJob) -> UserError:
     first = next((number for number in range(len(work.queries)) if number not in work.annotations), len(work.queries))
     config, spent = work.job.service, work.annotator.spending.spent
-    flag = "--budget-tokens" if config.budget_tokens is not None else "--budget"
+    flag = setting("budget" if config.budget_tokens is None else "budget_tokens")
     remedy = "raise it, and run the same command again; answers are kept"
     if first:
-        remedy += f"; --max-queries {first} writes the finished queries at no cost"
+        remedy += f"; {setting('max_queries')} {first} writes the finished queries at no cost"
     return ConfigError(
         f"is used up after {len(work.annotations):,} of {len(work.queries):,} queries "
         f"({spent.read:,} tokens read, {spent.written:,} written, cost {spent.cost(config):,.4g})",
@@ -155,7 +155,7 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
         raise DataError(
             "the model found no positive for any query",
             work.dataset.name,
-            "check the prompts, --llm and --candidates",
+            f"check the prompts, {setting('llm')} and {setting('candidates')}",
         )
     spent = annotator.spending.spent
     meta: dict[str, Any] = {
@@ -219,9 +219,9 @@ def run_annotation(
     if not dry_run:
         check_service(job.service)
     if not job.service.llm.strip():
-        raise ConfigError("is missing", "--llm", "give the name of the model at the service")
+        raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     if output.exists():
-        raise StorageError("exists already", str(output), "give another --output, or remove it")
+        raise StorageError("exists already", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)
     prompts = load_prompts(job.annotation.prompts)
     key = None if dry_run else read_service_key(job.service, report)
@@ -271,7 +271,9 @@ def _prepare(
     candidates = find_candidates(dataset, queries, retrievers, settings.depth, *model, report)
     if not any(candidates):
         raise DataError(
-            f"has no candidate passage for any of {len(queries):,} queries", dataset.name, "add sources to --candidates"
+            f"has no candidate passage for any of {len(queries):,} queries",
+            dataset.name,
+            f"add sources to {setting('candidates')}",
         )
     name = job_name(job, dataset, prompts)
     spending = Spending(job.service, paid.get(name, TokenCounts()), estimator)

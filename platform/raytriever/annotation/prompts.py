@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.paths import PROMPTS, expanded
 from raytriever.reading.regular import open_regular
 from raytriever.storage import disk_errors
@@ -92,7 +92,7 @@ def load_prompts(folder: str) -> AnnotationPrompts:
 
 def _read_folder(folder: Path) -> dict[str, str]:
     if not folder.is_dir():
-        raise PROMPTS.error_of_missing(str(folder), "--prompts")
+        raise PROMPTS.error_of_missing(str(folder), "prompts")
     file_names = ", ".join(f"{name}.txt" for name in PLACEHOLDERS)
     texts = {}
     for file in sorted(folder.glob("*.txt")):
@@ -100,7 +100,7 @@ def _read_folder(folder: Path) -> dict[str, str]:
             raise ConfigError("is not the name of a prompt", str(file), f"rename it to one of {file_names}")
         texts[file.stem] = _read_prompt(file)
     if not texts:
-        raise ConfigError("contains no prompt", f"--prompts {folder}", f"add one or more of {file_names}")
+        raise ConfigError("contains no prompt", setting("prompts", folder), f"add one or more of {file_names}")
     return texts
 
 

@@ -27,7 +27,7 @@ import aiohttp
 
 from raytriever.annotation.config import CHAT, LOCAL, ServiceConfig
 from raytriever.annotation.prompts import Message
-from raytriever.errors import UserError
+from raytriever.errors import UserError, setting
 from raytriever.masking import HIDDEN, masked
 from raytriever.options import did_you_mean
 
@@ -219,7 +219,7 @@ class Service:
         served_models = model_names(body) if status == 200 else []
         if served_models and self._config.llm not in served_models:
             remedy = did_you_mean(self._config.llm, served_models[:20])
-            raise ServiceError(f"the service has no model {self._config.llm!r}", "--llm", self._clean(remedy))
+            raise ServiceError(f"the service has no model {self._config.llm!r}", setting("llm"), self._clean(remedy))
 
     async def chat(self, messages: list[Message], schema: dict[str, Any]) -> Reply:
         """Send one request, and return the answer.
@@ -279,7 +279,7 @@ class Service:
             ) from error
         except aiohttp.InvalidURL as error:
             raise ServiceError(
-                "is not a valid address", "--endpoint", "give one such as http://localhost:8000/v1"
+                "is not a valid address", setting("endpoint"), "give one such as http://localhost:8000/v1"
             ) from error
         except TimeoutError as error:
             raise TemporaryFailure(f"no answer within {self._config.timeout:g} s") from error
@@ -300,11 +300,13 @@ class Service:
             return TemporaryFailure(f"status {status}", wait)
         if status == 404 and (config.llm in message or "model" in message.lower()):
             return ServiceError(
-                f"the service has no model {config.llm!r} ({message})", "--llm", "give a model that it lists"
+                f"the service has no model {config.llm!r} ({message})", setting("llm"), "give a model that it lists"
             )
         if status in (404, 405):
             return ServiceError(
-                f"nothing answers at {config.base}{CHAT} ({status})", "--endpoint", "the address often ends in /v1"
+                f"nothing answers at {config.base}{CHAT} ({status})",
+                setting("endpoint"),
+                "the address often ends in /v1",
             )
         if 300 <= status < 400:
             return ServiceError(f"redirects requests ({status})", config.base, "give the address of the redirect")
@@ -312,7 +314,11 @@ class Service:
 
     def _key_refused(self, status: int, body: bytes) -> ServiceError:
         name = self._config.key_variable
-        remedy = f"check the key in {name}" if self._key else f"store a key in {name}, or give another --key-variable"
+        remedy = (
+            f"check the key in {name}"
+            if self._key
+            else f"store a key in {name}, or give another {setting('key_variable')}"
+        )
         return ServiceError(
             f"rejects the key ({status}: {self._clean(error_message(body))})", self._config.base, remedy
         )
@@ -321,7 +327,7 @@ class Service:
         return ServiceError(
             f"gives no answer: {failure}",
             self._config.base,
-            "check --endpoint and the service, then run the same command again",
+            f"check {setting('endpoint')} and the service, then run the same command again",
         )
 
     def _clean(self, text: str) -> str:

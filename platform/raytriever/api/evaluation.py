@@ -272,7 +272,7 @@ def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[Ev
             rows.append((label, model.name, model.config))
         elif isinstance(model, str | os.PathLike):
             path = os.fspath(model)
-            MODELS.check(path, "--model")
+            MODELS.check(path, "model")
             rows.append((label, path, None if path == BM25 else ModelConfig(model=path)))
         else:
             raise ConfigError(f"holds {type(model).__name__}", "models", "give names, paths, models or runs")

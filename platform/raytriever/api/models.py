@@ -198,7 +198,7 @@ def load_model(
     )
     check_options(config)
     precision = precision_of(precision, ())
-    MODEL.check(config.model, "--model")
+    MODEL.check(config.model, "model")
     model = Model(config, precision)
     with working("load_model"):
         _ = model.retriever
@@ -222,7 +222,7 @@ def settings_of(model: ModelLike) -> ModelConfig:
     if isinstance(model, str | os.PathLike):
         config = ModelConfig(model=os.fspath(model))
         check_options(config)
-        MODEL.check(config.model, "--model")
+        MODEL.check(config.model, "model")
         return config
     raise ConfigError(
         f"is {type(model).__name__}", "model", "give a name, a path, the result of load_model, or the result of train"

@@ -115,7 +115,7 @@ def build_index(
     """
     source, encoder = source_of(data), loaded(model)
     rate = data.max_bad_rows if isinstance(data, Dataset) else 0.01
-    DATASET.check(source, "--dataset")
+    DATASET.check(source, "dataset")
     if kind == "exact":
         unused = [name for name, value in [("output", output), *settings.items()] if value is not None]
         if unused:

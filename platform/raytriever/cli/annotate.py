@@ -47,7 +47,7 @@ def main(words: list[str]) -> None:
     check_annotation(annotation, arguments.embeddings is not None)
     check_paths(annotation, model, data)
     if arguments.embeddings is not None:
-        EMBEDDINGS.check(arguments.embeddings, "--embeddings")
+        EMBEDDINGS.check(arguments.embeddings, "embeddings")
     output = Path(arguments.output)
     if not arguments.dry_run:
         lock_output(arguments, output)
@@ -100,7 +100,7 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--embeddings",
-        type=partial(EMBEDDINGS.read_flag, flag="--embeddings"),
+        type=partial(EMBEDDINGS.read_flag, name="embeddings"),
         metavar="DIR",
         help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from raytriever.cli.suggestions import suggest_for_flag
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
-from raytriever.options import check_options, flag_of, needs_of, read_option, without_effect
+from raytriever.options import check_options, needs_of, read_option, without_effect
 from raytriever.paths import PathKind
 from raytriever.storage import lock_errors
 from raytriever.terminal import show, warn
@@ -114,14 +114,14 @@ class Parser(argparse.ArgumentParser):
             # Checked first: argparse would report a misspelt flag as a missing one.
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
-            _check_utf8(word, _flag_before(words, index, flags))
+            _check_utf8(word, _setting_before(words, index, flags))
         arguments, unknown = self.parse_known_args(words)
         for word in unknown:
             raise ConfigError(f"unexpected argument {word!r}", remedy=f"see `{self.prog} --help`")
         free = getattr(arguments, self._free_text) if self._free_text else None
         for index, word in enumerate(words):
             if free is None or free not in (word, word.partition("=")[2]):
-                refuse_secrets(word, _flag_before(words, index, flags))
+                refuse_secrets(word, _setting_before(words, index, flags))
         actions = {flag: action.dest for action in self._actions for flag in action.option_strings}
         end = words.index("--") if "--" in words else len(words)
         arguments.explicit_flags = {
@@ -149,19 +149,21 @@ def check_effects(
         raise error
 
 
-def _flag_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
-    """Return the flag before a word of the command line, or None."""
-    return words[index - 1] if index and words[index - 1] in flags else None
+def _setting_before(words: Sequence[str], index: int, flags: Collection[str]) -> str | None:
+    """Return the setting whose flag is before a word of the command line, or None."""
+    return words[index - 1].lstrip("-").replace("-", "_") if index and words[index - 1] in flags else None
 
 
-def _check_utf8(word: str, flag: str | None) -> None:
+def _check_utf8(word: str, name: str | None) -> None:
     """Raise `ConfigError` if a word is not UTF-8: Python receives such bytes as halves of surrogate pairs."""
     try:
         word.encode()
     except UnicodeEncodeError as error:
         byte = ord(word[error.start]) & 0xFF
         raise ConfigError(
-            f"byte 0x{byte:02x} of {word!a} is not UTF-8", flag, "set the terminal to UTF-8, or rename the file"
+            f"byte 0x{byte:02x} of {word!a} is not UTF-8",
+            name and setting(name),
+            "set the terminal to UTF-8, or rename the file",
         ) from error
 
 
@@ -225,7 +227,7 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
             group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
             continue
         if isinstance(field.metadata.get("reads"), PathKind):
-            read = partial(field.metadata["reads"].read_flag, flag=flag_of(field.name))
+            read = partial(field.metadata["reads"].read_flag, name=field.name)
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         if field.metadata.get("reads") is not None:
@@ -249,11 +251,11 @@ Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 def add_path(parser: Flags, flag: str, kind: PathKind, metavar: str, help: str, **settings: Any) -> None:
     """Add the flag or argument of a path, which is expanded and checked as `kind` says; `settings` are argparse's."""
-    where = flag if flag.startswith("-") else ""
+    name = flag.removeprefix("--").replace("-", "_") if flag.startswith("-") else ""
 
     def read(text: str) -> str:
-        path = kind.read_flag(text, where)
-        kind.check(path, where)
+        path = kind.read_flag(text, name)
+        kind.check(path, name)
         return path
 
     parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)

@@ -19,8 +19,8 @@ from raytriever.cli.arguments import (
     lock_output,
 )
 from raytriever.config import NAME
-from raytriever.errors import ConfigError
-from raytriever.options import did_you_mean, flag_of
+from raytriever.errors import ConfigError, setting
+from raytriever.options import did_you_mean
 from raytriever.paths import DATA_ROOT, OUTPUT
 from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe
 from raytriever.terminal import show, warn
@@ -99,7 +99,7 @@ def _load_own(arguments: argparse.Namespace) -> Study:
     """Return the study of a file; raises `ConfigError` for a flag that belongs to the studies of the papers."""
     for flag in ("scale", "data_root"):
         if flag in arguments.explicit_flags:
-            raise ConfigError("has no effect on a study from a file", flag_of(flag), "leave it out")
+            raise ConfigError("has no effect on a study from a file", setting(flag), "leave it out")
 
     from raytriever.studies.own import load_study
 

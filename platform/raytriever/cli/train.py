@@ -38,12 +38,11 @@ from raytriever.config import (
     to_dict,
 )
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.directory import check_same_settings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.own.source import pin
 from raytriever.models.config import ModelConfig
-from raytriever.options import flag_of
 from raytriever.paths import OUTPUT, SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn

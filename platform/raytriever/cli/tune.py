@@ -17,8 +17,7 @@ from raytriever.cli.arguments import (
 )
 from raytriever.cli.train import SECTIONS, resolve_settings
 from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
-from raytriever.errors import ConfigError
-from raytriever.options import flag_of
+from raytriever.errors import ConfigError, flag_of
 from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn

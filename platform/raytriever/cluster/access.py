@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.paths import expanded
 from raytriever.storage import disk_errors
 
@@ -77,8 +77,8 @@ def decide_access(host: str, authenticate: bool, environment: Mapping[str, str])
     if not is_authenticated and not all(address.is_loopback for address in addresses):
         raise ConfigError(
             f"{host} lets anyone who reaches this machine run programs on it",
-            "--host",
-            "add --auth, so that only clients with the token may, or omit --host",
+            setting("host"),
+            f"add {setting('auth', True)}, so that only clients with the token may, or omit {setting('host')}",
         )
     token_file = None
     if is_authenticated and not environment.get(TOKEN):
@@ -136,7 +136,7 @@ def _resolve(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{host!r} is no address of this machine", "--host", "give 127.0.0.1 or an address"
+            f"{host!r} is no address of this machine", setting("host"), "give 127.0.0.1 or an address"
         ) from error
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]
 

@@ -36,11 +36,10 @@ from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisation_of
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.locking import LockClaim, claims, join
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
-from raytriever.options import flag_of
 from raytriever.prompts import Side
 from raytriever.storage import check_writable
 
@@ -188,7 +187,9 @@ def open_encoding_session(config: EncodeConfig) -> AbstractContextManager[None]:
     if config.actors is None and not several and not os.environ.get("RAY_ADDRESS"):
         for name in ("actor_gpus", "actor_cpus"):
             if getattr(config, name) != getattr(EncodeConfig, name):
-                raise ConfigError("has no effect without actors", flag_of(name), "omit it, or give --actors")
+                raise ConfigError(
+                    "has no effect without actors", setting(name), f"omit it, or give {setting('actors')}"
+                )
         return nullcontext()
     # Otherwise Ray warns for every pool that the arguments of its actors are in the object store, where Ray Data puts
     # them. Errors reach this process as exceptions.
@@ -206,7 +207,9 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     if not ray.is_initialized():
         return None
     if config.actor_gpus and not count_gpus():  # otherwise Ray would wait for one
-        raise ConfigError("the cluster has no GPU", "--actor-gpus", "omit it to use CPUs, or add a node with a GPU")
+        raise ConfigError(
+            "the cluster has no GPU", setting("actor_gpus"), "omit it to use CPUs, or add a node with a GPU"
+        )
     resources = ray.cluster_resources()
     gpus = config.actor_gpus
     if gpus is None:
@@ -217,5 +220,7 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
     # Ray would wait for resources that a cluster of one machine never gets.
     if pool.fewest > fits and not os.environ.get("RAY_ADDRESS"):
         size = f"{gpus:g} GPUs" if gpus else f"{config.actor_cpus} CPUs"
-        raise ConfigError(f"{pool.fewest} actors with {size} each do not fit", "--actors", f"at most {fits} fit here")
+        raise ConfigError(
+            f"{pool.fewest} actors with {size} each do not fit", setting("actors"), f"at most {fits} fit here"
+        )
     return pool

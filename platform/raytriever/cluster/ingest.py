@@ -53,7 +53,7 @@ _ERRORS = {error.__name__: error for error in (DataError, ModelError, StorageErr
 
 def serialize_error(error: UserError) -> str:
     """Return a user error as JSON text: its class, what, where and remedy."""
-    return json.dumps([type(error).__name__, error.what, error.where, error.remedy])
+    return json.dumps([type(error).__name__, *error.args])
 
 
 def deserialize_error(text: str) -> UserError:

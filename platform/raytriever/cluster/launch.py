@@ -28,7 +28,7 @@ from pathlib import Path
 
 from raytriever.activity import quiet
 from raytriever.cluster.access import AccessPolicy, decide_access, ensure_token
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.interruption import check_interrupted
 from raytriever.machine import process_ids
 from raytriever.storage import cache_folder, check_writable, disk_errors
@@ -84,17 +84,17 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
         KeyboardInterrupt: the user stopped them; in an `interruptible` block by SIGTERM or SIGHUP too.
     """
     ports = {
-        "--ray-port": settings.ray_port,
-        "--dashboard-port": settings.dashboard_port,
-        "--mlflow-port": settings.mlflow_port,
+        "ray_port": settings.ray_port,
+        "dashboard_port": settings.dashboard_port,
+        "mlflow_port": settings.mlflow_port,
     }
     if len(set(ports.values())) < len(ports):
-        raise ConfigError("the same port twice", ", ".join(ports), "give three different ones")
+        raise ConfigError("the same port twice", ", ".join(map(setting, ports)), "give three different ones")
     _check_database(settings.database)
     check_writable(settings.artifacts)
     policy = decide_access(settings.host, settings.authenticate, os.environ)
-    for flag, port in ports.items():
-        check_free(settings.host if flag == "--dashboard-port" else LOCAL, port, flag)
+    for name, port in ports.items():
+        check_free(settings.host if name == "dashboard_port" else LOCAL, port, name)
     if policy.token_file is not None:
         ensure_token(policy.token_file)
     logs = cache_folder() / "launch"
@@ -126,7 +126,7 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
             raise LaunchError(
                 f"Ray does not answer at {ray.address} after {monitor.seconds:.0f} s",
                 str(ray.log),
-                "read this log; give a busy machine more time with --timeout SECONDS",
+                f"read this log; give a busy machine more time with {setting('timeout')} SECONDS",
             )
         for line in summary_lines(settings, policy, logs, None if mlflow.has_answered() else mlflow.log):
             log(line)
@@ -333,7 +333,7 @@ def _dashboard(settings: LaunchSettings, policy: AccessPolicy) -> str:
     return f"http://{host}:{settings.dashboard_port}"
 
 
-def check_free(host: str, port: int, flag: str) -> None:
+def check_free(host: str, port: int, name: str) -> None:
     """Raise `ConfigError` if a port is in use, or the host is no address of this machine."""
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as probe:
@@ -341,7 +341,7 @@ def check_free(host: str, port: int, flag: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"{host}:{port}: {error.strerror}", flag, "give another") from error
+            raise ConfigError(f"{host}:{port}: {error.strerror}", setting(name), "give another") from error
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from raytriever.cluster.ray_private import expected_gpus, is_worker
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 
 # Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
 # resource to a random node, and each node counts for itself, so half of all pairs would share one of two nodes. A byte
@@ -43,7 +43,7 @@ def gpus_of_trial(trial_gpus: float | None) -> float:
     if trial_gpus is None:
         return 1.0 if count_gpus() else 0.0
     if not count_gpus():
-        raise ConfigError("the cluster has no GPU", "--trial-gpus", "omit it, or add GPUs")
+        raise ConfigError("the cluster has no GPU", setting("trial_gpus"), "omit it, or add GPUs")
     return trial_gpus
 
 

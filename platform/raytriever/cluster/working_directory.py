@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, flag_of
 from raytriever.paths import expanded
 from raytriever.storage import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
 UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the process of a submitted job
-OUTPUT_FLAGS = ("--output", "--json")
+OUTPUT = flag_of("output")
 LARGE_UPLOAD = 50_000_000  # bytes
 # Folder of numba's cache for every process of a submitted job, and the class that names files in it.
 NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
@@ -62,7 +62,7 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
 def _resolve(word: str, previous: str, upload: Path) -> str:
     """Return the absolute path of a word that names a file of the upload; other words and outputs stay."""
     flag, equals, value = word.rpartition("=") if word.startswith("--") else ("", "", word)
-    if previous in OUTPUT_FLAGS or flag in OUTPUT_FLAGS or not value or Path(value).is_absolute():
+    if OUTPUT in (previous, flag) or not value or Path(value).is_absolute():
         return word
     try:
         return f"{flag}{equals}{upload / value}" if (upload / value).is_file() else word

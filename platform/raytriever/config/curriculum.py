@@ -130,8 +130,7 @@ def stage_errors(stage: Stage) -> Iterator[None]:
     except UserError as error:
         if not stage.name:
             raise
-        where = f"stage {stage.name!r}" + (f": {error.where}" if error.where else "")
-        raise type(error)(error.what, where, error.remedy) from error
+        raise error.within(f"stage {stage.name!r}") from error
 
 
 def check_curriculum_paths(curriculum: Curriculum) -> None:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.models.config import ModelConfig, check_lora
-from raytriever.options import check_changed, check_options, did_you_mean, flag_of, read_option, with_current_names
+from raytriever.options import check_changed, check_options, did_you_mean, read_option, with_current_names
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh.config import RefreshConfig, check_refresh
 from raytriever.training.validation.config import ValidationConfig, check_validation
@@ -55,15 +55,15 @@ def check_config(config: Config) -> None:
     check_loss(config.loss)
     if config.training.precision == "int8":
         raise ConfigError(
-            "int8 has no gradients", "--precision", "train in fp32 or bf16, and encode in int8 afterwards"
+            "int8 has no gradients", setting("precision"), "train in fp32 or bf16, and encode in int8 afterwards"
         )
     size, workers = config.training.batch_size, config.training.workers[0]
     if size % workers:
         nearest = -(-size // workers) * workers
         raise ConfigError(
             f"{size} is not divisible by {workers} workers",
-            "--batch-size",
-            f"give a multiple of {workers}, such as {nearest}, or another --num-workers",
+            setting("batch_size"),
+            f"give a multiple of {workers}, such as {nearest}, or another {setting('num_workers')}",
         )
     check_refresh(config.refresh, config.data, config.training.max_steps)
     _check_splits(config.data)
@@ -81,35 +81,41 @@ def _check_splits(data: DataConfig) -> None:
     for first, second in itertools.combinations(splits, 2):
         if getattr(data, first) == getattr(data, second) and not data.allow_split_overlap:
             raise ConfigError(
-                f"the split {getattr(data, first)!r} is also that of {flag_of(second)}, so the metrics would mislead",
-                flag_of(first),
-                "give another split, or --allow-split-overlap",
+                f"the split {getattr(data, first)!r} is also that of {setting(second)}, so the metrics would mislead",
+                setting(first),
+                f"give another split, or {setting('allow_split_overlap', True)}",
             )
 
 
 def _check_teacher(config: Config) -> None:
     """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
     check_changed(config.data, config.loss, only=["teacher"])
-    learner = "--soft-labels" if config.loss.soft_labels else f"--loss {config.loss.title}"
+    learner = setting("soft_labels", True) if config.loss.soft_labels else f"{setting('loss')} {config.loss.title}"
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:
         raise ConfigError(
-            f"{learner} needs the scores of a teacher", "--teacher", "give the directory that `raytriever score` wrote"
+            f"{learner} needs the scores of a teacher",
+            setting("teacher"),
+            "give the directory that `raytriever score` wrote",
         )
     teachers, datasets = len(config.data.teachers), len(config.data.datasets)
     if teachers > datasets:
         raise ConfigError(
-            f"{teachers} teachers for {datasets} data sets", "--teacher", "give one teacher for each data set, in order"
+            f"{teachers} teachers for {datasets} data sets",
+            setting("teacher"),
+            "give one teacher for each data set, in order",
         )
     if not config.data.negatives_per_query:
         raise ConfigError(
             f"{learner} needs hard negatives",
-            "--negatives-per-query",
+            setting("negatives_per_query"),
             "give at least 1, at most the number of scored negatives",
         )
     if config.refresh.refresh_every:
-        raise ConfigError("no teacher has scored refreshed negatives", "--refresh-every", f"remove it, or {learner}")
+        raise ConfigError(
+            "no teacher has scored refreshed negatives", setting("refresh_every"), f"remove it, or {learner}"
+        )
 
 
 def to_dict(config: Config) -> dict[str, Any]:

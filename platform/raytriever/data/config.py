@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raytriever.data.languages import AUTO, LANGUAGES
+from raytriever.errors import flag_of
 from raytriever.options import option
 from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
 
@@ -70,7 +71,8 @@ class DataConfig:
     )
     dataset_weights: str = option(
         "",
-        "weights of --dataset and --extra-datasets, in their order, such as `2,1` (default: their sizes)",
+        f"weights of {flag_of('dataset')} and {flag_of('extra_datasets')}, in their order, such as `2,1` (default: "
+        "their sizes)",
         needs="extra_datasets",
     )
     mixing: str = option(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors, write_atomically
 
@@ -121,7 +121,7 @@ def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None
         )
     raise DataError(
         f"{first['reason']}; {bad} of {rows} rows {'is' if bad == 1 else 'are'} bad ({bad / rows:.2%}), more "
-        f"than the {max_share * 100:g} % allowed by --max-bad-rows",
+        f"than the {max_share * 100:g} % allowed by {setting('max_bad_rows')}",
         where=f"{where} row {first['row']}",
-        remedy="correct the rows, or raise --max-bad-rows",
+        remedy=f"correct the rows, or raise {setting('max_bad_rows')}",
     )

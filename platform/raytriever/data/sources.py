@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import quote, unquote
 
-from raytriever.errors import DataError, UserError
+from raytriever.errors import DataError, UserError, setting
 from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
@@ -51,31 +51,35 @@ def pinned(uri: str) -> str:
 
     match = _FORM.fullmatch(uri.rstrip("/"))
     if match is None:
-        raise DataError("not an address on the hub", f"--dataset {uri}", "write hf://datasets/ORG/NAME[@REVISION]")
+        raise DataError("not an address on the hub", setting("dataset", uri), "write hf://datasets/ORG/NAME[@REVISION]")
     try:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except RepositoryNotFoundError as error:
         raise DataError(
             "the hub has no such data set, or you may not read it",
-            f"--dataset {uri}",
+            setting("dataset", uri),
             "check its name; for a private one set HF_TOKEN",
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(
-            f"the data set has no revision {match['revision']!r}", f"--dataset {uri}", "leave it out, or name another"
+            f"the data set has no revision {match['revision']!r}",
+            setting("dataset", uri),
+            "leave it out, or name another",
         ) from error
     except OfflineModeIsEnabled as error:
         raise DataError(
-            "the hub is switched off by HF_HUB_OFFLINE", f"--dataset {uri}", "unset it or give a local copy"
+            "the hub is switched off by HF_HUB_OFFLINE", setting("dataset", uri), "unset it or give a local copy"
         ) from error
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        raise DataError(f"the hub refused ({message})", f"--dataset {uri}", "check its name and revision") from error
+        raise DataError(
+            f"the hub refused ({message})", setting("dataset", uri), "check its name and revision"
+        ) from error
     except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
         raise DataError(
             f"the hub cannot be reached ({type(error).__name__})",
-            f"--dataset {uri}",
+            setting("dataset", uri),
             "check the network, or give the path of a local copy",
         ) from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
@@ -168,7 +172,7 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
         if target.type == FileType.Directory:
             infos = file_system.get_file_info(FileSelector(path, recursive=True))
     if target.type == FileType.NotFound:
-        raise DataError("no such file or folder", f"--dataset {uri}", "check its spelling, and what you may read")
+        raise DataError("no such file or folder", setting("dataset", uri), "check its spelling, and what you may read")
     listed = []
     for info in infos:
         if info.type == FileType.File:
@@ -181,7 +185,7 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
 
 def _file_system(uri: str) -> tuple[Any, str]:
     """Return the pyarrow file system of a URI, and the path in it."""
-    refuse_secrets(uri, "--dataset")
+    refuse_secrets(uri, "dataset")
     if uri.startswith(HUB):
         return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
     from pyarrow.fs import FileSystem
@@ -254,7 +258,7 @@ class Source:
             where, listed = os.path.abspath(path), _list_local(name, path)
         files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
         if not files:
-            raise DataError("no file in it", f"--dataset {name}", "give a folder with data")
+            raise DataError("no file in it", setting("dataset", name), "give a folder with data")
         return cls(_last_part(where), where, tuple(files))
 
 
@@ -264,7 +268,7 @@ def _list_local(name: str, path: Path) -> list[Listed]:
             check_regular(path)
             return [_local(path.name, path)]
     if not path.is_dir():
-        raise DATASET.error_of_missing(name, "--dataset")
+        raise DATASET.error_of_missing(name, "dataset")
     with disk_errors(path, reading=True):
         return [_local(file.relative_to(path).as_posix(), file) for file in _files_below(path)]
 

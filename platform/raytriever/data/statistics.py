@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from raytriever.data.copies import Forms
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 
 PERCENTILES = (50, 90, 99)
 
@@ -73,7 +73,7 @@ def _spread(counts: ndarray) -> str:
 # high by 0.05: more than most differences between models. The published splits in docs/how-to/prepare-data.md share at
 # most 0.013.
 MOST_SHARED = 0.05
-ALLOW = "--allow-split-overlap"
+ALLOW = setting("allow_split_overlap", True)
 
 
 @dataclass(frozen=True)

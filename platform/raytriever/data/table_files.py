@@ -70,9 +70,7 @@ class Files:
                 text = text.replace(f'"{own}"', f'"{column}"')
             return text.replace(str(folder), "the data")
 
-        parts = [renamed(text) for text in (error.what, error.where, error.remedy)]
-        error.what, error.where, error.remedy = parts[0] or "", parts[1], parts[2]
-        error.args = tuple(parts)
+        error.args = tuple(map(renamed, error.args))
 
     def _lines(self, file: str) -> Iterator[bytes]:
         title = self.titles.get(file, file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raytriever.errors import flag_of
 from raytriever.options import option
 from raytriever.paths import QUESTIONS
 
@@ -20,7 +21,7 @@ class ImportConfig:
     )
     columns: str = option(
         "",
-        "columns of --questions that have other names, such as `question=Frage,file=Datei`",
+        f"columns of {flag_of('questions')} that have other names, such as `question=Frage,file=Datei`",
         needs="questions",
     )
     chunk_tokens: int | None = option(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.reading.documents.sections import ParsedDocument, Section
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
@@ -68,7 +68,7 @@ class Chunker:
         if 2 * overlap >= smallest:
             raise ConfigError(
                 f"{overlap} is too many: next to a title a passage has {smallest} tokens",
-                "--overlap-tokens",
+                setting("overlap_tokens"),
                 f"give less than {smallest // 2}",
             )
 

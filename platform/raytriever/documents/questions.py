@@ -20,7 +20,7 @@ from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_column
 from raytriever.data.quarantine import BadRow, bad_entry
 from raytriever.data.records import content_id
 from raytriever.documents.passages import Passage
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.documents.sections import slug
 
@@ -32,7 +32,7 @@ ANSWER = Role("answer", ("answer", "passage", "positive", "text", "context", "qu
 ANCHOR = Role("anchor", ("anchor", "section", "heading", "fragment"), optional=True)
 ID = Role("id", ("id", "_id", "question_id", "query_id", "qid"), optional=True)
 ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID)
-_REMEDY = "name them, such as --columns question=COLUMN,file=COLUMN"
+_REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _GRAM = 8  # characters
 _WHOLE, _PART = 0.8, 0.3  # shares of an answer that passages must have together, and each alone

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.job import ImportSummary
 from raytriever.documents.splits import SPLITS
+from raytriever.errors import flag_of
 from raytriever.terminal import one_line, text_table
 
 _SHOWN = 10
@@ -77,17 +78,18 @@ def _questions(summary: ImportSummary) -> Iterator[str]:
 def _next(summary: ImportSummary, model: str) -> str:
     """Return the last line: the command that makes sense for what there is."""
     folder = shlex.quote(str(summary.path))
-    arguments = f"--dataset {folder} --model {shlex.quote(model)}"
+    arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
     if summary.judged["train"] and summary.judged["test"]:
         return f"\nContinue with: raytriever train {arguments}"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
-        return f"\nNo question is in {empty}: import more documents with questions, or give another --seed."
+        return f"\nNo question is in {empty}: import more documents with questions, or give another {flag_of('seed')}."
     if summary.questions is not None:
-        return f"\nNo question has an answer yet. Find answers with: raytriever annotate --dataset {folder} --help"
+        command = f"raytriever annotate {flag_of('dataset')} {folder} {flag_of('help')}"
+        return f"\nNo question has an answer yet. Find answers with: {command}"
     return (
         "\nThere are no questions, so there is nothing to train on. "
         f"Search now with: raytriever search {arguments} 'a question'. "
-        "To train, give --questions: a CSV file with the columns question and file; with the column question alone, "
-        "`raytriever annotate` finds the answers."
+        f"To train, give {flag_of('questions')}: a CSV file with the columns question and file; with the column "
+        "question alone, `raytriever annotate` finds the answers."
     )

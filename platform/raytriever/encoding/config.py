@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import option
 
 
@@ -50,4 +50,6 @@ def check_encode(config: EncodeConfig) -> None:
     """Check that the settings do not contradict each other; raises `ConfigError`."""
     gpus = config.actor_gpus
     if gpus is not None and gpus > 1:
-        raise ConfigError(f"{gpus!r} is out of range", "--actor-gpus", "an encoder runs on one GPU: give at most 1")
+        raise ConfigError(
+            f"{gpus!r} is out of range", setting("actor_gpus"), "an encoder runs on one GPU: give at most 1"
+        )

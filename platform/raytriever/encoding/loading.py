@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.attention import attend, supports
 from raytriever.models.cpu.layers import MODELS
@@ -120,7 +120,7 @@ def _quantise(retriever: Retriever) -> None:
         kind = backbone.config.model_type
         if kind not in MODELS:
             remedy = "use fp32 or bf16; models of these types have int8: " + ", ".join(sorted(MODELS))
-            raise ConfigError(f"a model of type {kind} has no int8 layers", "--precision", remedy)
+            raise ConfigError(f"a model of type {kind} has no int8 layers", setting("precision"), remedy)
         for layer in list(backbone.encoder.modules()):
             between, down = getattr(layer, "intermediate", None), getattr(getattr(layer, "output", None), "dense", None)
             act = getattr(between, "intermediate_act_fn", None)

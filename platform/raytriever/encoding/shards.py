@@ -30,7 +30,7 @@ from raytriever.encoding.encode import PendingEmbeddings, batches, check_finite,
 from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
 from raytriever.encoding.writer import WORK, StoreWriter
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, setting
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.prompts import Prompts, Side
@@ -212,7 +212,9 @@ class ShardEncoder:
                 )
             except torch.OutOfMemoryError as error:
                 raise ModelError(
-                    f"{texts.budget:,} tokens exceed the memory of the GPU", "--batch-tokens", "give fewer tokens"
+                    f"{texts.budget:,} tokens exceed the memory of the GPU",
+                    setting("batch_tokens"),
+                    "give fewer tokens",
                 ) from error
 
     def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
@@ -244,7 +246,7 @@ class ShardEncoder:
                 raise ModelError(
                     f"{TRIES} processes died over a batch of {len(batch_rows)} texts, but no single text kills one",
                     f"{self.side_texts.name}, row {texts.rows[min(batch_rows)] + 1} and others",
-                    "lower --batch-tokens, or free some memory",
+                    f"lower {setting('batch_tokens')}, or free some memory",
                 )
 
 

@@ -27,7 +27,7 @@ from numpy import ndarray
 
 from raytriever.cache import hold
 from raytriever.data.digests import check_directory
-from raytriever.errors import ModelError, StorageError
+from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import MANIFEST, disk_errors, read_manifest
@@ -65,7 +65,9 @@ def write_embeddings(
     files = {EMBEDDINGS: embeddings}
     if dtype == "fp16":
         if (largest := float(np.abs(embeddings).max(initial=0))) > _HALF_MAX:
-            raise ModelError(f"a component of {largest:.6g} is beyond fp16", "--dtype fp16", "store fp32 or int8")
+            raise ModelError(
+                f"a component of {largest:.6g} is beyond fp16", setting("dtype", "fp16"), "store fp32 or int8"
+            )
         files = {EMBEDDINGS: embeddings.astype(np.float16)}
     elif dtype == "int8":
         scales = np.abs(embeddings).max(axis=1, initial=0) / np.float32(_LEVELS)
@@ -159,7 +161,7 @@ class EmbeddingStore:
         check_directory(path)
         meta = read_manifest(path, verify=False)["meta"]
         if meta.get("kind") != KIND or meta.get("version") != VERSION:
-            raise StorageError("holds no embeddings", str(path), "name the --output of `raytriever encode`")
+            raise StorageError("holds no embeddings", str(path), f"name the {setting('output')} of `raytriever encode`")
         fields = conform(meta, str(path / MANIFEST), _StoreMeta, "encode again")
         if plan_key(path) != fields["key"]:
             reason = f"is the plan of other embeddings than {MANIFEST} describes"

@@ -39,7 +39,7 @@ from raytriever.encoding.store import (
     shard_folder,
     write_embeddings,
 )
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.locking import check_owner
 from raytriever.parts import Parts
 from raytriever.prompts import Side
@@ -161,7 +161,9 @@ class StoreWriter:
         has_content = self._has_content()
         if has_content and not self.has_own_plan():
             raise StorageError(
-                "has other content than these embeddings", str(self.path), "give another --output, or remove it"
+                "has other content than these embeddings",
+                str(self.path),
+                f"give another {setting('output')}, or remove it",
             )
         return has_content
 

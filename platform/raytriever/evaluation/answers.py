@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.metrics.ranking import accuracy
 from raytriever.metrics.relevance import PerQuery
 from raytriever.mining.filters import contains_answer
@@ -31,7 +31,7 @@ def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> No
         raise DataError(
             f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers",
             f"{dataset.name}, split {split!r}",
-            "leave acc@K out of --metrics, or add answers.jsonl (docs/reference/formats.md)",
+            f"leave acc@K out of {setting('metrics')}, or add answers.jsonl (docs/reference/formats.md)",
         )
 
 

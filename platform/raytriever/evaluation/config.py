@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import did_you_mean, option
 from raytriever.paths import FOLDER
 
@@ -39,7 +39,7 @@ def read_widths(text: str) -> str:
         raise ValueError("give whole numbers, such as 64,128,256") from error
     for width in widths:
         if width < 1:
-            raise ConfigError(f"{width} is out of range", "--truncate-dim", "give a value at least 1")
+            raise ConfigError(f"{width} is out of range", setting("truncate_dim"), "give a value at least 1")
     return ",".join(map(str, widths))
 
 
@@ -57,7 +57,9 @@ class EvaluationConfig:
         1, "lowest grade of a relevant document; use 2 for the passages of TREC DL", minimum=1, needs="suite!=mteb"
     )
     drop_own_id: bool = option(
-        True, "leave a document with the query's own id out of its results, as BEIR does; --no-drop-own-id keeps it"
+        True,
+        f"leave a document with the query's own id out of its results, as BEIR does; "
+        f"{flag_of('drop_own_id', False)} keeps it",
     )
     suite: str | None = option(
         None,
@@ -81,18 +83,21 @@ class EvaluationConfig:
         form="DIR",
         needs="suite=beir",
     )
-    calibration_split: str = option("dev", "split on which --calibrate chooses thresholds", needs="calibrate")
+    calibration_split: str = option(
+        "dev", f"split on which {flag_of('calibrate')} chooses thresholds", needs="calibrate"
+    )
     dtype: str | None = option(
         None,
-        f"types of stored embeddings, separated by commas, measured at each --truncate-dim: {', '.join(DTYPES)}",
+        f"types of stored embeddings, separated by commas, measured at each {flag_of('truncate_dim')}: "
+        f"{', '.join(DTYPES)}",
         form="TYPE,...",
         needs="suite!=mteb",
         reads=read_dtypes,
     )
     truncate_dim: str | None = option(
         None,
-        "number of first components of an embedding to keep; several numbers, or one with --dtype, are measured next "
-        "to the whole embedding, which is encoded once",
+        f"number of first components of an embedding to keep; several numbers, or one with {flag_of('dtype')}, are "
+        "measured next to the whole embedding, which is encoded once",
         form="N,...",
         reads=read_widths,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raytriever.data.sources import IR_DATASETS
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.paths import expanded
 
@@ -128,8 +128,8 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
         if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
             raise ConfigError(
                 f"two data sets are called {one.name!r}",
-                "--datasets",
-                "give each data set once, or evaluate them one by one, each with its own --output",
+                setting("datasets"),
+                f"give each data set once, or evaluate them one by one, each with its own {setting('output')}",
             )
     names = [one.name for one in datasets]
     longer = distinct_names([one.folder for one in datasets])
@@ -156,7 +156,7 @@ def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset
                 if file in writers:
                     raise ConfigError(
                         f"{writers[file]} and {writer} would both be written to {file}",
-                        "--model, --datasets",
+                        f"{setting('model')}, {setting('datasets')}",
                         "give one of them another name, a model by NAME=MODEL, or evaluate them one by one",
                     )
                 writers[file] = writer

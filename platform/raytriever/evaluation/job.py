@@ -17,6 +17,7 @@ import torch
 from numpy import ndarray
 
 from raytriever.encoding.corpus import plan_embeddings
+from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
 from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
@@ -309,7 +310,7 @@ def _log_dataset(
     log(f"{source.name}: {documents:,} documents, split {source.split} ({arithmetic})")
     if own := sum(part.judged[source.split].count_own() for part in parts):
         line = f"{own} queries are judged relevant to the document with their own id, which is left out"
-        log(f"{source.name}: {line}; --no-drop-own-id keeps it, where ids look alike by chance")
+        log(f"{source.name}: {line}; {flag_of('drop_own_id', False)} keeps it, where ids look alike by chance")
     for label, analysis in analyses.items():
         if analysis["warning"]:
             log(f"{label}: {analysis['warning']}")

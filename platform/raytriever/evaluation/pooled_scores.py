@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.auc import auc_interval
@@ -26,7 +26,7 @@ from raytriever.metrics.top_answers import FEWEST_ANSWERED
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
-CALIBRATE = "--calibrate"
+CALIBRATE = setting("calibrate")
 AIMS: tuple[Aim, ...] = ("top_precision", "answered", "f1", "precision", "recall")
 # Shares on the evaluated split: keys of the counted cases and of all cases.
 SHARES = {

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.data.records import ANY_ANSWER
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.answers import ACCURACY, accuracy_cutoff
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.ranking import DEFAULT_METRICS, ranking_metric, title
@@ -27,7 +27,7 @@ from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
 AUC, QUERY_AUC, R_PRECISION = "auc", "query_auc", "r_precision"
-METRICS_FLAG = "--metrics"
+METRICS_FLAG = setting("metrics")
 # Metrics by the names that users write: lower case, without blanks, dashes and underscores.
 _FAMILIES = {
     "ndcg": "ndcg",
@@ -174,13 +174,13 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
     if not len(queries):
         what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
-        raise DataError(f"no query has {what}", where, remedy if level == 1 else "lower --relevance-level")
+        raise DataError(f"no query has {what}", where, remedy if level == 1 else f"lower {setting('relevance_level')}")
     by_answers = ANY_ANSWER in absent.documents
     if by_answers and (judged_metrics := [name for name in protocol.metrics if accuracy_cutoff(name) is None]):
         raise DataError(
             f"no passage is judged, so {metric_title(judged_metrics[0])} cannot be measured",
             f"{dataset.name}, split {split!r}",
-            "give --metrics acc@20,acc@100",
+            f"give {setting('metrics')} acc@20,acc@100",
         )
     # Documents of lower grades are not relevant, but count in the ideal order of nDCG.
     rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
@@ -229,9 +229,9 @@ def read_best_metric(best_metric: str) -> str:
     try:
         names = read_metrics(best_metric)
     except ConfigError as error:
-        raise ConfigError(error.what, f"--best-metric {best_metric}", error.remedy) from error
+        raise error.at(setting("best_metric", best_metric)) from error
     if len(names) != 1:
-        raise ConfigError("names several metrics", f"--best-metric {best_metric}", "give one")
+        raise ConfigError("names several metrics", setting("best_metric", best_metric), "give one")
     return names[0]
 
 

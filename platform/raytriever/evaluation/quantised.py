@@ -18,7 +18,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.pooled_scores import aim_text
@@ -47,7 +47,7 @@ def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDatas
             raise DataError(
                 "has no calibration sample for int8, which needs two documents",
                 dataset.name,
-                "leave int8 out of --dtype",
+                f"leave int8 out of {setting('dtype')}",
             )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
@@ -126,7 +126,9 @@ class EvaluationJob:
         """
         if self.aims and one.split == self.calibration_split:
             raise ConfigError(
-                f"{one.name} is measured on {one.split!r} itself", "--calibration-split", "choose thresholds on another"
+                f"{one.name} is measured on {one.split!r} itself",
+                setting("calibration_split"),
+                "choose thresholds on another",
             )
         return [one.split, *([self.calibration_split] if self.aims else [])]
 
@@ -182,7 +184,7 @@ def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) ->
         for other in range(row):
             if name == names[other] and (labels[row] or labels[other] or sources[row] == sources[other]):
                 raise ConfigError(
-                    f"two models are called {name!r}", "--model", f"give one another name: OTHER={sources[row]}"
+                    f"two models are called {name!r}", setting("model"), f"give one another name: OTHER={sources[row]}"
                 )
     names = unique_names(names)
     return [EvaluatedModel(name, config) for name, (_, _, config) in zip(names, models, strict=True)]
@@ -197,8 +199,10 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
     if not config.dtypes:
         return list(models)
     if all(model.config is None for model in models):
-        flag = "--dtype" if config.dtype else "--truncate-dim"
-        raise ConfigError("bm25 has no embeddings", flag, "leave it out, or give a dense model with --model")
+        flag = setting("dtype" if config.dtype else "truncate_dim")
+        raise ConfigError(
+            "bm25 has no embeddings", flag, f"leave it out, or give a dense model with {setting('model')}"
+        )
     multiplier = config.rescore_multiplier or RESCORE_MULTIPLIER
     all_models: list[EvaluatedModel] = []
     for model in models:
@@ -210,7 +214,7 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
     names = [model.name for model in all_models]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"two models are called {name!r}", "--model", "give one another name: OTHER=MODEL")
+            raise ConfigError(f"two models are called {name!r}", setting("model"), "give one another name: OTHER=MODEL")
     return all_models
 
 
@@ -246,10 +250,10 @@ def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> 
         return names[:1]
     for word in words:
         if word not in names and word not in by_source:
-            raise ConfigError(f"{word!r} is none of the models", "--baseline", did_you_mean(word, names))
+            raise ConfigError(f"{word!r} is none of the models", setting("baseline"), did_you_mean(word, names))
     baselines = [word if word in names else by_source[word] for word in words]
     if len(baselines) > 2 or len(set(baselines)) < len(baselines):
-        raise ConfigError(f"{' '.join(words)}", "--baseline", "give one or two models; each has its own marks")
+        raise ConfigError(f"{' '.join(words)}", setting("baseline"), "give one or two models; each has its own marks")
     return baselines
 
 
@@ -289,9 +293,11 @@ def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None])
     for line in missing:
         log(f"MISSING: {line}")
     if not datasets:
-        where = f"--data-root {root}" if root else "--suite beir"
+        where = setting("data_root", root) if root else setting("suite", "beir")
         raise DataError(
-            "no data set of the suite exists", where, "give --data-root, the folder that holds the data sets"
+            "no data set of the suite exists",
+            where,
+            f"give {setting('data_root')}, the folder that holds the data sets",
         )
     return replace(job, datasets=[*job.datasets, *datasets], missing=missing)
 
@@ -323,7 +329,9 @@ def build_evaluation_job(
         ModelError: see `pin_models`.
     """
     if not datasets and not config.suite:
-        raise ConfigError("--datasets is missing", remedy="give --datasets PATH, or --suite beir")
+        raise ConfigError(
+            f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
+        )
     models = add_forms(pin_models(models), config)
     job = EvaluationJob(
         models=models,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.calibration import Aim
 from raytriever.mining.analyser import analyser_line
@@ -227,7 +227,7 @@ def read_results(folder: Path) -> dict[str, Any]:
             content = read_json(path, dict[str, Any], remedy)
     except FileNotFoundError as error:
         raise StorageError(
-            "holds no results.json", str(folder), "name the --output of `raytriever evaluate`"
+            "holds no results.json", str(folder), f"name the {setting('output')} of `raytriever evaluate`"
         ) from error
     number = content.get("format")
     if number != FORMAT:
@@ -258,7 +258,7 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not (output / RESULTS).is_file():
-        raise ConfigError("is not empty and holds no evaluation", f"--output {output}", "give another directory")
+        raise ConfigError("is not empty and holds no evaluation", setting("output", output), "give another directory")
     if fresh:
         return
     old = read_results(output).get("asked") or {}
@@ -272,8 +272,8 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
         if old.get(name) != new.get(name):
             raise ConfigError(
                 f"holds another evaluation ({name}: {old.get(name)} there and {new.get(name)} here)",
-                f"--output {output}",
-                "give another --output, or --fresh to replace it",
+                setting("output", output),
+                f"give another {setting('output')}, or {setting('fresh', True)} to replace it",
             )
 
 

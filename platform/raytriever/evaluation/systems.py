@@ -21,7 +21,7 @@ from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import encode_in_process
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
@@ -113,7 +113,7 @@ def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
         if form.model == model and form.width is not None and form.width > width:
             raise ConfigError(
                 f"{form.width} is out of range, embeddings of {model} have {width} components",
-                "--truncate-dim",
+                setting("truncate_dim"),
                 f"give at most {width}",
             )
 

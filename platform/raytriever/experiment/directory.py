@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.config import Config
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
 from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
@@ -26,7 +26,7 @@ from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
 LOSSES = "losses"  # folder of the files of the user's own losses
-_REMEDY = "give another --output, or --fresh to replace the run"
+_REMEDY = f"give another {setting('output')}, or {setting('fresh', True)} to replace the run"
 
 
 class JudgedCounts(TypedDict):
@@ -69,25 +69,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, config: Mapping[str, Any], fresh: bool) -> RunDirectory:
-        """Check a directory before anything is written.
-
-        Args:
-            path: may not exist yet.
-            config: the resolved settings of this command.
-            fresh: whether `begin` removes an earlier run.
-
-        Raises:
-            ConfigError: the directory holds other files, or a run with other settings.
-            StorageError: the directory is not writable.
-        """
-        check_writable(path)
-        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        """Check a directory with `check_run_directory`, before anything is written, and return its state."""
+        check_run_directory(path, config, fresh)
+        if fresh or not (path / CONFIG).is_file():
             return cls(path, "new")
-        if not (path / CONFIG).is_file():
-            raise ConfigError("is not empty and holds no run", f"--output {path}", "give another directory")
-        if fresh:
-            return cls(path, "new")
-        check_same_settings(path, config)
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str, losses: Iterable[str] = ()) -> None:
@@ -111,7 +96,26 @@ class RunDirectory:
     def metrics(self) -> RunMetrics:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
-            return read_json(self.path / METRICS, RunMetrics, "give --fresh to train again")
+            return read_json(self.path / METRICS, RunMetrics, f"give {setting('fresh', True)} to train again")
+
+
+def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:
+    """Check that a run may be written to a directory.
+
+    Args:
+        path: may not exist yet.
+        config: the resolved settings of this command.
+        fresh: whether an earlier run is removed.
+
+    Raises:
+        ConfigError: the directory holds other files, or a run with other settings.
+        StorageError: the directory is not writable.
+    """
+    check_writable(path)
+    if path.exists() and not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError("is not empty and holds no run", setting("output", path), "give another directory")
+    if not fresh:
+        check_same_settings(path, config)
 
 
 def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
@@ -131,8 +135,8 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     if difference:
         raise ConfigError(
             f"holds a run with other settings ({difference})",
-            f"--output {path}",
-            "give another --output, or --fresh to remove that run",
+            setting("output", path),
+            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from raytriever.config import Config, Curriculum, stage_errors
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, flag_of
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, pipelines
@@ -154,7 +154,9 @@ class _Planned:
         name, share, largest = self.place.name, self.plan.share, self.fit.texts
         more = ""
         if self.checkpointed and self.checkpointed.texts > largest:
-            more = f"; --activation-checkpointing makes room for {_flags(self.checkpointed.texts, share)}"
+            more = (
+                f"; {flag_of('activation_checkpointing', True)} makes room for {_flags(self.checkpointed.texts, share)}"
+            )
         if not largest:
             needs = f"{name}: does not fit, because one text needs {self.fit.parts.total / GB:,.1f} GB"
             return needs + (more or f"; {_remedy(config, self.fit)}")
@@ -231,15 +233,16 @@ _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
         return f"the whole batch ({_count(texts, 'text')})"
-    return f"--grad-cache-tokens {texts * share.tokens} ({_count(texts, 'text')}, --grad-cache-chunk {texts})"
+    chunk = f"{flag_of('grad_cache_chunk')} {texts}"
+    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({_count(texts, 'text')}, {chunk})"
 
 
 def _remedy(config: Config, fit: Fit) -> str:
     parts = fit.parts
     if parts.total - parts.activations - parts.temporary < fit.budget:
-        return "use a shorter --passage-length"
+        return f"use a shorter {flag_of('passage_length')}"
     if not config.model.lora_rank:
-        return f"train adapters with --lora-rank {RANK}"
+        return f"train adapters with {flag_of('lora_rank')} {RANK}"
     return "use a smaller model or batch, or a larger card"
 
 

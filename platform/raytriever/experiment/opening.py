@@ -23,14 +23,14 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
-from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.examples import check_positives
 from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.experiment.directory import CONFIG, RunDirectory
-from raytriever.losses.loss import narrower_widths
+from raytriever.losses.loss import check_widths
 from raytriever.losses.own.source import pin
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -170,8 +170,8 @@ def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> Run
     if difference:
         raise ConfigError(
             f"holds a run with other settings ({difference})",
-            f"--output {output}",
-            "give another --output, or --fresh to remove that run",
+            setting("output", output),
+            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
         )
     return run
 
@@ -196,7 +196,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
     retriever = load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu)
     for part in curriculum.all_stages:
         with stage_errors(part):
-            narrower_widths(part.config.loss.widths, retriever.width)  # only for its checks
+            check_widths(part.config.loss.widths, retriever.width)
             if part.config.loss.guide:
                 Guide.load(part.config.loss.guide, choose_precision(base.training.precision, cpu), cpu).check()
     measured = _open_measured(base, retriever, log) if curriculum.stages else None
@@ -209,7 +209,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
         measured = datasets[0]
     else:
         datasets.insert(0, measured)
-    Examples.of(measured, base.data.test_split, base.training.seed)  # only for its checks
+    check_positives(measured.positives(base.data.test_split), measured, base.data.test_split)
     for stage in stages:
         with stage_errors(stage.stage):
             _check_overlaps(stage, measured, base.data.test_split, log)
@@ -311,12 +311,16 @@ def _open_stage(stage: Stage, measured: DataConfig, retriever: Retriever, log: L
         run=choose_runner(training.workers[1]),
         report=log,
     )
-    training_data.dev()  # only for its checks
+    dev = training_data.datasets[0]
+    check_positives(dev.positives(data.dev_split), dev, data.dev_split)
     source = training_data.train(None)
     order = source.order
     if not data.duplicates:
         left = shared(order, source.examples.positives, range(order.steps(1)))
-        log(f"--no-duplicates: {left:,} of {len(source.examples):,} queries share a positive in their batch")
+        log(
+            f"{flag_of('duplicates', False)}: {left:,} of {len(source.examples):,} queries share a positive in their "
+            "batch"
+        )
     total_steps = training.max_steps or order.steps(training.epochs or 1.0)
     check_refresh(config.refresh, data, total_steps)
     dev_sets = open_dev_sets(config, training_data.datasets[0], choose_runner(training.workers[1]), log)

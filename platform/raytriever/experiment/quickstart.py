@@ -21,8 +21,8 @@ from raytriever.config import Config, Curriculum, override, read_settings, to_di
 from raytriever.data.pydocs.builder import PART_PAIRS, PYDOCS, PYDOCS_PART
 from raytriever.encoding.encode import encode_contents
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError
-from raytriever.experiment.directory import CONFIG, RunDirectory
+from raytriever.errors import ConfigError, flag_of
+from raytriever.experiment.directory import CONFIG, check_run_directory
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers
@@ -76,7 +76,7 @@ def size_quickstart(
     if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
         return curriculum
     cpu, base = torch.device("cpu"), curriculum.base
-    RunDirectory.open(output, to_dict(base), fresh)  # only for its checks, as the next line
+    check_run_directory(output, to_dict(base), fresh)
     check_trackers(trackers)
     speed = measure_speed(load_for_encoding(base.model, choose_precision(base.training.precision, cpu), cpu))
     size = choose_size(speed)
@@ -109,10 +109,11 @@ def describe(size: QuickstartSize, speed: float) -> str:
     why = f"This machine encodes {speed:,.0f} passages/s"
     if size == whole:
         return f"{why}: the quickstart uses all docstrings ({PYDOCS}) and {size.steps} steps."
-    steps = f"--max-steps {size.steps} with --dataset {size.dataset}"
+    steps = f"{flag_of('max_steps')} {size.steps} with {flag_of('dataset')} {size.dataset}"
     return (
         f"{why} (all docstrings need {whole.speed:,.0f}): the quickstart uses {PART_PAIRS:,} docstrings of the "
-        f"standard library and the largest packages, and {size.steps} steps ({steps}). For all: --dataset {PYDOCS}"
+        f"standard library and the largest packages, and {size.steps} steps ({steps}). For all: "
+        f"{flag_of('dataset')} {PYDOCS}"
     )
 
 

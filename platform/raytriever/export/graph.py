@@ -23,7 +23,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.models.encoder import Encoder
 from raytriever.models.packing import TokenBatch
 
@@ -55,7 +55,7 @@ def check_packages(form: str) -> None:
     """Raise `ConfigError` if a package that a format needs is not installed."""
     missing = [name for name in PACKAGES[form] if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{form} needs {', '.join(missing)}", "--formats", "pip install 'raytriever[export]'")
+        raise ConfigError(f"{form} needs {', '.join(missing)}", setting("formats"), "pip install 'raytriever[export]'")
 
 
 def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path) -> Path:

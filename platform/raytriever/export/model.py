@@ -20,7 +20,7 @@ import torch
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.errors import ModelError, StorageError
+from raytriever.errors import ModelError, StorageError, setting
 from raytriever.evaluation.calibration import FOLDER
 from raytriever.evaluation.results import read_results
 from raytriever.export.card import CardFacts, model_card
@@ -93,7 +93,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
         check_packages(form)
     check_writable(output)
     if output.exists():
-        raise StorageError("exists", f"--output {output}", "give another directory, or remove this one")
+        raise StorageError("exists", setting("output", output), "give another directory, or remove this one")
     results = _read_results(Path(settings.evaluation), config.model) if settings.evaluation else {}
     calibration = _current_calibration(config, settings.evaluation, results, report)
     # transformers imports DeepSpeed if it is installed, and DeepSpeed logs many lines if there is no GPU.
@@ -154,8 +154,8 @@ def _check_exportable(retriever: Retriever, settings: ExportConfig) -> None:
     if settings.format_names and has_prompts and not description.pool_prompt:
         raise ModelError(
             "leaves the prompt out of pooling, which a graph cannot do",
-            f"--formats {','.join(settings.format_names)}",
-            "leave out --formats, or give --query-prompt '' --passage-prompt ''",
+            setting("formats", ",".join(settings.format_names)),
+            f"leave out {setting('formats')}, or give {setting('query_prompt')} '' {setting('passage_prompt')} ''",
         )
 
 
@@ -196,7 +196,7 @@ def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: P
     if not parity.difference <= TOLERANCE:
         raise ModelError(
             f"the graph differs from the encoder: {parity}",
-            f"--formats {form}",
+            setting("formats", form),
             "nothing was written; try another version of the exporter's packages",
         )
     return parity
@@ -285,6 +285,6 @@ def push_to_hub(folder: Path, name: str) -> str:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f"the upload to the hub failed ({reason})",
-            f"--push-to-hub {name}",
+            setting("push_to_hub", name),
             f"check the name, the connection and HF_TOKEN; the exported model is in {folder}",
         ) from error

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError
+from raytriever.errors import LossInputError, setting
 from raytriever.losses.batch import PAD, BatchIds, Candidates, RowRelevance, TeacherGroup, check_batch
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.scores import panel_height
@@ -101,8 +101,8 @@ def _mask(batch: Candidates, margin: float, workers: WorkerGroup) -> tuple[RowRe
     if spoilt:
         raise LossInputError(
             "embeddings of the guide hold NaN or infinity",
-            "--guide",
-            "check the guide's files, or give --precision fp32",
+            setting("guide"),
+            f"check the guide's files, or give {setting('precision')} fp32",
         )
     result = replace(
         relevance,

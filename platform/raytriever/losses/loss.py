@@ -28,7 +28,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from raytriever.errors import ConfigError, LossInputError
+from raytriever.errors import ConfigError, LossInputError, setting
 from raytriever.losses.batch import BatchIds, Candidates, check_batch
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
@@ -110,7 +110,8 @@ class Loss(nn.Module):
         if (guide is None) != (self.config.guide is None):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
             raise LossInputError(missing, "guide", "give both or neither")
-        widths = narrower_widths(self._widths, queries.shape[1])
+        check_widths(self._widths, queries.shape[1])
+        widths = [width for width in self._widths if width < queries.shape[1]]
         relevance, masking = ids.relevance, dict[str, Tensor]()
         if relevance is None or (self._both_ways and relevance.exchanged is None):
             relevance = gather_relevance(ids, workers, queries.device, self._both_ways)
@@ -214,23 +215,14 @@ def _not_finite(queries: Tensor, passages: Tensor) -> LossInputError:
 # ---------------------------------------------------------------------------------------------------- nested embeddings
 
 
-def narrower_widths(widths: tuple[int, ...], whole: int) -> tuple[int, ...]:
-    """Return the widths below the whole width at which the loss counts too, the largest first.
-
-    Args:
-        widths: of the nested embeddings, the largest first.
-        whole: number of components of an embedding.
-
-    Raises:
-        ConfigError: a width exceeds the whole width.
-    """
+def check_widths(widths: tuple[int, ...], whole: int) -> None:
+    """Raise `ConfigError` if a width of nested embeddings, the largest first, exceeds the whole width."""
     if widths and widths[0] > whole:
         raise ConfigError(
             f"asks for {widths[0]} components, but embeddings have {whole}",
-            "--matryoshka-dims",
+            setting("matryoshka_dims"),
             f"give at most {whole}",
         )
-    return tuple(width for width in widths if width < whole)
 
 
 def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:

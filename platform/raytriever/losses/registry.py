@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.losses.distributed import WorkerGroup
@@ -58,7 +58,7 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     """
     check_options(config)
     if not torch.isfinite(torch.tensor(config.temperature).log()):
-        raise ConfigError(f"{config.temperature!r} is out of range", "--temperature", "give a positive number")
+        raise ConfigError(f"{config.temperature!r} is out of range", setting("temperature"), "give a positive number")
     check_loss(config)
     own = LossFile.parse(config.loss)
     if own is None:

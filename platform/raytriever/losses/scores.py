@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError
+from raytriever.errors import LossInputError, setting
 from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
@@ -89,7 +89,7 @@ class Products:
         self._dtype = like.dtype
         self.operand_dtype = torch.bfloat16 if self._rounds and self._on_gpu else like.dtype
         if self.operand_dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise LossInputError("this GPU does not multiply bf16", "--loss-precision", "give fp32")
+            raise LossInputError("this GPU does not multiply bf16", setting("loss_precision"), "give fp32")
 
     def operand(self, values: Tensor) -> Tensor:
         """Return a matrix as an operand."""

@@ -31,6 +31,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
+from raytriever.errors import flag_of
 
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
@@ -90,7 +91,9 @@ class Analyser:
         """Return a description in one line."""
         terms, stop_words, stemmer = list(self.settings.values())[:3]
         taken = (
-            "" if self.language == ENGLISH else f" for {LANGUAGES[self.language].name}, --bm25-language {self.language}"
+            ""
+            if self.language == ENGLISH
+            else f" for {LANGUAGES[self.language].name}, {flag_of('bm25_language')} {self.language}"
         )
         return f"Analyser of BM25{taken}: terms of {terms}; stop words: {stop_words}; stemmer: {stemmer}"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import NEGATIVES, RANKING, TEACHER
 
@@ -33,8 +33,8 @@ class MiningConfig:
     )
     range_max: int | None = option(
         None,
-        "rank at which a ranking ends; by default --num-negatives ranks after --range-min, or ten times as many if "
-        "candidates are sampled or may be removed",
+        f"rank at which a ranking ends; by default {flag_of('num_negatives')} ranks after {flag_of('range_min')}, or "
+        "ten times as many if candidates are sampled or may be removed",
         minimum=1,
     )
     max_score: float | None = option(None, "remove candidates with a higher score", needs=_SCORED)
@@ -56,7 +56,7 @@ class MiningConfig:
     drop_answers: bool = option(False, "remove candidates that contain an answer of the query")
     judge: str = option(
         "",
-        "directory of a cross-encoder whose scores are used for margins and --max-score, usually 0 to 1",
+        f"directory of a cross-encoder whose scores are used for margins and {flag_of('max_score')}, usually 0 to 1",
         reads=TEACHER,
         form="MODEL",
         needs=("relative_margin", "absolute_margin", "max_score"),
@@ -86,19 +86,21 @@ def check_mining(config: MiningConfig) -> None:
     methods = config.methods
     for name in methods:
         if name not in METHODS:
-            raise ConfigError(f"unknown method {name!r}", "--method", did_you_mean(name, METHODS))
+            raise ConfigError(f"unknown method {name!r}", setting("method"), did_you_mean(name, METHODS))
         if methods.count(name) > 1:
-            raise ConfigError(f"{name!r} is named twice", "--method", "name each method once")
+            raise ConfigError(f"{name!r} is named twice", setting("method"), "name each method once")
     if config.range_min >= config.depth:
         raise ConfigError(
-            f"{config.depth} is not above --range-min {config.range_min}", "--range-max", "give a higher rank"
+            f"{config.depth} is not above {setting('range_min')} {config.range_min}",
+            setting("range_max"),
+            "give a higher rank",
         )
     if config.num_negatives > config.depth - config.range_min:
         raise ConfigError(
             f"{config.num_negatives} negatives out of {config.depth - config.range_min} ranks "
             f"({config.range_min} to {config.depth - 1})",
-            "--num-negatives",
-            "give fewer, or a higher --range-max",
+            setting("num_negatives"),
+            f"give fewer, or a higher {setting('range_max')}",
         )
     check_changed(config)
 

@@ -19,7 +19,7 @@ from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
 from raytriever.data.keys import key_of, keys_of
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
@@ -319,19 +319,21 @@ class MiningInputs:
 def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: int) -> None:
     if embeddings is None:
         raise ConfigError(
-            f"{' and '.join(ENCODER_METHODS)} need embeddings", "--method", "pass embeddings, or choose bm25"
+            f"{' and '.join(ENCODER_METHODS)} need embeddings", setting("method"), "pass embeddings, or choose bm25"
         )
     for what, count, wanted in (
         ("queries", len(embeddings.queries), queries),
         ("documents", len(embeddings.documents), documents),
     ):
         if count != wanted:
-            raise ModelError(f"there are {count} embeddings of {wanted} {what}", "--model", "encode this data set")
+            raise ModelError(
+                f"there are {count} embeddings of {wanted} {what}", setting("model"), "encode this data set"
+            )
     # A search checks the document embeddings itself, but numbers queries by their rows in a block.
     bad = np.flatnonzero(~np.isfinite(embeddings.queries).all(axis=1))
     if len(bad):
         raise ModelError(
             f"the embedding of query {bad[0]} is not finite",
-            "--model",
+            setting("model"),
             "the weights are broken or overflow: train or load them again",
         )

@@ -23,7 +23,7 @@ from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
@@ -80,10 +80,10 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     """
     check_mining(job.mining)
     if job.embeddings and not set(ENCODER_METHODS) & set(job.mining.methods):
-        reason = f"--method {job.mining.method} needs no embeddings"
-        raise ConfigError(reason, "--embeddings", "add dense or cross-query to --method")
+        reason = f"{setting('method')} {job.mining.method} needs no embeddings"
+        raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")
     if output.exists():
-        raise StorageError("already exists", str(output), "give another --output, or remove it")
+        raise StorageError("already exists", str(output), f"give another {setting('output')}, or remove it")
     check_writable(output)
     device = default_device()
     precision = choose_precision(job.precision, device)

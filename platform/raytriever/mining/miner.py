@@ -27,7 +27,7 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
 from raytriever.data.sampling.origins import parse_mix
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.mining.filters import (
@@ -268,15 +268,19 @@ def check_data(dataset: RetrievalDataset, split: str, config: MiningConfig) -> N
         raise DataError(f"no query of split {split!r} has a relevant document", dataset.name, "choose another split")
     if config.range_min >= len(dataset.documents):
         raise ConfigError(
-            f"{config.range_min} skips all {len(dataset.documents):,} documents", "--range-min", "give a lower rank"
+            f"{config.range_min} skips all {len(dataset.documents):,} documents",
+            setting("range_min"),
+            "give a lower rank",
         )
     if config.drop_answers and dataset.answers is None:
         raise ConfigError(
-            f"{dataset.name} has no answers", "--drop-answers", "add answers.jsonl (docs/reference/formats.md)"
+            f"{dataset.name} has no answers",
+            setting("drop_answers", True),
+            "add answers.jsonl (docs/reference/formats.md)",
         )
     rows = dataset.negatives
     if "gold" in config.methods and (rows is None or not (rows.origins == ORIGINS.index("gold")).any()):
-        raise ConfigError(f"{dataset.name} has no gold negatives", "--method gold", "choose other methods")
+        raise ConfigError(f"{dataset.name} has no gold negatives", setting("method", "gold"), "choose other methods")
 
 
 def build_negatives_table(

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, setting
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
 
@@ -114,7 +114,7 @@ class EncoderScorer:
             passages = self.embeddings.documents.read(wanted)
             scores[cells] = pair_scores(self.embeddings.queries, passages, rows[cells[0]], indices)
         if not np.isfinite(scores[row, column]).all():
-            raise ModelError("a score is not finite", "--model", "use a model with valid weights")
+            raise ModelError("a score is not finite", setting("model"), "use a model with valid weights")
         return scores
 
 
@@ -154,7 +154,7 @@ class JudgeScorer:
             passages = [self.passages[int(document)] for document in documents[cells]]
             scores[cells] = self.judge(queries, passages)
         if not np.isfinite(scores[row, column]).all():
-            raise ModelError("a score is not finite", "--judge", "use a cross-encoder with valid weights")
+            raise ModelError("a score is not finite", setting("judge"), "use a cross-encoder with valid weights")
         return scores
 
 

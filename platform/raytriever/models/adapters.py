@@ -95,7 +95,7 @@ def _base_of(directory: Path, settings: _AdapterConfig, weights: bool) -> Path:
         return find_model(name, None if Path(name).is_dir() else settings.get("revision"), weights)
     except ModelError as error:
         raise ModelError(
-            f"its adapters belong to {name}, which cannot be read ({error.what})",
+            f"its adapters belong to {name}, which cannot be read ({error.args[0]})",
             str(directory),
             f"copy it there, or {remedy}",
         ) from error

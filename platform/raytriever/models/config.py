@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError
-from raytriever.options import check_changed, did_you_mean, flag_of, option
+from raytriever.errors import ConfigError, setting
+from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
 
@@ -128,5 +128,5 @@ def check_prompt_names(config: ModelConfig) -> None:
     """Check that a prompt is not given by text and by name; raises `ConfigError`."""
     for name in ("query_prompt", "passage_prompt"):
         if getattr(config, name) is not None and getattr(config, f"{name}_name") is not None:
-            flag = flag_of(f"{name}_name")
-            raise ConfigError(f"and {flag_of(name)} contradict each other", flag, "give one of them")
+            where = setting(f"{name}_name")
+            raise ConfigError(f"and {setting(name)} contradict each other", where, "give one of them")

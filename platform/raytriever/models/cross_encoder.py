@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.files import read_model_file, stored_tensors
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
@@ -56,7 +56,7 @@ class CrossEncoder:
         from transformers import AutoModelForSequenceClassification
 
         if precision == "int8":
-            raise ConfigError("a cross-encoder has no int8 layers", "--precision", "use fp32 or bf16")
+            raise ConfigError("a cross-encoder has no int8 layers", setting("precision"), "use fp32 or bf16")
         self.directory = directory = expanded(directory)
         config = load_config(directory, _REMEDY)
         settings = _sentence_transformers_settings(directory)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.tokenisation import Template
 
 log = logging.getLogger(__name__)
@@ -47,14 +47,14 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
             _warned.add(directory)
             log.warning(
                 "%s: last-token pooling reads the last word, because the tokenizer appends no end token. "
-                "Give --append-eos yes if the model was trained with one, else --append-eos no.",
+                f"Give {flag_of('append_eos')} yes if the model was trained with one, else {flag_of('append_eos')} no.",
                 directory,
             )
         return
     if tokenizer.eos_token is None:
         raise ConfigError(
             f"the tokenizer of {directory} has no end token",
-            "--append-eos yes",
+            setting("append_eos", "yes"),
             'set "eos_token" in tokenizer_config.json, or leave the flag out',
         )
     _set_template(tokenizer, [*tokenizer.convert_ids_to_tokens(list(template.before))], tokenizer.eos_token)
@@ -97,7 +97,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
         return
     config.is_causal = not bidirectional
     if attends_to_later_tokens(backbone) != bidirectional:
-        flag, tokens = ("--bidirectional", "earlier") if bidirectional else ("--no-bidirectional", "later")
+        flag, tokens = setting("bidirectional", bidirectional), "earlier" if bidirectional else "later"
         raise ModelError(
             f"{type(backbone).__name__} attends to {tokens} tokens with and without {flag}",
             str(directory),

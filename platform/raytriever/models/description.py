@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, flag_of, setting
 from raytriever.models.config import SIMILARITIES, ModelConfig, check_prompt_names
 from raytriever.models.files import check_config, read_model_file
 from raytriever.models.pipeline.modules import MODULES, NORMALIZE, Module, Pipeline, read_pipeline, read_pooling
 from raytriever.models.pipeline.transformer import lengths
-from raytriever.options import check_options, flag_of, with_current_names
+from raytriever.options import check_options, with_current_names
 from raytriever.prompts import SIDES, PromptTable, Side, merge_prompts, prompt_by_name
 from raytriever.reading.structured import conform
 
@@ -105,7 +105,7 @@ def describe(directory: Path, config: ModelConfig) -> Description:
         for name in ("pooling", "similarity"):
             value = getattr(described, name)
             if overrides.get(name, value) != value:
-                _log_once(f"--{name} {overrides[name]}: is used for {directory}, whose files say {value}.")
+                _log_once(f"{flag_of(name)} {overrides[name]}: is used for {directory}, whose files say {value}.")
     return replace(described, **overrides)
 
 
@@ -181,7 +181,7 @@ def _prompt_overrides(described: Description, config: ModelConfig) -> dict[str, 
     overrides: dict[str, Any] = {"prompts": merge_prompts(described.prompts, config.dataset_prompts or {})}
     for name in ("query_prompt", "passage_prompt"):
         if (chosen := getattr(config, f"{name}_name")) is not None:
-            overrides[name] = prompt_by_name(chosen, stored, flag_of(f"{name}_name"))
+            overrides[name] = prompt_by_name(chosen, stored, name)
     return overrides
 
 
@@ -198,7 +198,8 @@ def _check_ranges(described: Description, where: Path) -> Description:
     try:
         check_options(replace(ModelConfig(), **described.flags()))
     except ConfigError as error:
-        raise ModelError(f"has a value that {error.where} refuses: {error.what}", str(where), error.remedy) from error
+        what, setting_name, remedy = error.args
+        raise ModelError(f"has a value that {setting_name} refuses: {what}", str(where), remedy) from error
     return described
 
 
@@ -246,7 +247,7 @@ def _similarity(library: _Library, directory: Path, config: ModelConfig) -> str:
         raise ModelError(
             f"similarity {similarity!r} is not supported",
             str(directory / LIBRARY_FILE),
-            f"choose --similarity {' or '.join(SIMILARITIES)}",
+            f"choose {setting('similarity')} {' or '.join(SIMILARITIES)}",
         )
     return config.similarity or similarity if similarity not in SIMILARITIES else similarity
 
@@ -257,13 +258,13 @@ def _log_prompts(library: _Library, prompts: dict[str, str], directory: Path, co
     if other and config.passage_prompt is None:
         _log_once(
             f"{directory}: has no prompt named document, so passages get none; "
-            f"for its prompt {other} give --passage-prompt-name {other}"
+            f"for its prompt {other} give {flag_of('passage_prompt_name')} {other}"
         )
     default = library.get("default_prompt_name")
     if default and not prompts.get("query") and not prompts.get("document") and config.query_prompt is None:
         _log_once(
             f"{directory}: its default prompt {default} is neither for queries nor for documents, so no text gets it; "
-            f"give --query-prompt-name {default} for queries"
+            f"give {flag_of('query_prompt_name')} {default} for queries"
         )
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.source import MINILM
 from raytriever.options import did_you_mean
@@ -42,7 +42,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("peft is not installed", "--lora-rank", "pip install 'raytriever[lora]'") from error
+        raise ConfigError("peft is not installed", setting("lora_rank"), "pip install 'raytriever[lora]'") from error
     settings = LoraConfig(
         r=config.lora_rank,
         lora_alpha=2 * config.lora_rank if config.lora_alpha is None else config.lora_alpha,
@@ -118,7 +118,7 @@ def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
         if isinstance(module, nn.Linear) and _POOLER not in name.split(".")
     ]
     if not linear:
-        raise ConfigError("the encoder has no linear layer to adapt", "--lora-rank", "train the whole encoder")
+        raise ConfigError("the encoder has no linear layer to adapt", setting("lora_rank"), "train the whole encoder")
     if not suffixes.strip():
         return linear
     names = [name.strip() for name in suffixes.split(",") if name.strip()]
@@ -126,7 +126,7 @@ def _targets(backbone: nn.Module, suffixes: str) -> list[str]:
         if not any(_ends(layer, name) for layer in linear):
             endings = {layer.rsplit(".", 1)[-1] for layer in linear}
             raise ConfigError(
-                f"the encoder has no linear layer {name!r}", "--lora-targets", did_you_mean(name, endings)
+                f"the encoder has no linear layer {name!r}", setting("lora_targets"), did_you_mean(name, endings)
             )
     return [layer for layer in linear if any(_ends(layer, name) for name in names)]
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.terminal import one_line, warn
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -103,7 +103,7 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
     """
     if device.type == "cuda" and precision == "int8":
         raise ConfigError(
-            "int8 encodes on a CPU only", "--precision", "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="
+            "int8 encodes on a CPU only", setting("precision"), "use bf16, or hide GPUs by CUDA_VISIBLE_DEVICES="
         )
     if device.type == "cuda" and precision != "fp32":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -111,7 +111,7 @@ def choose_precision(precision: str | None, device: torch.device) -> str:
             capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
             raise ConfigError(
                 f"{torch.cuda.get_device_name(device)} has no bf16 (compute capability {capability}, bf16 needs 8.0)",
-                "--precision",
+                setting("precision"),
                 "use fp32, or leave it out",
             )
         return "bf16" if has_bf16 else "fp32"

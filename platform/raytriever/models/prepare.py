@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig, check_lora
 from raytriever.models.lora import add_adapters, share_frozen
 from raytriever.models.retriever import Retriever
@@ -30,10 +30,11 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     if retriever.passage.backbone is not retriever.query.backbone:
         backbones.append(retriever.passage.backbone)
     if config.save_adapters and (len(backbones) > 1 or config.bidirectional is not None):
-        kind = "in a model with two transformers" if len(backbones) > 1 else "onto a base with --bidirectional"
+        several = len(backbones) > 1
+        kind = "in a model with two transformers" if several else f"onto a base with {setting('bidirectional', True)}"
         raise ConfigError(
             f"sentence-transformers cannot load adapters {kind}",
-            "--save-adapters",
+            setting("save_adapters", True),
             "leave it out, and use the merged weights in model/",
         )
     if config.lora_rank:
@@ -60,6 +61,6 @@ def _checkpoint_blocks(backbone: nn.Module) -> None:
     except ValueError as error:
         raise ConfigError(
             f"{type(backbone).__name__} does not support it",
-            "--activation-checkpointing",
+            setting("activation_checkpointing", True),
             "remove the flag, or use gradient caching",
         ) from error

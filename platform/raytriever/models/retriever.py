@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
@@ -124,15 +124,19 @@ class Retriever(nn.Module):
             ModelError: a prompt leaves no token for the text.
         """
         prompts = self.prompts.of(*names, task_type=task_type)
+        self.check_prompts(prompts)
+        return prompts
+
+    def check_prompts(self, prompts: Prompts) -> None:
+        """Check that prompts fit the model and leave tokens for the text; raises `ModelError`."""
         if TITLE in prompts.passage and not self.description.pool_prompt:
             raise ModelError(
                 f"the model does not pool the prompt, and {TITLE} would give each passage another one",
-                "--passage-prompt",
+                setting("passage_prompt"),
                 f"write {fill_title(prompts.passage)!r}",
             )
         for side in SIDES:
             self.check_prompt(prompts[side], side)
-        return prompts
 
     def check_prompt(self, prompt: str, side: Side) -> None:
         """Check that a prompt leaves tokens for the text; raises `ModelError`."""
@@ -286,7 +290,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
     sides = pipelines(directory)
     folders = {side: pipeline.transformer for side, pipeline in sides.items()}
     if description.towers == "shared" and folders["query"] != folders["passage"]:
-        raise ModelError("has two towers", str(directory), "remove --towers shared")
+        raise ModelError("has two towers", str(directory), f"remove {setting('towers')} shared")
     tokenizer = load_tokenizer(folders["query"])
     if folders["query"] != folders["passage"]:
         _check_same_tokenizer(tokenizer, load_tokenizer(folders["passage"]), directory)
@@ -307,7 +311,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
         raise ConfigError(
             f"{description.truncate_dim} is out of range, "
             f"embeddings of {config.model} have {query.full_width} components",
-            "--truncate-dim",
+            setting("truncate_dim"),
             f"give at most {query.full_width}",
         )
     for each, length in ((query, description.query_length), (passage, description.passage_length)):
@@ -315,7 +319,7 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
         _check_length(each.backbone, length, directory)
         _choose_padding_side(tokenizer, each.backbone)
     retriever = Retriever(query, passage, tokenizer, description, prompt_table(description, config)).eval()
-    retriever.prompts_of()  # only for its checks
+    retriever.check_prompts(retriever.prompts.of())
     return retriever
 
 
@@ -374,7 +378,7 @@ def _check_length(backbone: nn.Module, length: int, directory: Path) -> None:
         raise ModelError(
             f"has {positions} positions, but texts may have {length} tokens",
             str(directory),
-            f"give --query-length and --passage-length of at most {positions}",
+            f"give {setting('query_length')} and {setting('passage_length')} of at most {positions}",
         )
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.paths import expanded
 from raytriever.storage import sha256_of
 
@@ -42,7 +42,7 @@ def check_revision(names: Sequence[str], revision: str | None) -> None:
     """Check that a revision is passed only if a model is on the hub; raises `ConfigError`."""
     local = [name for name in names if name == MINILM or expanded(name).exists()]
     if revision is not None and local and len(local) == len(names):
-        raise ConfigError(f"has no effect on {local[0]}, which is on this machine", "--revision", "leave it out")
+        raise ConfigError(f"has no effect on {local[0]}, which is on this machine", setting("revision"), "leave it out")
 
 
 def embedded_minilm(package: str = MINILM_PACKAGE) -> Path:

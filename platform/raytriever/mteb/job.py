@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from raytriever.errors import ConfigError, DataError, UserError
+from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
@@ -155,7 +155,9 @@ def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], Data
 
 def _check_output(output: Path) -> None:
     if output.is_dir() and any(output.iterdir()) and not (output / "results").is_dir():
-        raise ConfigError("is not empty and holds no results of MTEB", f"--output {output}", "give another directory")
+        raise ConfigError(
+            "is not empty and holds no results of MTEB", setting("output", output), "give another directory"
+        )
 
 
 @dataclass
@@ -183,8 +185,8 @@ class _ModelRun:
         if others:
             raise ConfigError(
                 f"holds results of revision {others[0]} of {meta.name}, which is now {revision.name}",
-                f"--output {self.cache.cache_path}",
-                "give another --output, or --fresh to remove them",
+                setting("output", self.cache.cache_path),
+                f"give another {setting('output')}, or {setting('fresh', True)} to remove them",
             )
 
     def evaluate(self, task: Any) -> TaskScore:

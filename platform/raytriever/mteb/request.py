@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.pooled_scores import parse_aims
 from raytriever.evaluation.protocol import read_metrics
@@ -15,7 +15,7 @@ from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import Measures
 from raytriever.options import did_you_mean
 
-SUITE = "--suite mteb"
+SUITE = setting("suite", "mteb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,10 @@ def build_mteb_job(
     require_mteb(SUITE)
     for model in models:
         if model.config is None:
-            raise ConfigError(f"{BM25} is no encoder", "--model", f"leave it out with {SUITE}")
+            raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
-        raise ConfigError("MTEB's data sets hold no answers", "--metrics", "leave acc@K out")
+        raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")
     measures = Measures(
         metrics=metrics,
         aims=tuple(parse_aims(aims)),
@@ -88,8 +88,10 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
 
     words = [word.strip() for word in (names or "").split(",") if word.strip()]
     if bool(words) == bool(benchmark):
-        what = "both --tasks and --benchmark are given" if words else "neither --tasks nor --benchmark is given"
-        raise ConfigError(what, SUITE, "name tasks by --tasks NAME,... or one benchmark by --benchmark")
+        by_names, by_benchmark = setting("tasks"), setting("benchmark")
+        state = "both {} and {} are given" if words else "neither {} nor {} is given"
+        remedy = f"name tasks by {by_names} NAME,... or one benchmark by {by_benchmark}"
+        raise ConfigError(state.format(by_names, by_benchmark), SUITE, remedy)
     if benchmark:
         tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
     else:
@@ -108,7 +110,7 @@ def _look_up(find: Callable[[str], Any], name: str, kind: str, names: Callable[[
         return find(name)
     except KeyError:
         raise ConfigError(
-            f"unknown {kind} {name!r}", f"--{kind}{'s' * (kind == 'task')}", _suggest(name, names())
+            f"unknown {kind} {name!r}", setting("tasks" if kind == "task" else kind), _suggest(name, names())
         ) from None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.cache import BOUNDS, is_held
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, flag_of
 from raytriever.locking import LOCK, Owner, owner_of
 from raytriever.operation.disk_usage import last_use_time, size_of
 from raytriever.reading.structured import read_json
@@ -25,11 +25,11 @@ COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"
 # Content of an entry directly below the cache, by the beginning of its name.
 _CONTENTS = {
-    "pydocs": "docstrings of this Python (--dataset pydocs or pydocs-part)",
+    "pydocs": f"docstrings of this Python ({flag_of('dataset')} pydocs or pydocs-part)",
     ANSWERS: "answers of language models (annotate); they cost money and are never pruned",
     "digests": "digests of files that were read",
     "compiled": "compiled functions",
-    "chunks": "chunk sizes that fit into memory (--grad-cache-chunk)",
+    "chunks": f"chunk sizes that fit into memory ({flag_of('grad_cache_chunk')})",
     "launch": "logs of raytriever launch",
     "locations": "paths of embeddings that encode wrote elsewhere",
     "submissions": "uploads of raytriever submit",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config import Config, to_dict
-from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.locking import Owner, owner_of
 from raytriever.operation.disk_usage import remove, size_of
@@ -80,7 +80,9 @@ class RunEntry:
         """The command that continues an unfinished training run; None for any other entry."""
         if self.kind != TRAINING or self.state not in (INTERRUPTED, RUNNING):
             return None
-        return shlex.join(["raytriever", "train", "--config", str(self.path / CONFIG), "--output", str(self.path)])
+        return shlex.join(
+            ["raytriever", "train", flag_of("config"), str(self.path / CONFIG), flag_of("output"), str(self.path)]
+        )
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunEntry]:

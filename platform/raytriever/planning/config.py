@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean, option
 from raytriever.paths import MODEL, expanded
 
@@ -88,10 +88,10 @@ def check_plan(config: PlanConfig) -> None:
     """
     name = config.model
     if name not in _MODEL.names and "/" not in name and not expanded(name).exists():
-        raise ConfigError(f"unknown model {name!r}", "--model", did_you_mean(name, _MODEL.names))
+        raise ConfigError(f"unknown model {name!r}", setting("model"), did_you_mean(name, _MODEL.names))
     if config.gpus > config.all_nodes * config.gpus_per_node:
         raise ConfigError(
             f"{config.gpus:,} GPUs exceed the {config.all_nodes * config.gpus_per_node:,} of all nodes",
-            "--nodes",
+            setting("nodes"),
             "give more nodes, or leave it out",
         )

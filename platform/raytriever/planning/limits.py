@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from raytriever.errors import flag_of
 from raytriever.planning.stages import StageNeeds, stages
 from raytriever.planning.workload import GB, Workload
 
@@ -21,16 +22,21 @@ _REMEDIES = {
     ("BM25", TIME): f"{_SPLIT}, one node for each; BM25 runs on one node today",
     ("encode", TIME): "use more GPUs or a smaller encoder; shards are independent",
     ("exact search", DRIVER): f"{_SPLIT}; an order of ids that is sorted by shard and read from files would lift it",
-    ("exact search", TIME): "use more nodes, which read the embeddings in parallel, or --dtype int8",
+    ("exact search", TIME): f"use more nodes, which read the embeddings in parallel, or {flag_of('dtype')} int8",
     ("mining", DRIVER): f"{_SPLIT}; an order of ids that is sorted by shard and read from files would lift it",
-    ("mining", TIME): "mine a sample of the queries, or store --dtype int8; searching in actors, as evaluate does, "
+    (
+        "mining",
+        TIME,
+    ): f"mine a sample of the queries, or store {flag_of('dtype')} int8; searching in actors, as evaluate does, "
     "would divide it by the nodes",
-    ("index hnsw", DRIVER): "build one index for each of several parts of the corpus, or use --index ivfpq or exact "
-    "search",
+    (
+        "index hnsw",
+        DRIVER,
+    ): f"build one index for each of several parts of the corpus, or use {flag_of('index')} ivfpq or exact search",
     ("index ivfpq", DRIVER): "build one index for each of several parts of the corpus, or use exact search",
-    ("index ivfpq", TIME): "give fewer --lists, which are scanned longer in a search",
+    ("index ivfpq", TIME): f"give fewer {flag_of('lists')}, which are scanned longer in a search",
     ("train", TIME): "use more GPUs, or fewer epochs",
-    ("", DISK): "use more or larger disks, or --dtype int8, which is a quarter of fp32",
+    ("", DISK): f"use more or larger disks, or {flag_of('dtype')} int8, which is a quarter of fp32",
     ("", NUMBERS): _SPLIT,
     ("", WORKERS): "use nodes with more memory, or fewer workers on each",
     ("", TIME): _SPLIT,

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from raytriever.options import flag_of
+from raytriever.errors import flag_of
 from raytriever.planning.coefficients import Measurement
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.limits import ALL, DISK, DRIVER, WORKERS, Excess, excesses, first_excess
@@ -23,7 +23,7 @@ _FIXED = (
     "Storage costs its price for one month. A stage on GPUs costs GPU hours, another one node hours. What has no price "
     "costs nothing.",
     f"Training is data-parallel. Gradients are sent once a step, after the arithmetic. Memory of a training worker is "
-    f"that of `train --dry-run` for chunks of {CHUNK} texts.",
+    f"that of `train {flag_of('dry_run', True)}` for chunks of {CHUNK} texts.",
     f"Mining: {MINING.num_negatives} negatives of each training query, out of {MINING.depth} ranks.",
     f"Distinct terms of n words: {HEAPS[0]:g} n^{HEAPS[1]:g} (Heaps' law, Manning, Raghavan & Schütze 2008).",
     "Times of sorts and of HNSW grow as n log n, those of other work as n; products grow with the width.",

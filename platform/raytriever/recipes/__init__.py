@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean
 from raytriever.paths import DATASET
 from raytriever.recipes.auc_paper import minilm, xlmr_base, xlmr_large
@@ -31,7 +31,7 @@ def base_config(recipe: str | None, dataset: str | None, has_file: bool = False)
     """
     if recipe:
         if recipe not in RECIPES:
-            raise ConfigError(f"unknown recipe {recipe!r}", "--recipe", did_you_mean(recipe, RECIPES))
+            raise ConfigError(f"unknown recipe {recipe!r}", setting("recipe"), did_you_mean(recipe, RECIPES))
         return RECIPES[recipe]()
     is_quickstart = (dataset or DataConfig.dataset) in DATASET.names and not has_file
     return RECIPES["pydocs"]() if is_quickstart else Config()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.storage import check_writable
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -31,5 +31,5 @@ def check_comparison(runs: Sequence[str], output: Path) -> None:
                 remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
             )
     if output.is_dir():
-        raise ConfigError("is a directory", f"--output {output}", "give the path of the HTML file to write")
+        raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
     check_writable(output.parent)

@@ -26,7 +26,7 @@ from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
@@ -116,7 +116,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     if training_split and training_split == job.split:
         raise ConfigError(
             f"the graph is built from the queries of {training_split}, so their recall would be too high",
-            "--split",
+            setting("split"),
             "choose another split",
         )
     check_writable(output)
@@ -137,7 +137,9 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         return result(index=_opened(output, job), seconds=None)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
-    remedy = "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else "use --index ivfpq"
+    remedy = (
+        "use a machine with more memory" if job.config.index in ("flat", "ivfpq") else f"use {setting('index')} ivfpq"
+    )
     content = "the structures of the index, and the embeddings that it learns from,"
     memory = memory_of_building(job.config, rows, width)
     check_memory(memory, content, remedy)
@@ -179,7 +181,7 @@ def _check_is_earlier(existing: dict[str, Any], meta: dict[str, Any], output: Pa
         raise StorageError(
             f"holds another index ({existing['index']} of {existing['dataset']} by {existing['model']})",
             str(output),
-            "give another --output, or remove it",
+            f"give another {setting('output')}, or remove it",
         )
 
 

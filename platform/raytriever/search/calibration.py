@@ -23,7 +23,7 @@ from numpy import ndarray
 from raytriever.data.dataset import Documents
 from raytriever.data.digests import content_digest
 from raytriever.data.sources import SourceFile
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, flag_of
 from raytriever.metrics.calibration import Aim, Proportion
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.probability import IsotonicMap, PlattMap
@@ -35,7 +35,7 @@ from raytriever.storage import MANIFEST, disk_errors, files_below
 from raytriever.terminal import one_line
 
 FILE, FORMAT = "calibration.json", 1
-AGAIN = "run `raytriever evaluate --calibrate` again"
+AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
 # Files that decide the embeddings of a model.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils import logging
 
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, render
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
@@ -151,8 +151,8 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         try:
             return build_loss(config, self.similarity_fct is cos_sim)
         except ConfigError as error:
-            argument = (error.where or "").removeprefix("--").replace("-", "_")
-            raise ConfigError(error.what, self._where(argument), error.remedy) from error
+            what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
+            raise ConfigError(what, self._where(where or ""), remedy) from error
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor | None:
         """Return a teacher's scores of the documents, for losses that learn from one."""

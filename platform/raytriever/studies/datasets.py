@@ -22,7 +22,7 @@ from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.prepare.open import open_dataset, with_lent_dev
 from raytriever.data.pydocs.builder import PYDOCS
 from raytriever.data.records import ORIGINS, SOURCES
-from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.storage import committed_directory, read_manifest
 from raytriever.studies.definition import FULL, SMALL, SMOKE, Arm, MeasuredDataset
 
@@ -309,9 +309,9 @@ def pack_folder(data_root: Path | None, name: str) -> Path:
     """Return the folder of a pack; raises `ConfigError` if it does not exist."""
     remedy = f"give the folder that holds {name} and the other packs of the study"
     if data_root is None:
-        raise ConfigError("is missing, and this scale measures on packs", "--data-root", remedy)
+        raise ConfigError("is missing, and this scale measures on packs", setting("data_root"), remedy)
     if not (data_root / name).is_dir():
-        raise ConfigError(f"holds no folder {name}", f"--data-root {data_root}", remedy)
+        raise ConfigError(f"holds no folder {name}", setting("data_root", data_root), remedy)
     return data_root / name
 
 

@@ -101,7 +101,7 @@ def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, 
     }
     if isinstance(value, str):
         with _named(where):
-            MODELS.check(value, "--model")
+            MODELS.check(value, "model")
         model = next(iter(sets.values())).model
         limits = model.query_length, model.passage_length
         lengths = None if value == BM25 or None in limits else limits
@@ -184,4 +184,4 @@ def _named(where: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise type(error)(error.what, f"{where}: {error.where}" if error.where else where, error.remedy) from error
+        raise error.within(where) from error

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.masking import masked
 from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point
@@ -216,7 +216,7 @@ class MlflowServer:
                     f"the experiment {name!r} was deleted",
                     self.address,
                     f"restore it with `mlflow experiments restore --experiment-id {experiment.experiment_id}`, or "
-                    "choose another one with --experiment NAME",
+                    f"choose another one with {setting('experiment')} NAME",
                 )
             return str(experiment.experiment_id)
         # Next to the database, and absolute, so that the UI finds the files from any directory.

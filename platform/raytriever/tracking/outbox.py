@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json
 from raytriever.storage import disk_errors, write_atomically
@@ -244,7 +244,7 @@ class _State(TypedDict, total=False):
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    remedy = "give --fresh to train again"
+    remedy = f"give {setting('fresh', True)} to train again"
     with disk_errors(path, reading=True):
         content = read_json(path, dict[str, Any], remedy)
     state = conform(content, str(path), _State, remedy)

@@ -15,13 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import parse_json
 from raytriever.storage import disk_errors
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
-_REMEDY = "remove the line, or train again with --fresh"
+_REMEDY = f"remove the line, or train again with {setting('fresh', True)}"
 # Largest step, each of which uses a bit of memory, and largest time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
 

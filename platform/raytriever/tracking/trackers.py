@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean
 from raytriever.tracking.mlflow_tracker import MlflowServer, check_uri, tracking_uri
 from raytriever.tracking.tracker import TrackerClient
@@ -44,9 +44,11 @@ def read_trackers(text: str) -> tuple[str, ...]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in (*TITLES, NONE):
-            raise ConfigError(f"unknown tracker {name!r}", "--tracker", did_you_mean(name, [*TITLES, NONE]))
+            raise ConfigError(f"unknown tracker {name!r}", setting("tracker"), did_you_mean(name, [*TITLES, NONE]))
     if NONE in names and len(names) > 1:
-        raise ConfigError(f"{text!r} names trackers next to {NONE!r}", "--tracker", f"give {NONE}, or leave it out")
+        raise ConfigError(
+            f"{text!r} names trackers next to {NONE!r}", setting("tracker"), f"give {NONE}, or leave it out"
+        )
     return () if names == [NONE] else tuple(names)
 
 
@@ -97,10 +99,10 @@ def _check_package(name: str) -> None:
     try:
         installed = version(name)
     except PackageNotFoundError as error:
-        raise ConfigError(f"{TITLES[name]} needs the package {name}", f"--tracker {name}", remedy) from error
+        raise ConfigError(f"{TITLES[name]} needs the package {name}", setting("tracker", name), remedy) from error
     numbers = [[int(part) for part in text.split(".")[:3] if part.isdecimal()] for text in (installed, _OLDEST[name])]
     if numbers[0] < numbers[1]:
-        raise ConfigError(f"{name} {installed} is older than {_OLDEST[name]}", f"--tracker {name}", remedy)
+        raise ConfigError(f"{name} {installed} is older than {_OLDEST[name]}", setting("tracker", name), remedy)
 
 
 def _check_wandb() -> None:

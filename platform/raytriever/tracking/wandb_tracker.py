@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.masking import masked
 from raytriever.reading.wandb_file import read_history
 from raytriever.tracking.mlflow_tracker import PROJECT, REASON_CHARACTERS
@@ -36,7 +36,7 @@ def check_key() -> None:
     if not read_netrc_auth(host=settings.base_url):
         raise ConfigError(
             f"W&B has no key for {settings.base_url}",
-            "--tracker wandb",
+            setting("tracker", "wandb"),
             "run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline",
         )
 

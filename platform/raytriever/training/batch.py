@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.batch import BatchIds
 from raytriever.models.packing import Buckets, TokenBatch, is_packed, lengths_of, move, select, texts_of, tokens_of
 from raytriever.prompts import Side
@@ -47,16 +47,19 @@ class ChunkSizes:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, flag in (("sequences", self.sequences, "chunk"), ("tokens", self.tokens, "tokens")):
+        for unit, value, name in (
+            ("sequences", self.sequences, "grad_cache_chunk"),
+            ("tokens", self.tokens, "grad_cache_tokens"),
+        ):
             if value is not None and value < 1:
-                raise ConfigError(f"a chunk of {value} {name} is empty", f"--grad-cache-{flag}", "give at least 1")
+                raise ConfigError(f"a chunk of {value} {unit} is empty", setting(name), "give at least 1")
 
     def check(self, texts: int) -> None:
         """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
         if self.sequences is not None and self.sequences > texts:
             raise ConfigError(
                 f"a chunk of {self.sequences} is more than the {texts} texts of a worker's share of a batch",
-                "--grad-cache-chunk",
+                setting("grad_cache_chunk"),
                 f"give at most {texts}, or leave it out",
             )
 

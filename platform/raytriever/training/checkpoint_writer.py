@@ -180,7 +180,7 @@ class CheckpointWriter:
         except StorageError as error:
             # The user knows the path of the checkpoint, not the temporary path of a shard.
             where = error.where and error.where.replace(str(shard), str(path))
-            raise StorageError(error.what, where, error.remedy) from error
+            raise error.at(where) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
         with committed_directory(path, replace=True) as hidden:
@@ -219,7 +219,7 @@ class CheckpointWriter:
     def _fail(self, rank: int) -> None:
         """Raise on every worker the error of the thread of worker `rank`."""
         error = self._error
-        fields = error.args if isinstance(error, StorageError) else (repr(error),)
+        fields = (error.what, error.where, error.remedy) if isinstance(error, StorageError) else (repr(error),)
         text = "\n".join(field or "" for field in fields).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
         own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None]
         received = bytes(self._workers.all_gather(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")

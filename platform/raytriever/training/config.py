@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.errors import flag_of
 from raytriever.options import option
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -57,7 +58,7 @@ class TrainingConfig:
     """Settings of a training run: its length, optimizer, workers, validation and checkpoints."""
 
     batch_size: int = option(64, "queries of one step, over all workers", minimum=1)
-    max_steps: int | None = option(None, "optimiser steps; overrides --epochs", minimum=1)
+    max_steps: int | None = option(None, f"optimiser steps; overrides {flag_of('epochs')}", minimum=1)
     epochs: float | None = option(None, "passes over the training examples", above=0, needs="!max_steps")
     learning_rate: float = option(5e-5, "peak learning rate of AdamW", above=0)
     warmup_steps: int = option(10, "steps over which the learning rate rises from 0", minimum=0)
@@ -103,9 +104,11 @@ class TrainingConfig:
         form="METRIC",
     )
     patience: int = option(
-        5, "stop training after this many validations without an improvement of --best-metric", minimum=1
+        5, f"stop training after this many validations without an improvement of {flag_of('best_metric')}", minimum=1
     )
-    min_delta: float = option(0.0, "smallest change of --best-metric that counts as an improvement", minimum=0)
+    min_delta: float = option(
+        0.0, f"smallest change of {flag_of('best_metric')} that counts as an improvement", minimum=0
+    )
     checkpoint_steps: int | None = option(
         None,
         "steps between two checkpoints (default: one at each validation); the best checkpoint is always written",

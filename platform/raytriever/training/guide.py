@@ -27,7 +27,7 @@ from raytriever.encoding.corpus import weights_digest
 from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ModelError
+from raytriever.errors import ModelError, flag_of, setting
 from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets, TokenBatch
@@ -69,8 +69,8 @@ class Guide:
             if not np.isfinite(encode_contents(self.retriever, contents, side)).all():
                 raise ModelError(
                     f"the embedding of a {side} holds NaN or infinity",
-                    f"--guide {self.name}",
-                    "check the model's weights, or give --precision fp32",
+                    setting("guide", self.name),
+                    f"check the model's weights, or give {setting('precision')} fp32",
                 )
 
     @cached_property
@@ -100,7 +100,8 @@ def guide_errors(name: str) -> Iterator[None]:
     except ModelError as error:
         hint = did_you_mean(name, MODEL.names)
         where = name if error.where in (None, name) else f"{name} ({error.where})"
-        raise ModelError(error.what, f"--guide {where}", hint if hint.startswith("did") else error.remedy) from error
+        what, _, remedy = error.args
+        raise ModelError(what, setting("guide", where), hint if hint.startswith("did") else remedy) from error
 
 
 class MaskingWatch:
@@ -121,8 +122,8 @@ class MaskingWatch:
         self._has_logged = True
         self._log(
             f"Step {step}: the guide masks {most:.0%} of the negatives of a query ({metrics[MASKED]:.1%} of all). "
-            "It finds the positive of the query little similar. Check such pairs, lower --guide-margin, or give "
-            "another --guide."
+            f"It finds the positive of the query little similar. Check such pairs, lower "
+            f"{flag_of('guide_margin')}, or give another {flag_of('guide')}."
         )
 
 

@@ -22,7 +22,7 @@ from raytriever.data.sampling.mixture import arrange
 from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.origins import parse_mix
 from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.training.guide import Guide, GuideTexts
 from raytriever.training.loader import BatchSource
 
@@ -153,7 +153,7 @@ class TrainingData:
         self, dataset: RetrievalDataset, examples: Examples, order: Order, teacher: TeacherTable | None = None
     ) -> BatchSource:
         if dataset.tokens is None:
-            raise DataError("has no tokens", dataset.name, "prepare it with --model")
+            raise DataError("has no tokens", dataset.name, f"prepare it with {setting('model')}")
         return BatchSource(
             dataset.tokens,
             examples,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.tuning.space import Dimension, Point, SearchSpace
 
 GRID, RANDOM, OPTUNA = "grid", "random", "optuna"
@@ -154,6 +154,6 @@ def build_sampler(searcher: str, space: SearchSpace, seed: int) -> Sampler:
         import optuna  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            "requires the package optuna", "--searcher optuna", "pip install 'raytriever[tune]'"
+            "requires the package optuna", setting("searcher", "optuna"), "pip install 'raytriever[tune]'"
         ) from error
     return OptunaSampler(space, seed)

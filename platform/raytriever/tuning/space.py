@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from raytriever.config.curriculum import read_settings
 from raytriever.config.settings import Config, from_dict
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import check_options, did_you_mean, option
 from raytriever.paths import SEARCH_SPACE
 from raytriever.training.config import MAY_CHANGE
@@ -27,7 +27,7 @@ _COMPARED = ("data.dataset", "data.dev_split", "data.test_split", "training.best
 _KEYS = ("low", "high", "scale", "grid")
 _SCALES = ("linear", "log")
 DEFAULT_TRIALS = 20
-FLAG = "--search-space"
+FLAG = setting("search_space")
 # Search spaces that have a name: section, setting, and its values or range.
 NAMED: dict[str, tuple[str, str, Any]] = {
     "loss": ("loss", "loss", ["infonce", "infonce-symmetric", "mw"]),
@@ -80,7 +80,8 @@ class SearchConfig:
     asha_metric: str = option(
         BATCH_AUC,
         "metric that compares trials at a validation: dev_batch_auc (of dev batches), dev_loss if all have the same "
-        "loss, or a metric such as ndcg_at_10 if --eval-datasets or --best-metric measures it during training",
+        f"loss, or a metric such as ndcg_at_10 if {flag_of('eval_datasets')} or {flag_of('best_metric')} measures it "
+        "during training",
         needs="asha",
     )
     asha_grace: int = option(20, "steps that each trial runs at least", minimum=1, needs="asha")
@@ -160,8 +161,8 @@ class SearchSpace:
             if not one.values:
                 raise ConfigError(
                     f"{one.key} has a range and no values for a grid",
-                    "--searcher grid",
-                    f"add `grid:` to the range of {one.name}, or give --searcher random or optuna",
+                    setting("searcher", "grid"),
+                    f"add `grid:` to the range of {one.name}, or give {setting('searcher')} random or optuna",
                 )
         keys = [one.key for one in self.dimensions]
         return [
@@ -265,7 +266,7 @@ def _values(section: str, name: str, listed: Sequence[Any], where: str) -> tuple
         try:
             check_options(settings)
         except ConfigError as error:
-            raise ConfigError(error.what, where, error.remedy) from error
+            raise error.at(where) from error
         parsed = getattr(settings, name)
         if parsed in values:
             raise ConfigError(f"{parsed!r} is listed twice", where, "give each value once")

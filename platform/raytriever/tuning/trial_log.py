@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError, UserError, setting
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
@@ -87,7 +87,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
-    remedy = "give --fresh to start again"
+    remedy = f"give {setting('fresh', True)} to start again"
     with disk_errors(file, reading=True):
         trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):

@@ -15,6 +15,7 @@ from datasets import Dataset as HubTable
 
 import raytriever as rt
 from raytriever.api.calls import public
+from raytriever.errors import setting
 from raytriever.evaluation.results import read_results
 from raytriever.storage import one_writer
 
@@ -184,25 +185,31 @@ def test_bad_input_is_one_line(
     assert not any(workplace.iterdir())
 
 
-def run(data: str, *, output: str = "", drop_own_id: bool = True, fresh: bool = False, **settings: Any) -> None:
-    """A function of the API; `data` is an error in the words of a command."""
-    raise rt.ConfigError(*data.split("; "))
+def run(data: rt.UserError, *, output: str = "", drop_own_id: bool = True, fresh: bool = False) -> None:
+    """A function of the API; `data` is an error of a command."""
+    raise data
+
+
+OUTPUT, FRESH = setting("output"), setting("fresh", True)
 
 
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        ("exists; a; give another --output, or --fresh", "a: exists; give another output, or fresh=True"),
-        ("is missing; --dataset my data; give --dataset", "data='my data': is missing; give data"),
-        ("needs --no-drop-own-id; --refresh-every 3", "refresh_every='3': needs drop_own_id=False"),
-        ("has no effect with --no-duplicates; --duplicates", "duplicates=True: has no effect with duplicates=False"),
-        ("of a--b, not --, and --no-such-thing", "of a--b, not --, and no_such_thing"),
+        (("exists", "a", f"give another {OUTPUT}, or {FRESH}"), "a: exists; give another output, or fresh=True"),
+        (
+            ("is gone", setting("dataset", "my data"), f"give {setting('dataset')}"),
+            "data='my data': is gone; give data",
+        ),
+        ((f"needs {setting('drop_own_id', False)}", "--flag of a file"), "--flag of a file: needs drop_own_id=False"),
+        ((f"of a--b, not --, and {setting('no_such_thing')}",), "of a--b, not --, and no_such_thing"),
     ],
 )
-def test_errors_name_arguments(error: str, expected: str) -> None:
+def test_errors_name_arguments(error: tuple[str, ...], expected: str) -> None:
     with pytest.raises(rt.ConfigError) as caught:
-        public(run)(error)
+        public(run)(rt.ConfigError(*error))
     assert str(caught.value) == expected
+    assert [caught.value.what, caught.value.where, caught.value.remedy] == list(caught.value.args)
 
 
 def test_every_ordered_collection_of_texts_is_encoded_alike(model: rt.Model) -> None:

@@ -52,7 +52,7 @@ def test_what_is_no_file_is_refused_at_once(read, irregular: Path) -> None:
 @pytest.mark.parametrize("kind", [FILE, FOLDER, DATASET, SETTINGS, NEGATIVES])
 def test_a_flag_names_no_pipe(kind: PathKind, irregular: Path) -> None:
     with pytest.raises(StorageError, match=MESSAGE):
-        kind.check(str(irregular), "--flag")
+        kind.check(str(irregular), "flag")
 
 
 @pytest.mark.timeout(20)

@@ -13,7 +13,7 @@ from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Runner
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, read_best_metric, select_judged_queries
@@ -84,7 +84,9 @@ def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Calla
         _check(dataset, split, protocol, training.best_metric)
         label = safe_name(dataset.name)
         if label in dev_sets:
-            raise ConfigError(f"two data sets have the name {label!r}", "--eval-datasets", "give each data set once")
+            raise ConfigError(
+                f"two data sets have the name {label!r}", setting("eval_datasets"), "give each data set once"
+            )
         dev_sets[label] = DevSet(label, str(dataset.location), split, dataset.digest)
     return tuple(dev_sets.values())
 
@@ -99,7 +101,7 @@ def digest_of(dev_sets: tuple[DevSet, ...], config: Config) -> str:
 
 
 def _check(dataset: RetrievalDataset, split: str, protocol: Protocol, best_metric: str) -> None:
-    where = f"--best-metric {best_metric}"
+    where = setting("best_metric", best_metric)
     judged = select_judged_queries(dataset, split, protocol)
     if protocol.wants_answers:
         try:

@@ -26,7 +26,7 @@ from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import StoreWriter
-from raytriever.errors import UserError
+from raytriever.errors import UserError, flag_of
 from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
 from raytriever.training.refresh.config import SYNC
@@ -258,7 +258,10 @@ def start_miner(
         return
     if spare < most and count_gpus():
         where = f"on {spare} GPU{'s' if spare > 1 else ''}" if spare else "on CPUs"
-        log(f"Refreshes encode {where}, because {workers} of {count_gpus()} GPUs train: --refresh-pool is {most}.")
+        log(
+            f"Refreshes encode {where}, because {workers} of {count_gpus()} GPUs train: "
+            f"{flag_of('refresh_pool')} is {most}."
+        )
     # With shares by origin, every round keeps the rows of other origins.
     first = negatives if config.data.negatives_mix else None
     path = str(folder.resolve() / NEGATIVES)

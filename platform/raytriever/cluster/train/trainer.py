@@ -27,7 +27,7 @@ from raytriever.cluster.train.validation import start_evaluator
 from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
-from raytriever.errors import UserError
+from raytriever.errors import UserError, setting
 from raytriever.training.parallel.strategy import TrainingError
 
 # Ray Train may ask for resources on a node that has just died; it asks again after this time.
@@ -178,7 +178,7 @@ def _start_error(failure: ControllerError, workers: int) -> Exception:
         return ClusterError(
             f"had no resources for {workers} workers for {PLACEMENT_SECONDS * PLACEMENT_ATTEMPTS // 60} minutes",
             "the Ray cluster",
-            "lower --num-workers; `ray status` shows what uses its resources",
+            f"lower {setting('num_workers')}; `ray status` shows what uses its resources",
         )
     if "StartupFailed" in type(cause).__name__:
         return TrainingError(
@@ -196,5 +196,6 @@ def _restarts_error(end: RestartsExhausted) -> Exception:
     return TrainingError(
         f"{first}, and so did each restart before a new step",
         f"after step {end.last_step}",
-        "check the memory (a smaller --grad-cache-chunk or --batch-size needs less), then run the same command again",
+        f"check the memory (a smaller {setting('grad_cache_chunk')} or {setting('batch_size')} needs less), then run "
+        "the same command again",
     )

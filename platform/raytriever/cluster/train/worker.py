@@ -35,7 +35,7 @@ from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage
 from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError, UserError
+from raytriever.errors import DataError, UserError, flag_of
 from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.machine import usable_cores
 from raytriever.models.precision import base_type, choose_precision, move_to
@@ -117,7 +117,7 @@ def _is_needed(job: WorkerJob, device: torch.device) -> bool:
     workers, settings = current_workers(), job.config.training
     available, size = workers.size, settings.sharing(workers.size)
     if workers.rank == 0 and settings.workers[0] < settings.workers[1]:
-        reason = f"--batch-size {settings.batch_size} is not divisible by {available}"
+        reason = f"{flag_of('batch_size')} {settings.batch_size} is not divisible by {available}"
         idle = f"; {available - size} idle, because {reason}" if size < available else ""
         job.queue.send(
             LogMessage(f"Training on {size} worker{'s' if size > 1 else ''} of {settings.num_workers}{idle}.")

@@ -22,11 +22,11 @@ from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_col
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
 from raytriever.data.sources import Source, SourceFile
-from raytriever.errors import DataError
+from raytriever.errors import DataError, flag_of
 
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
 UNREADABLE = ""  # field of a row that the table could not give: the reason
-_REMEDY = "name them: raytriever prepare --columns query=COLUMN,passage=COLUMN"
+_REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _HELD_OUT = 0.1  # share of the queries in dev and in test
 _SPLIT = "split"
 _NEGATIVE = re.compile(r"negative(?:_\d+)?")

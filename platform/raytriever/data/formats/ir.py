@@ -14,7 +14,7 @@ from typing import Any
 from raytriever.data.formats.beir import DocumentRow, JudgementRow, QueryRow
 from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named
 from raytriever.data.sources import IR_DATASETS, Source
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
 
 _DOCS, _QUERIES, _QRELS = "docs", "queries", "qrels"
@@ -103,7 +103,7 @@ def _package() -> Any:
     except ImportError as error:
         raise DataError(
             "the package ir_datasets is not installed",
-            f"--dataset {IR_DATASETS}...",
+            setting("dataset", f"{IR_DATASETS}..."),
             "pip install 'raytriever[sources]'",
         ) from error
     return ir_datasets
@@ -115,7 +115,7 @@ def _load(name: str) -> Any:
         return package.load(name)
     except KeyError as error:
         raise DataError(
-            "ir_datasets has no such name", f"--dataset {IR_DATASETS}{name}", _hint(name, package.registry)
+            "ir_datasets has no such name", setting("dataset", f"{IR_DATASETS}{name}"), _hint(name, package.registry)
         ) from error
 
 

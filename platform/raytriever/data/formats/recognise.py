@@ -41,7 +41,7 @@ from raytriever.data.formats.plan import (
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, numbered_rows, object_of, read_elements
 from raytriever.data.quarantine import BadRow
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
 
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$")
@@ -127,7 +127,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     if tables and not peeks and (columns or begun is None):
         return csv_pairs.plan(source, tables, columns)
     if columns:
-        raise DataError("has no effect: there is no CSV or TSV file to read", "--columns", "leave it out")
+        raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
     names = (format,) if format else tuple(_BY_FIELDS)
     candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
     if begun is not None and format is None and not (_has_queries(candidates) if begun is trec else candidates):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES
 from raytriever.data.sources import open_stream, reading
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
 
 _SEPARATORS = ",;\t|"
@@ -134,7 +134,7 @@ def choose_columns(
     known = [role.name for role in roles]
     for name, column in named.items():
         if name not in known:
-            raise DataError(f"unknown name {name!r}", "--columns", did_you_mean(name, known))
+            raise DataError(f"unknown name {name!r}", setting("columns"), did_you_mean(name, known))
         if column not in columns:
             hint = did_you_mean(column, columns)
             remedy = hint if hint.startswith("did") else "name one of these"
@@ -158,7 +158,11 @@ def parse_columns(text: str) -> dict[str, str]:
     for part in text.split(","):
         role, sign, column = (piece.strip() for piece in part.partition("="))
         if not (role and sign and column):
-            raise DataError(f"{part!r} is no ROLE=COLUMN", "--columns", "write --columns query=COLUMN,passage=COLUMN")
+            raise DataError(
+                f"{part!r} is no ROLE=COLUMN",
+                setting("columns"),
+                f"write {setting('columns')} query=COLUMN,passage=COLUMN",
+            )
         named[role] = column
     return named
 

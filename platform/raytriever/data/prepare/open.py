@@ -24,7 +24,7 @@ from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_lin
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.sources import is_uri, open_raw
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError, StorageError, setting
 from raytriever.parts import make_once
 from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
@@ -213,7 +213,9 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     if wanted is not None and meta["tokenisation"] != wanted.digest:
         tokens = "another tokenizer or prompt" if meta["tokenisation"] else "no tokenizer"
         raise DataError(
-            f"was prepared with {tokens}", str(folder), "prepare it with --model as it is trained, or name its source"
+            f"was prepared with {tokens}",
+            str(folder),
+            f"prepare it with {setting('model')} as it is trained, or name its source",
         )
     return folder, request.dataset if stored else os.path.abspath(folder)
 

@@ -44,7 +44,7 @@ from raytriever.data.prepare.unfinished import begin, find_unfinished, gather
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError, StorageError, setting
 from raytriever.machine import usable_cores
 from raytriever.processes import submit, worker_pool
 from raytriever.storage import cache_folder, committed_directory, files_below, one_writer
@@ -235,7 +235,9 @@ def prepare(
         report(f"{source.name}: prepared before (digest {key[:12]}), read from {folder}")
         return folder
     if meta is not None and meta["source"] != source.where:
-        raise StorageError(f"holds {meta['source']}, prepared", str(folder), "give another --output, or remove it")
+        raise StorageError(
+            f"holds {meta['source']}, prepared", str(folder), f"give another {setting('output')}, or remove it"
+        )
     _make(folder, request, source, plan, key, run, report, replace=meta is not None)
     record_location(folder)
     return folder

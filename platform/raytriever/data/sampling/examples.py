@@ -25,7 +25,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import SOURCES
 from raytriever.data.sampling.order import WORD, words
 from raytriever.data.sampling.origins import RANDOM, counts_by_origin
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 
 ALL, HUMAN_FIRST = "all", "human-first"
 
@@ -53,7 +53,9 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
     begins = np.diff(drawn[0].offsets) > 0
     if not begins.any():
         source = "llm" if which == "llm" else "human"
-        raise DataError(f"no query has a positive of source {source!r}", where, "choose another value of --positives")
+        raise DataError(
+            f"no query has a positive of source {source!r}", where, f"choose another value of {setting('positives')}"
+        )
     return _of_queries(positives, begins), tuple(_of_queries(each, begins) for each in drawn)
 
 
@@ -76,6 +78,16 @@ def _of_queries(positives: Positives, keep: Bool[ndarray, " queries"]) -> Positi
 
 # Purposes of draws: draws of one example for two purposes must be independent.
 _POSITIVE, _NEGATIVE, _RANDOM, _FURTHER_POSITIVE, _SHARE = 1, 2, 3, 4, 5
+
+
+def check_positives(positives: Positives, dataset: RetrievalDataset, split: str) -> None:
+    """Raise `DataError` if a split has no positive, or a query to which every document is relevant."""
+    if not len(positives):
+        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
+    query_starts, document_starts = starts_of(dataset)
+    part = np.searchsorted(query_starts, positives.queries, "right") - 1
+    if (np.diff(positives.offsets) >= np.diff(document_starts)[part]).any():
+        raise DataError("every document is relevant to some query", dataset.name, "add other documents")
 
 
 @dataclass(frozen=True)
@@ -130,14 +142,10 @@ class Examples:
             DataError: the split has no positive (of the source), or only positives, or the table does not fit.
         """
         known = dataset.positives(split)
-        if not len(known):
-            raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "give another split")
+        check_positives(known, dataset, split)
         positives, drawn = groups_of(known, sources, f"{dataset.name} {split}")
         query_starts, document_starts = starts_of(dataset)
         starts = np.searchsorted(positives.queries, query_starts)
-        part = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        if (np.diff(positives.offsets) >= np.diff(document_starts)[part]).any():
-            raise DataError("every document is relevant to some query", dataset.name, "add other documents")
         if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
             raise DataError(
                 f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}",

@@ -21,9 +21,9 @@ from raytriever.data.dataset import Positives
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, derived_seed, permutation, read
 from raytriever.data.sampling.spread import Spread
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 
-_FLAG = "--dataset-weights"
+_FLAG = setting("dataset_weights")
 
 
 class Mixture:

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 
 
 class Epoch(NamedTuple):
@@ -75,7 +75,7 @@ class Order:
         if self.examples < 1:
             raise ConfigError("there is no training example", remedy="give a split with judgements above 0")
         if self.batch_size < 1:
-            raise ConfigError(f"{self.batch_size} is out of range", "--batch-size", "give at least 1")
+            raise ConfigError(f"{self.batch_size} is out of range", setting("batch_size"), "give at least 1")
 
     def batch(self, step: int) -> Int64[ndarray, " batch"]:
         """Return the example indices of step `step`, counted from 0."""
@@ -118,8 +118,8 @@ def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64
     if len(batch) % size:
         raise ConfigError(
             f"{len(batch)} is not divisible by {size} workers",
-            "--batch-size",
-            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another --num-workers",
+            setting("batch_size"),
+            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another {setting('num_workers')}",
         )
     local = len(batch) // size
     return batch[rank * local : (rank + 1) * local]

@@ -15,11 +15,11 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.records import ORIGINS
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean
 
 RANDOM = ORIGINS.index("random")
-_FLAG = "--negatives-mix"
+_FLAG = setting("negatives_mix")
 
 
 def parse_mix(text: str) -> Float64[ndarray, " origins"] | None:

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.sampling.examples import Examples
-from raytriever.errors import DataError
+from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
 from raytriever.reading.columns import NUMBER, TEXT, positions_of, read_columns
 from raytriever.storage import disk_errors, read_manifest
@@ -170,7 +170,8 @@ class Coverage:
                 raise DataError(
                     f"has no score of any of the {total:,} {name} that are trained on",
                     where,
-                    "score them with `raytriever score`, and give --negatives the table of --negatives-table",
+                    f"score them with `raytriever score`, and give {setting('negatives')} the table of "
+                    f"{setting('negatives_table')}",
                 )
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf, default_code_bytes
 from raytriever.index.approximate.growth import grow
@@ -94,7 +94,7 @@ def _finder(
     if training is None or not len(training):
         raise ConfigError(
             "RoarGraph is built from training queries, and there are none",
-            "--training-split",
-            "name a split that has queries, or use --index hnsw",
+            setting("training_split"),
+            f"name a split that has queries, or use {setting('index')} hnsw",
         )
     return RoarGraph.build(embeddings, training, degree, config.value("nearest"), beam, seed, threads)

@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
 from raytriever.reading.arrays import read_array
 from raytriever.storage import disk_errors
@@ -175,7 +175,7 @@ class Ivf:
         rows, width = embeddings.shape
         lists = lists or default_lists(rows)
         if lists > rows:
-            raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", "--lists", f"give at most {rows:,}")
+            raise ConfigError(f"{lists:,} lists exceed {rows:,} documents", setting("lists"), f"give at most {rows:,}")
         faiss.omp_set_num_threads(threads)
         centres = faiss.IndexFlatIP(width)
         if code_bytes is None:
@@ -260,9 +260,13 @@ def default_code_bytes(width: int) -> int:
 def _check_codes(rows: int, width: int, code_bytes: int) -> None:
     if width % code_bytes:
         allowed = ", ".join(str(size) for size in range(1, width + 1) if width % size == 0)
-        raise ConfigError(f"{code_bytes} does not divide the width {width}", "--code-bytes", f"choose from {allowed}")
+        raise ConfigError(
+            f"{code_bytes} does not divide the width {width}", setting("code_bytes"), f"choose from {allowed}"
+        )
     if rows < CODES:
-        raise ConfigError(f"codes are learnt from at least {CODES} documents, not {rows}", remedy="use --index ivf")
+        raise ConfigError(
+            f"codes are learnt from at least {CODES} documents, not {rows}", remedy=f"use {setting('index')} ivf"
+        )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.digests import check_directory
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.index.approximate.faiss_finders import Flat, Hnsw, Ivf
 from raytriever.index.approximate.index import ApproximateIndex, Finder
 from raytriever.index.approximate.roargraph import RoarGraph
@@ -142,7 +142,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     """
     meta: dict[str, Any] = read_manifest(path, verify=False)["meta"]
     if meta.get("kind") != KIND or meta.get("version") != VERSION or str(meta.get("index")) not in _READERS:
-        raise StorageError("is not an index", str(path), "name the --output of `raytriever index`")
+        raise StorageError("is not an index", str(path), f"name the {setting('output')} of `raytriever index`")
     needed: type[_Meta] = _VamanaMeta if meta["index"] == "vamana" else _Meta
     conform(meta, str(path / MANIFEST), needed, _REMEDY)
     return meta

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, UInt64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
 
 # Pruning factor: an edge is removed if a detour is nearer by this factor; below 1 for the dot product.
@@ -109,6 +109,6 @@ def _svs() -> Any:
         import svs
     except ImportError as error:
         raise ConfigError(
-            "Vamana needs Intel's Scalable Vector Search", "--index", "pip install 'raytriever[vamana]'"
+            "Vamana needs Intel's Scalable Vector Search", setting("index"), "pip install 'raytriever[vamana]'"
         ) from error
     return svs

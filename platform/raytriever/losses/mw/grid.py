@@ -55,7 +55,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from raytriever.errors import LossInputError
+from raytriever.errors import LossInputError, setting
 
 CPU = torch.device("cpu")
 NODES = 8
@@ -182,7 +182,7 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
     if not largest <= LARGEST_SCORE:
         raise LossInputError(
             f"scores reach {largest:.3g} times the temperature, mw is accurate up to {LARGEST_SCORE:.3g} (2^30) times",
-            remedy="normalise the embeddings (--similarity cosine), or raise --temperature",
+            remedy=f"normalise the embeddings ({setting('similarity')} cosine), or raise {setting('temperature')}",
         )
     width = 0.25 if dtype == torch.float64 else 1.0
     # A score from another order of summation may exceed its bound by a rounding.

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raytriever.errors import ConfigError, LossInputError, UserError
+from raytriever.errors import ConfigError, LossInputError, UserError, setting
 from raytriever.losses.batch import PAD, BatchIds, Candidates, TeacherScores
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import Loss
-from raytriever.losses.own.source import FLAG, LossFile
+from raytriever.losses.own.source import LossFile
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.losses.scores import LossShare, ScoreLoss, sent_type
 
@@ -51,7 +51,9 @@ def load_own_loss(own: LossFile) -> ScoreLoss:
         return by_row(_row_loss_of(value, own))
     if not callable(value) or not arguments:
         raise ConfigError(
-            f"is {type(value).__name__}", f"{FLAG} {own.file}:{own.name}", "give a function of the file, or a RowLoss"
+            f"is {type(value).__name__}",
+            setting("loss", f"{own.file}:{own.name}"),
+            "give a function of the file, or a RowLoss",
         )
     return of_scores(value, own, arguments)
 
@@ -63,7 +65,9 @@ def _row_loss_of(function: Callable[[LossConfig], Any], own: LossFile) -> Callab
         with errors_of(own.file):
             made = function(config)
         if not isinstance(made, RowLoss):
-            raise ConfigError(f"returns {type(made).__name__}", f"{FLAG} {own.file}:{own.name}", "return a RowLoss")
+            raise ConfigError(
+                f"returns {type(made).__name__}", setting("loss", f"{own.file}:{own.name}"), "return a RowLoss"
+            )
         return made
 
     return make
@@ -95,7 +99,7 @@ def errors_of(file: Path) -> Iterator[None]:
         raise
     except Exception as error:  # every error of the user's code is the user's
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f"{FLAG} {file}:{lines[-1]}" if lines else f"{FLAG} {file}"
+        where = setting("loss", f"{file}:{lines[-1]}") if lines else setting("loss", file)
         text = " ".join(str(error).split()) or "no message"
         raise ConfigError(f"{type(error).__name__}: {text}", where, "correct the file") from error
 
@@ -116,7 +120,9 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
         if not isinstance(value, Tensor) or value.shape:
             returned = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
-                f"returns {returned}", f"{FLAG} {own.file}:{own.name}", "return a scalar tensor, such as a mean"
+                f"returns {returned}",
+                setting("loss", f"{own.file}:{own.name}"),
+                "return a scalar tensor, such as a mean",
             )
         return LossShare(value.to(batch.queries.dtype) / workers.size, {})
 
@@ -184,11 +190,11 @@ def probe(loss: Loss, own: LossFile) -> None:
     asked = torch.tensor([[0, 5], [2, 7], [4, 8], [6, 9]])
     teacher = TeacherScores(asked, torch.randn(asked.shape, generator=generator))
     ids = BatchIds(torch.arange(4), positives, passages, known, teacher=teacher)
-    where = f"{FLAG} {own.file}:{own.name}"
+    where = setting("loss", f"{own.file}:{own.name}")
     try:
         value = loss(*embeddings, ids).value
     except LossInputError as error:
-        raise ConfigError(error.what, where, "correct the file") from error
+        raise ConfigError(error.args[0], where, "correct the file") from error
     if not torch.isfinite(value):
         raise ConfigError(
             f"returns {float(value.detach())} for a batch of 4 queries and 10 passages", where, "return a number"

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LOSS_NAMES
-from raytriever.losses.own.source import FLAG
 from raytriever.options import did_you_mean
 from raytriever.storage import cache_folder, write_atomically
 
@@ -54,7 +53,9 @@ def loss_setting(loss: str | Callable[..., Any]) -> str:
         return reference_of(_REGISTERED[loss]) if loss in _REGISTERED else loss
     if not inspect.isfunction(loss):
         raise ConfigError(
-            f"is {type(loss).__name__}", FLAG, f"give a function, 'FILE.py:NAME', or {did_you_mean('', LOSS_NAMES)[7:]}"
+            f"is {type(loss).__name__}",
+            setting("loss"),
+            f"give a function, 'FILE.py:NAME', or {did_you_mean('', LOSS_NAMES)[7:]}",
         )
     return reference_of(loss)
 
@@ -67,7 +68,7 @@ def reference_of(function: Callable[..., Any]) -> str:
     """
     name = function.__name__
     if not name.isidentifier() or function.__qualname__ != name or function.__code__.co_freevars:
-        raise ConfigError(f"{function.__qualname__} is not defined at the top of a file", FLAG, _REMEDY)
+        raise ConfigError(f"{function.__qualname__} is not defined at the top of a file", setting("loss"), _REMEDY)
     module = inspect.getmodule(function)
     if module is not None and module.__name__ != "__main__" and str(module.__file__).endswith(".py"):
         return f"{module.__file__}:{name}"
@@ -108,14 +109,14 @@ class _Copy:
             del self._blocks[name]
             self._blocks[name] = source
         else:
-            raise ConfigError(f"uses {name}, which is {type(value).__name__}", FLAG, _REMEDY)
+            raise ConfigError(f"uses {name}, which is {type(value).__name__}", setting("loss"), _REMEDY)
 
 
 def _source_of(function: Callable[..., Any]) -> str:
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
-        raise ConfigError(f"{function.__name__} has no source that can be read", FLAG, _REMEDY) from error
+        raise ConfigError(f"{function.__name__} has no source that can be read", setting("loss"), _REMEDY) from error
 
 
 def _names_in(source: str) -> list[str]:

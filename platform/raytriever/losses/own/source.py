@@ -13,11 +13,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 
-FLAG = "--loss"
 PATTERN = r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)(@(?P<digest>[0-9a-f]{16}))?"
 # Arguments that a function may ask for by name, besides its own arguments with defaults.
 ARGUMENTS = ("scores", "positives", "negatives", "query_ids", "passage_ids", "teacher_scores", "temperature")
@@ -62,15 +61,17 @@ class LossFile:
         except OSError as error:
             reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
             raise ConfigError(
-                f"{reason} on {socket.gethostname()}", f"{FLAG} {self.file}", "give FILE.py:NAME of an existing file"
+                f"{reason} on {socket.gethostname()}",
+                setting("loss", self.file),
+                "give FILE.py:NAME of an existing file",
             ) from error
         except UnicodeDecodeError as error:
-            raise ConfigError("is not UTF-8", f"{FLAG} {self.file}", "save it as UTF-8") from error
+            raise ConfigError("is not UTF-8", setting("loss", self.file), "save it as UTF-8") from error
         if self.digest and _digest(text) != self.digest:
             raise ConfigError(
                 f"has changed on {socket.gethostname()}: its SHA-256 begins with {_digest(text)}, that of the run's "
                 f"file with {self.digest}",
-                f"{FLAG} {self.file}",
+                setting("loss", self.file),
                 "restore the file, which the run directory holds too, or begin another run",
             )
         return text
@@ -88,14 +89,16 @@ class LossFile:
         except (SyntaxError, ValueError) as error:
             line = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             reason = error.msg if isinstance(error, SyntaxError) else str(error)
-            raise ConfigError(f"is not valid Python ({reason})", f"{FLAG} {self.file}{line}", "correct it") from error
+            raise ConfigError(
+                f"is not valid Python ({reason})", setting("loss", f"{self.file}{line}"), "correct it"
+            ) from error
         defined = dict[str, ast.stmt]()
         for statement in tree.body:
             defined |= dict.fromkeys(_names(statement), statement)
         if self.name not in defined:
             raise ConfigError(
                 f"defines no {self.name!r}",
-                f"{FLAG} {self.file}",
+                setting("loss", self.file),
                 did_you_mean(self.name, [name for name in defined if not name.startswith("_")]),
             )
         statement = defined[self.name]
@@ -113,7 +116,7 @@ class LossFile:
 
     def _check(self, names: tuple[str, ...], required: list[str], positional_only: bool) -> None:
         """Raise `ConfigError` if a function cannot be called with what a loss has."""
-        where = f"{FLAG} {self.file}:{self.name}"
+        where = setting("loss", f"{self.file}:{self.name}")
         if required == list(_SETTINGS):
             return
         unknown = [name for name in required if name not in ARGUMENTS]

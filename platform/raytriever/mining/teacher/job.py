@@ -22,7 +22,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
-from raytriever.errors import ConfigError, ModelError, StorageError
+from raytriever.errors import ConfigError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig
 from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
@@ -45,7 +45,7 @@ PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
 # A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.
 PART_PAIRS = 8_192
 VERSION = 1
-_OTHER_OUTPUT = "give another --output, or remove it"
+_OTHER_OUTPUT = f"give another {setting('output')}, or remove it"
 # Fields of the plan by which an existing directory may differ from this one, as the error describes them.
 _DIFFERENCES = {
     "model_digest": "by another model",
@@ -236,7 +236,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
         UserError: an error that the user can correct.
     """
     if not job.config.model:
-        raise ConfigError("is missing", "--model", "name a cross-encoder: a directory, or a hub name")
+        raise ConfigError("is missing", setting("model"), "name a cross-encoder: a directory, or a hub name")
     check_writable(output)
     device = default_device()
     precision = choose_precision(job.precision, device)
@@ -300,7 +300,7 @@ def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset
                     f"{len(bad)} of {len(scores)} scores are not finite, the first of query {first[0]!r} and document "
                     f"{first[1]!r}",
                     str(teacher.directory),
-                    "try --precision fp32, or another cross-encoder",
+                    f"try {setting('precision')} fp32, or another cross-encoder",
                 )
             writer.write(number, scores)
             scored += len(scores)

@@ -15,7 +15,7 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import read_negatives
 from raytriever.data.run_files import read_run
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.mining.config import ScoreConfig
 
 
@@ -87,8 +87,8 @@ def _candidates(
         if dataset.negatives is None or not len(dataset.negatives.queries):
             raise ConfigError(
                 f"{dataset.name} has no hard negatives",
-                "--negatives",
-                "name a table that `raytriever mine` wrote, or a --run",
+                setting("negatives"),
+                f"name a table that `raytriever mine` wrote, or a {setting('run')}",
             )
         candidates.append((dataset.negatives.queries, dataset.negatives.documents))
     return candidates

@@ -22,7 +22,7 @@ from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.synthetic import control
 from raytriever.models.config import ModelConfig
@@ -93,7 +93,7 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], log: Log) -> dict[
     if ACROSS in names.values():
         raise ConfigError(
             f"a model is called {ACROSS!r}",
-            "--model",
+            setting("model"),
             "give a model of another name: this folder holds the pictures of all models",
         )
     check_writable(output)
@@ -104,7 +104,7 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], log: Log) -> dict[
         if folder.exists():
             if read_manifest(folder)["meta"].get("key") != key:
                 raise StorageError(
-                    "holds a study with other settings", str(folder), "give another --output, or remove it"
+                    "holds a study with other settings", str(folder), f"give another {setting('output')}, or remove it"
                 )
         else:
             _measure(job, data, key, distance, folder, log)

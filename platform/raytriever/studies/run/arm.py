@@ -281,6 +281,4 @@ def _errors_name(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise type(error)(
-            error.what, f"arm {name}" + (f": {error.where}" if error.where else ""), error.remedy
-        ) from error
+        raise error.within(f"arm {name}") from error

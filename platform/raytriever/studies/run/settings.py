@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.data.sources import IR_DATASETS, is_uri
-from raytriever.errors import ConfigError, DataError
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.reading.structured import read_json
 from raytriever.storage import check_writable, disk_errors
 from raytriever.studies.definition import Arm, Study
@@ -34,13 +34,13 @@ def check_directory(output: Path, name: str, scale: str) -> None:
     if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:
         return
     if not (output / SETTINGS).is_file():
-        raise ConfigError("is not empty and holds no study", f"--output {output}", "give another directory")
+        raise ConfigError("is not empty and holds no study", setting("output", output), "give another directory")
     stored = _read(output / SETTINGS)
     for key, requested in (("study", name), ("scale", scale)):
         if stored[key] != requested:
             raise ConfigError(
                 f"holds another study ({key} {stored[key]}; this command asks for {requested})",
-                f"--output {output}",
+                setting("output", output),
                 "give another directory",
             )
 
@@ -87,7 +87,7 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
             how = "is new" if name not in stored else "is missing now" if name not in arms else "differs"
             raise ConfigError(
                 f"holds this study with other settings (arm {name} {how})",
-                f"--output {output}",
+                setting("output", output),
                 "give another directory",
             )
 
@@ -108,10 +108,12 @@ def check_data_exists(study: Study) -> None:
         is_remote = is_uri(location) or location.startswith(IR_DATASETS)
         if not is_remote and os.path.dirname(location) and not os.path.exists(os.path.expanduser(location)):
             raise DataError(
-                "does not exist", location, "give --data-root, the folder that holds it, or copy the data set there"
+                "does not exist",
+                location,
+                f"give {setting('data_root')}, the folder that holds it, or copy the data set there",
             )
 
 
 def _read(file: Path) -> dict[str, Any]:
     with disk_errors(file, reading=True):
-        return dict(read_json(file, _Settings, "give another --output"))
+        return dict(read_json(file, _Settings, f"give another {setting('output')}"))

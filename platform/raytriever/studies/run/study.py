@@ -25,7 +25,7 @@ import torch
 from raytriever.cluster.placement import count_gpus, count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config.settings import hash_of
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
 from raytriever.models.weights import quiet_transformers
@@ -88,9 +88,9 @@ def run_study(
     workers = max([1, *(arm.curriculum.base.training.workers[1] for arm in study.arms if arm.curriculum)])
     if trial_gpus is not None and workers > 1:
         remedy = "omit it: each of several workers has a GPU of its own"
-        raise ConfigError("applies to arms of one worker", "--trial-gpus", remedy)
+        raise ConfigError("applies to arms of one worker", setting("trial_gpus"), remedy)
     if trial_gpus is not None and not has_gpu():
-        raise ConfigError("this machine has no GPU", "--trial-gpus", "omit it, or run on a machine with a GPU")
+        raise ConfigError("this machine has no GPU", setting("trial_gpus"), "omit it, or run on a machine with a GPU")
     todo = [
         (arm, seed)
         for seed in range(seeds)
@@ -118,7 +118,9 @@ def run_study(
         arms_here = math.ceil(max(1, torch.cuda.device_count()) / (trial_gpus or 1))
         with _equal_priority(), ray_session(workers * arms_here), quiet_transformers():
             if scale == FULL and not count_gpus():
-                raise ConfigError("the cluster has no GPU", f"--scale {FULL}", "give --scale small, or add GPUs")
+                raise ConfigError(
+                    "the cluster has no GPU", setting("scale", FULL), f"give {setting('scale')} small, or add GPUs"
+                )
             gpus = gpus_of_trial(trial_gpus)
             runner = ArmRunner(output, run_name, tracker, record, log, gpus)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.options import did_you_mean
 from raytriever.training.config import STRATEGIES
@@ -39,9 +39,9 @@ def build_strategy(
         ConfigError: there is no such strategy, it cannot offload, or its package is not installed.
     """
     if name not in STRATEGIES:
-        raise ConfigError(f"unknown value {name!r}", "--strategy", did_you_mean(name, STRATEGIES))
+        raise ConfigError(f"unknown value {name!r}", setting("strategy"), did_you_mean(name, STRATEGIES))
     if offload and name not in ("zero1", "zero2", "zero3"):
-        raise ConfigError(f"{name} cannot offload the optimizer", "--strategy", "use zero1, zero2 or zero3")
+        raise ConfigError(f"{name} cannot offload the optimizer", setting("strategy"), "use zero1, zero2 or zero3")
     inputs = StrategyInputs(objective, optimizer, workers, device, max_grad_norm)
     if name == "ddp":
         return Replicas(inputs)

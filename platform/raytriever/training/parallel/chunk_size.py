@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.machine import free_system_memory
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
@@ -161,7 +161,7 @@ def _first_that_fits(
         if chunk == 1:
             raise ConfigError(
                 "not even one text fits into the memory that is free",
-                "--passage-length",
+                setting("passage_length"),
                 "give a shorter one, a smaller model, or a strategy that shards more",
             )
         chunk //= 2
@@ -296,9 +296,9 @@ class ChunkChoice:
         if size <= (1 if in_texts else longest_text):
             raise ConfigError(
                 "a step ran out of memory with one text at a time",
-                "--passage-length",
-                "free memory of the device, or give shorter texts, a smaller --batch-size, or a strategy that shards "
-                "more",
+                setting("passage_length"),
+                f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, or a strategy "
+                "that shards more",
             )
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

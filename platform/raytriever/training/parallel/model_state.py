@@ -23,12 +23,12 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
-TRAIN_AGAIN = "train again with --fresh"
+TRAIN_AGAIN = f"train again with {setting('fresh', True)}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from raytriever.errors import UserError
+from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
@@ -181,5 +181,6 @@ def finite_or_refused(value: float, norm: float, number: int) -> None:
         raise NotFiniteError(
             f"the loss is {value}, its gradient's norm {norm}",
             f"step {number}",
-            "lower --learning-rate, raise --temperature or --warmup-steps, or use --precision fp32",
+            f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
+            f"{setting('precision')} fp32",
         )

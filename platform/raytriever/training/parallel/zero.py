@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
@@ -153,7 +153,9 @@ def _deepspeed(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise ConfigError(
-            "DeepSpeed is not installed", "--strategy", "pip install 'raytriever[deepspeed]', or use --strategy ddp"
+            "DeepSpeed is not installed",
+            setting("strategy"),
+            f"pip install 'raytriever[deepspeed]', or use {setting('strategy')} ddp",
         ) from error
     ensure_group(device)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytriever.data.config import DataConfig
 from raytriever.data.records import ORIGINS
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.mining.config import MiningConfig
 from raytriever.options import check_changed, option
 from raytriever.training.config import worker_count
@@ -59,7 +59,7 @@ class RefreshConfig:
     )
     refresh_negatives: int = option(
         30,
-        "negatives that a refresh keeps for each query; each epoch samples --negatives-per-query of them",
+        f"negatives that a refresh keeps for each query; each epoch samples {flag_of('negatives_per_query')} of them",
         minimum=1,
         needs="refresh_every",
     )
@@ -124,25 +124,29 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
         return
     if not data.negatives_per_query:
         raise ConfigError(
-            "there are no hard negatives to refresh", "--refresh-every", "give --negatives-per-query, such as 5, too"
+            "there are no hard negatives to refresh",
+            setting("refresh_every"),
+            f"give {setting('negatives_per_query')}, such as 5, too",
         )
     if total_steps is not None and every >= total_steps:
         raise ConfigError(
             f"no steps are left after the first refresh, at step {every} of {total_steps}",
-            "--refresh-every",
+            setting("refresh_every"),
             f"give less than {total_steps}, or train longer",
         )
     first, end = refresh.ranks
     if end is not None and refresh.refresh_negatives > end - first:
         raise ConfigError(
             f"{refresh.refresh_negatives} negatives cannot be taken from {end - first} ranks",
-            "--refresh-negatives",
-            f"give at most {end - first}, or a longer range of --refresh-ranks",
+            setting("refresh_negatives"),
+            f"give at most {end - first}, or a longer range of {setting('refresh_ranks')}",
         )
     from raytriever.data.sampling.origins import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:
         raise ConfigError(
-            f"gives refreshed negatives no share: {data.negatives_mix}", "--negatives-mix", "add dense, as in dense=0.5"
+            f"gives refreshed negatives no share: {data.negatives_mix}",
+            setting("negatives_mix"),
+            "add dense, as in dense=0.5",
         )

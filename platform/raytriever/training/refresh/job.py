@@ -23,7 +23,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.negatives import NegativesTable
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background import (
     RUNNING,
@@ -265,7 +265,9 @@ class RefreshJob(BackgroundJob):
         path = round_path(self._plan.folder, one.number)
         table = self._plan.read(path)
         if table.digest != one.digest:
-            raise StorageError("is not the table that the run used", str(path), "train again with --fresh")
+            raise StorageError(
+                "is not the table that the run used", str(path), f"train again with {setting('fresh', True)}"
+            )
         self._add_version(table, one)
 
     def _add_version(self, table: NegativesTable, one: Round) -> None:

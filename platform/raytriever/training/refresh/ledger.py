@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
@@ -120,11 +120,13 @@ def read_ledger(folder: Path) -> Ledger:
     if not file.is_file():
         return Ledger()
     with disk_errors(file, reading=True):
-        rounds = read_json(file, list[Round], "train again with --fresh")
+        rounds = read_json(file, list[Round], f"train again with {setting('fresh', True)}")
     for number, one in enumerate(rounds, 1):
         if one.number != number:
             raise StorageError(
-                f"is damaged or changed: round {number} is missing", str(file), "train again with --fresh"
+                f"is damaged or changed: round {number} is missing",
+                str(file),
+                f"train again with {setting('fresh', True)}",
             )
     return Ledger(tuple(rounds))
 

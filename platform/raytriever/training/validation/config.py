@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import check_changed, option
 from raytriever.paths import DEV_DATASETS
 from raytriever.training.config import DEV_LOSS, TrainingConfig
@@ -20,7 +20,7 @@ class ValidationConfig:
     eval_datasets: str = option(
         "",
         "data sets to search at each validation, separated by commas: `own`, or a PATH; add #SPLIT for a split other "
-        "than --dev-split (default: `own` if --best-metric needs it)",
+        f"than {flag_of('dev_split')} (default: `own` if {flag_of('best_metric')} needs it)",
         reads=DEV_DATASETS,
         form="PATH#SPLIT",
     )
@@ -56,4 +56,6 @@ def check_validation(validation: ValidationConfig, training: TrainingConfig) -> 
     if training.best_metric == DEV_LOSS and not validation.eval_datasets:
         return
     if not validation.sources(training.best_metric, "dev"):
-        raise ConfigError("names no data set", f"--eval-datasets {validation.eval_datasets}", "give own, or a path")
+        raise ConfigError(
+            "names no data set", setting("eval_datasets", validation.eval_datasets), "give own, or a path"
+        )

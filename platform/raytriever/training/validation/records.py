@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from raytriever.errors import setting
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
@@ -133,6 +134,6 @@ def remove_later(folder: Path, step: int) -> None:
 def _read(file: Path, kind: type[T]) -> T | None:
     try:
         with disk_errors(file, reading=True):
-            return read_json(file, kind, "remove it to evaluate again, or train again with --fresh")
+            return read_json(file, kind, f"remove it to evaluate again, or train again with {setting('fresh', True)}")
     except FileNotFoundError:
         return None

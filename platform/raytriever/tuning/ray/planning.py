@@ -7,7 +7,7 @@ from typing import Any
 
 from raytriever.cluster.train.dev_sets import DEV, dev_protocol
 from raytriever.config import Config, check_config, to_dict
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol
 from raytriever.options import check_options, did_you_mean
 from raytriever.training.config import DEV_LOSS
@@ -31,20 +31,24 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
     check_config(base)
     if search.trial_gpus is not None and base.training.workers[1] > 1:
         raise ConfigError(
-            "applies to trials of one worker", "--trial-gpus", "omit it: each of several workers has a GPU of its own"
+            "applies to trials of one worker",
+            setting("trial_gpus"),
+            "omit it: each of several workers has a GPU of its own",
         )
     space = parse_search_space(search.search_space)
     metrics = (*Protocol().metrics, DEV_LOSS)
     if search.metric not in metrics:
-        raise ConfigError(f"unknown metric {search.metric!r}", "--metric", did_you_mean(search.metric, metrics))
+        raise ConfigError(f"unknown metric {search.metric!r}", setting("metric"), did_you_mean(search.metric, metrics))
     scales = [one.key for one in space.dimensions if one.section == "loss"]
-    for flag, metric in (("--metric", search.metric), ("--asha-metric", search.asha_metric if search.asha else "")):
+    for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
         if metric == DEV_LOSS and scales:
-            remedy = f"give another, such as {BATCH_AUC if flag == '--asha-metric' else 'ndcg_at_10'}"
+            remedy = f"give another, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
             raise ConfigError(
-                f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched", flag, remedy
+                f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched",
+                setting(name),
+                remedy,
             )
-    watched_metric(base, search)  # only for its checks
+    check_watched_metric(base, search)
     sampler = build_sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
     if not any(one.is_range for one in space.dimensions):
@@ -55,31 +59,30 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
             try:
                 trial_config(base, point)
             except UserError as error:
-                where = f"trial {number} ({settings_text(point)})" + (f": {error.where}" if error.where else "")
-                raise type(error)(error.what, where, error.remedy) from error
+                raise error.within(f"trial {number} ({settings_text(point)})") from error
     return space, SweepPlan(
         base=base, sampler=sampler, searcher=search.searcher, trials=trials, metric=search.metric, at_once=1
     )
 
 
-def watched_metric(base: Config, search: SearchConfig) -> str | None:
-    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early.
-
-    Raises:
-        ConfigError: the metric is unknown, or is not measured during training.
-    """
+def watched_metric(search: SearchConfig) -> str | None:
+    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early."""
     if not search.asha:
         return None
-    if search.asha_metric in (BATCH_AUC, DEV_LOSS):
-        return search.asha_metric
+    return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
+
+
+def check_watched_metric(base: Config, search: SearchConfig) -> None:
+    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not measured during training."""
+    if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return
     metrics = dev_protocol(base.training.best_metric).metrics
     if search.asha_metric not in metrics:
         remedy = did_you_mean(search.asha_metric, (*metrics, BATCH_AUC, DEV_LOSS))
-        raise ConfigError(f"unknown metric {search.asha_metric!r}", "--asha-metric", remedy)
+        raise ConfigError(f"unknown metric {search.asha_metric!r}", setting("asha_metric"), remedy)
     if not base.validation.sources(base.training.best_metric, base.data.dev_split):
-        remedy = f"give --eval-datasets own, or --asha-metric {BATCH_AUC}"
-        raise ConfigError(f"{search.asha_metric} is not measured during training", "--asha-metric", remedy)
-    return DEV + search.asha_metric
+        remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
+        raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
 
 
 def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.config import Config
 from raytriever.config.settings import hash_of
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, setting
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.machine import usable_cores
 from raytriever.tracking.spool import Spool, send_pending
@@ -129,7 +129,7 @@ def run_sweep(
             folder = manager.folder_of(best.number)
             config = trial_config(base, dict(best.settings))
             rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
-        write_sweep(output, trials, space, plan.metric, watched_metric(base, search), tracker)
+        write_sweep(output, trials, space, plan.metric, watched_metric(search), tracker)
     return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
 
 
@@ -137,7 +137,7 @@ def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, outp
     """Return the sweep's directory; raise `ConfigError` if it holds a run that is no sweep."""
     run = RunDirectory.open(output, sweep_settings(base, search, space), fresh)
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
-        raise ConfigError("holds a training run, not a sweep", f"--output {output}", "give another directory")
+        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     return run
 
 

@@ -180,7 +180,7 @@ def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, dat
             queue=events.queue,
             driver=DriverContext(),
             trials_per_node=math.ceil(plan.at_once / nodes),
-            watched_metric=watched_metric(plan.base, search),
+            watched_metric=watched_metric(search),
             searches_corpus=plan.metric != DEV_LOSS,
         )
         searcher = TrialProposals(manager.next_job, manager.record_end)

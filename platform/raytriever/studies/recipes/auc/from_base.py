@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.models.source import MINILM
 from raytriever.reading.structured import read_json
 from raytriever.storage import MANIFEST, committed_directory, sha256_of
@@ -111,13 +111,15 @@ def _base_encoder(data_root: Path | None, folder: Path) -> tuple[str, str]:
         ConfigError: there is no base encoder.
         StorageError: its `figures.json` is damaged.
     """
-    script = "python benchmarks/base_encoder.py SOURCE ... --output"
+    script = f"python benchmarks/base_encoder.py SOURCE ... {flag_of('output')}"
     if data_root is None:
-        raise ConfigError("is missing", "--data-root", f"give the folder that holds {BASE} and the packs of the study")
+        raise ConfigError(
+            "is missing", setting("data_root"), f"give the folder that holds {BASE} and the packs of the study"
+        )
     source = data_root / BASE / "encoder"
     weights = source / "model.safetensors"
     if not weights.is_file():
-        raise ConfigError(f"holds no {BASE}", f"--data-root {data_root}", f"run `{script} {data_root / BASE}`")
+        raise ConfigError(f"holds no {BASE}", setting("data_root", data_root), f"run `{script} {data_root / BASE}`")
     copy = folder / f"{BASE}-{sha256_of(weights)[:12]}"
     if not copy.is_dir():
         with committed_directory(copy) as temporary:

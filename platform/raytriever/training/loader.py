@@ -75,12 +75,6 @@ class BatchSource:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
         The ids of the whole batch are computed on every worker: so the relevance needs no message.
-
-        Args:
-            step: of the batch.
-            retriever: encodes it.
-            workers: the group.
-            both_ways: whether the loss lets passages search for queries too.
         """
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
@@ -142,11 +136,7 @@ class _Version:
 
 
 class SourceVersions:
-    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions.
-
-    Args:
-        source: of step 0.
-    """
+    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions."""
 
     def __init__(self, source: BatchSource) -> None:
         # The tuple is replaced as a whole: a reader sees the old versions or the new ones.
@@ -270,13 +260,7 @@ class StagedBatch:
 
 
 class Stager:
-    """Preparation of batches for a device.
-
-    Args:
-        objective: cuts the batches.
-        count: returns tokens and FLOPs of a batch.
-        device: of this worker.
-    """
+    """Preparation of batches for a device."""
 
     def __init__(
         self, objective: Objective, count: Callable[[Batch], tuple[float, float]], device: torch.device

@@ -47,13 +47,7 @@ _PEAKS = {
 
 
 class Stopwatch:
-    """Stopwatch of the phases of training steps.
-
-    Args:
-        loss: called once per step, with all embeddings.
-        optimizer: called at least once per step.
-        device: of the worker.
-    """
+    """Stopwatch of the phases of training steps."""
 
     def __init__(self, loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._device = device
@@ -118,11 +112,7 @@ class Straggler:
 
 
 def slowest(seconds: Sequence[float]) -> Straggler:
-    """Return the slowest of several workers, the first of equal ones.
-
-    Args:
-        seconds: per step of each worker, by rank; at least two.
-    """
+    """Return the slowest of several workers, the first of equal ones."""
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     others = median([*seconds[:rank], *seconds[rank + 1 :]])
     more = seconds[rank] - others
@@ -130,12 +120,7 @@ def slowest(seconds: Sequence[float]) -> Straggler:
 
 
 class StragglerWatch:
-    """Detector of slow workers. It logs a slow worker once, until another or none is slow.
-
-    Args:
-        hosts: host name of each worker, by rank.
-        log: receives lines for the user.
-    """
+    """Detector of slow workers. It logs a slow worker once, until another or none is slow."""
 
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
@@ -144,11 +129,7 @@ class StragglerWatch:
         self._logged_rank: int | None = None
 
     def update(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Add one step, and return the metrics of a window of steps when it is full.
-
-        Args:
-            seconds: of each worker, by rank.
-        """
+        """Add one step, and return the metrics of a window of steps when it is full."""
         self._steps += 1
         if len(self._hosts) < 2 or self._steps == 0:
             return {}
@@ -239,14 +220,7 @@ def text_lengths(texts: Buckets) -> torch.Tensor:
 
 
 class Throughput:
-    """Counter of the work of global batches.
-
-    Args:
-        query, passage: the towers' backbones.
-        precision: `fp32` or `bf16`.
-        device: of this worker.
-        workers: the group.
-    """
+    """Counter of the work of global batches."""
 
     def __init__(
         self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
@@ -262,22 +236,13 @@ class Throughput:
         return float(sum(int(of.sum()) for of in lengths)), flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits.
-
-        Args:
-            work: result of `count`.
-        """
+        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits."""
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
         tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
 
     def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:
-        """Return the rates of the global batch and the memory of this worker.
-
-        Args:
-            tokens, flops, queries: of the global batch.
-            seconds: of the step.
-        """
+        """Return the rates of the global batch and the memory of this worker."""
         rates = {
             "queries_per_second": queries / seconds,
             "tokens_per_second": tokens / seconds,

@@ -27,12 +27,6 @@ class StepReports:
     On a GPU a step is read after the next one was started: the processor is always a step ahead. A processor that
     computes the step itself reads it at once.
 
-    Args:
-        throughput: of the run.
-        batch_size: queries of the global batch.
-        report: called with the number of steps done and the metrics of the last one.
-        reads_late: whether a step is read after the next one was started.
-
     Attributes:
         own_seconds: seconds of the last step that was read until this worker first waited for the others.
     """

@@ -209,13 +209,6 @@ class ChunkChoice:
     """Choice of the chunk of one training worker, at its start and after steps that ran out of memory.
 
     It is created before the strategy, which may shard the parameters, and before the optimizer has any state.
-
-    Args:
-        settings: of training.
-        retriever: on `device`, prepared for training.
-        precision: of the encoder.
-        device: of this worker.
-        workers: the group.
     """
 
     def __init__(
@@ -231,9 +224,6 @@ class ChunkChoice:
 
     def first(self, texts: int) -> ChunkSizes | None:
         """Return the chunk to begin with, None for a whole batch; all workers call it.
-
-        Args:
-            texts: of a worker's share of a batch, both sides.
 
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.

@@ -67,11 +67,6 @@ class Strategy(Protocol):
     def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """Compute loss and gradient, clip it and update the weights. The gradient is synchronized once, cached or not.
 
-        Args:
-            batch: this worker's share, on its device.
-            learning_rate: of this step.
-            number: of this step, for errors.
-
         A step whose loss or gradient is not finite changes no parameter. It raises `NotFiniteError`, or where that
         would wait for the device, no later step changes a parameter either.
         """
@@ -106,11 +101,7 @@ class Strategy(Protocol):
 
 
 class Readout:
-    """Scalars on their way from the device, in one copy that the constructor starts.
-
-    Args:
-        scalars: tensors of one value each, by name.
-    """
+    """Scalars on their way from the device, in one copy that the constructor starts."""
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
         self._names = list(scalars)
@@ -136,10 +127,6 @@ class UpdateGuard:
 
     Fused AdamW has a switch on the device for it, which gradient scalers use: nobody waits for the device. With an
     optimizer that has none, the step is read first.
-
-    Args:
-        optimizer: of the weights.
-        device: of this worker.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -150,10 +137,6 @@ class UpdateGuard:
 
     def update(self, value: Tensor, norm: Tensor, number: int) -> None:
         """Update the weights if loss and norm are finite, and those of all steps before.
-
-        Args:
-            value, norm: the loss, and the norm of its gradient.
-            number: of the step, for errors.
 
         Raises:
             NotFiniteError: they are not, and the optimizer has no switch.

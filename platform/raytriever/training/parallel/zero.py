@@ -48,11 +48,6 @@ BUCKET = 50_000_000
 class Zero:
     """The strategies `zero0` to `zero3`.
 
-    Args:
-        stage: 0 to 3.
-        inputs: as of every strategy.
-        offload: whether the optimizer's state is in CPU memory.
-
     Raises:
         ConfigError: DeepSpeed is not installed.
     """
@@ -165,14 +160,7 @@ def _deepspeed(device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class _Position:
-    """Position of a worker's slice of a parameter.
-
-    Args:
-        flat: the float32 tensor that the optimizer updates.
-        offset: of the slice in it.
-        start: of the slice in the parameter.
-        length: of the slice.
-    """
+    """Position of a worker's slice of a parameter."""
 
     flat: Tensor
     offset: int

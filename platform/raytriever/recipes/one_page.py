@@ -28,7 +28,7 @@ from raytriever.training.parallel.objective import Objective
 from raytriever.training.training_data import TrainingData
 
 
-def train_on_one_page(dataset: str, model: str = "minilm", settings: TrainingConfig | None = None) -> Retriever:
+def train_on_one_page(dataset: str, model: str = "minilm", *, settings: TrainingConfig | None = None) -> Retriever:
     """Return a model that has learned from the training split of a data set, with the Mann-Whitney loss.
 
     Args:

@@ -24,7 +24,7 @@ def test_the_steps_are_those_of_the_loop(make_assignment, loss: str) -> None:
 
 def test_the_page_trains(tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = TrainingConfig(batch_size=16, learning_rate=1e-3, max_steps=8, warmup_steps=0)
-    retriever = train_on_one_page(str(tiny_dataset), str(tiny_encoder), settings)
+    retriever = train_on_one_page(str(tiny_dataset), str(tiny_encoder), settings=settings)
     losses = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
     assert len(losses) == 8
     assert losses[-1] < losses[0]

@@ -8,10 +8,11 @@ from pathlib import Path
 from textwrap import indent
 
 import torch
-from examples import Example, example
+from examples import example
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.loss import Loss
+from raytriever.losses.reference import query_scores
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.options import option
 
@@ -45,23 +46,11 @@ def _compare(config: LossConfig, loss: object, exponent: object) -> None:
     """Compare value and gradients with one query at a time, in double precision."""
     batch = example(0)
     ours = Loss(config, by_row(loss))(batch.queries, batch.passages, batch.ids).value
-    oracle = torch.stack([exponent(*scores).exp().log1p() for scores in _rows(batch, config.temperature)]).mean()
+    rows = query_scores(batch.queries, batch.passages, batch.ids, config)
+    scores = [((row.negatives / config.temperature).logsumexp(0), row.positives / config.temperature) for row in rows]
+    oracle = torch.stack([exponent(*each).exp().log1p() for each in scores]).mean()
     torch.testing.assert_close(ours, oracle, rtol=1e-9, atol=1e-12)
     for one, other in zip(
         *(torch.autograd.grad(value, (batch.queries, batch.passages)) for value in (ours, oracle)), strict=False
     ):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
-
-
-def _rows(batch: Example, temperature: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the log-sum-exp of the negatives and the scores of the positives of each query."""
-    first = {document: row for row, document in reversed(list(enumerate(batch.ids.passages.tolist())))}
-    rows = []
-    for query, positives, known in zip(
-        batch.queries, batch.ids.positives.tolist(), batch.ids.known.tolist(), strict=False
-    ):
-        scores = {document: batch.passages[row] @ query / temperature for document, row in first.items()}
-        own = [scores[document] for document in dict.fromkeys(positives) if document >= 0]
-        others = [score for document, score in scores.items() if document not in {*positives, *known}]
-        rows.append((torch.stack(others).logsumexp(0), torch.stack(own)))
-    return rows

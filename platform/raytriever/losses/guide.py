@@ -51,14 +51,6 @@ def mask_false_negatives(
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
     """Return a relevance without the negatives that the guide takes for false, and two shares to log.
 
-    Args:
-        relevance: of this worker's rows.
-        guide: embeddings by the guide.
-        margin: share m of a positive's similarity.
-        ids: of queries and passages.
-        workers: the group; all workers call it.
-        sent: type of the embeddings on their way; see `WorkerGroup.all_gather`.
-
     Raises:
         LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
     """

@@ -226,13 +226,7 @@ def check_widths(widths: tuple[int, ...], whole: int) -> None:
 
 
 def narrow_candidates(batch: Candidates, width: int, unit_length: bool) -> Candidates:
-    """Return the same rows and candidates with their first components only; differentiable.
-
-    Args:
-        batch: the gathered batch, in working precision.
-        width: number of components to keep.
-        unit_length: normalise the cut embeddings to length one.
-    """
+    """Return the same rows and candidates with their first components only; differentiable."""
     queries, embeddings = (
         functional.normalize(x[:, :width], dim=-1) if unit_length else x[:, :width].contiguous()
         for x in (batch.queries, batch.embeddings)
@@ -249,14 +243,7 @@ def distribution_distance(
     rows: int,
     workers: WorkerGroup,
 ) -> Float[Tensor, ""]:
-    """Compute the mean squared distance between the queries and the candidates of the global batch.
-
-    Args:
-        queries: embeddings of this worker's queries.
-        candidates: embeddings of every distinct candidate of the global batch.
-        rows: number of queries over all workers.
-        workers: the group.
-    """
+    """Compute the mean squared distance between the queries and the candidates of the global batch."""
     centre = candidates.mean(0)
     spread = candidates.square().sum(1).mean()
     per_query = queries.square().sum(1) + spread - 2 * queries @ centre

@@ -49,10 +49,6 @@ LOSSES: dict[str, ScoreLoss] = {
 def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     """Return the loss that the settings name.
 
-    Args:
-        config: settings of the loss.
-        unit_length: embeddings have length one, as with `--similarity cosine`.
-
     Raises:
         ConfigError: a setting is out of range, or does not apply to this loss.
     """

@@ -49,12 +49,6 @@ def gather_relevance(
 ) -> RowRelevance:
     """Return the relevance on a device, from the ids of all workers; all workers call it.
 
-    Args:
-        ids: of this worker.
-        workers: the group.
-        device: of the embeddings; the collectives take their tensors there.
-        both_ways: whether passages search for queries too.
-
     Raises:
         LossInputError: the workers have unequal numbers of queries or passages, or as `find_relevance`.
     """
@@ -102,13 +96,6 @@ def find_relevance(
     both_ways: bool = False,
 ) -> RowRelevance:
     """Return the relevance of one worker's rows, an equal share of the queries.
-
-    Args:
-        ids: of all workers.
-        rank: of the worker.
-        size: number of workers.
-        teacher: documents and scores of the groups of this worker's rows.
-        both_ways: whether passages search for queries too.
 
     Raises:
         LossInputError: an id is negative, a query has no positive, a positive is not among the passages, no pair is
@@ -180,12 +167,7 @@ class _Distinct:
 
 
 class _Pairs:
-    """Pairs of a row and a column that are no negatives, each once, ascending; a column `PAD` is no pair.
-
-    Args:
-        rows, columns: of the pairs, in any order.
-        row_count, column_count: of the score matrix of all workers.
-    """
+    """Pairs of a row and a column that are no negatives, each once, ascending; a column `PAD` is no pair."""
 
     def __init__(self, rows: ndarray, columns: ndarray, row_count: int, column_count: int) -> None:
         self._width = column_count

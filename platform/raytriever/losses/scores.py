@@ -147,14 +147,7 @@ def panel_height(rows: int, row_bytes: int, device: str) -> int:
 
 
 class ScorePanels:
-    """Iterator over a worker's rows that computes the scores of each panel when it is reached.
-
-    Args:
-        queries: operands of all rows.
-        embeddings: operands of all candidates.
-        candidates: the batch.
-        products: matrix products.
-    """
+    """Iterator over a worker's rows that computes the scores of each panel when it is reached."""
 
     def __init__(
         self,
@@ -226,13 +219,7 @@ def sent_type(config: LossConfig) -> torch.dtype | None:
 
 
 def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> Float[Tensor, ""]:
-    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature.
-
-    Args:
-        reduction: the loss.
-        candidates: the batch.
-        precision: operands of the matrix products, `fp32` (the default), `tf32` or `bf16`.
-    """
+    """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
     share: Tensor = _ReduceScores.apply(
         candidates.scaled_queries,
         candidates.embeddings,

@@ -51,12 +51,7 @@ class OwnGroup:
 
     @classmethod
     def of(cls, batch: Candidates, teacher_temperature: float) -> OwnGroup:
-        """Return the groups of this worker's rows, in a batch with teacher scores.
-
-        Args:
-            batch: embeddings and teacher scores. The product needs as much memory as this worker's passages.
-            teacher_temperature: temperature of the teacher.
-        """
+        """Return the groups of this worker's rows, in a batch with teacher scores."""
         group = batch.relevance.group
         assert group is not None
         is_scored = group.columns != PAD

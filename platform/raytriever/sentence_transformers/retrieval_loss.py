@@ -59,7 +59,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     similarity_fct: Callable[[Tensor, Tensor], Tensor] | None = None
     gather_across_devices: bool = False
     ids_in_labels: bool = False
-    mini_batch_size: int | None = None  # type: ignore[assignment]
+    mini_batch_size: int | None = None
     mini_batch_num_tokens: int | None = None
     show_progress_bar: bool = False
 
@@ -249,12 +249,12 @@ class DistributionRegularizer(nn.Module):
     @property
     def calculate_loss(self) -> Callable[..., Tensor]:
         """Function of the cached loss that `MatryoshkaLoss` replaces."""
-        function: Callable[..., Tensor] = self.loss.calculate_loss  # type: ignore[assignment]
+        function: Callable[..., Tensor] = self.loss.calculate_loss
         return function
 
     @calculate_loss.setter
     def calculate_loss(self, function: Callable[..., Tensor]) -> None:
-        self.loss.calculate_loss = function  # type: ignore[assignment]
+        self.loss.calculate_loss = function  # type: ignore[method-assign]
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings for the model card."""

@@ -163,11 +163,6 @@ class BackgroundJob(Callback, ABC):
     """State machine of one kind of background work on one worker; one job runs at a time.
 
     All workers make every call in the same order.
-
-    Args:
-        stages: of each job, in order.
-        workers: the group, for tensors on the CPU.
-        log: receives lines for the user; called on the first worker.
     """
 
     def __init__(self, stages: Sequence[JobStage], workers: WorkerGroup, log: Callable[[str], None]) -> None:

@@ -115,10 +115,6 @@ def read_state(path: Path) -> State:
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
     """Yield all workers' slices, those of one name together, weights before moments; each is read when it is yielded.
 
-    Args:
-        path: of a checkpoint whose digests are checked.
-        kinds: `WEIGHTS`, `MOMENTS` or both.
-
     Raises:
         StorageError: a file is damaged.
     """
@@ -241,13 +237,6 @@ def resume(
     """Load the newest complete checkpoint, if there is one, and remove the unfinished ones of killed writers.
 
     The first worker chooses for all, because workers may see different states of a folder.
-
-    Args:
-        folder: of the checkpoints.
-        objective, strategy: that the state is loaded into.
-        workers, device: the group, and where its collectives take their tensors.
-        origin: see `origin_of`; must equal the checkpoint's.
-        log: receives lines for the user; called on the first worker.
 
     Returns:
         The progression of the checkpoint; a new one without a checkpoint.

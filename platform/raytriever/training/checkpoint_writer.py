@@ -109,12 +109,7 @@ class CheckpointWriter:
                 self._thread.join(POLL_SECONDS)
 
     def save(self, slices: Iterable[Slice], state: State) -> None:
-        """Start to write a checkpoint, after the one that is being written is committed.
-
-        Args:
-            slices: of this worker; copied before this method returns.
-            state: of the run, written as JSON.
-        """
+        """Start to write a checkpoint, after the one that is being written is committed."""
         self.wait()
         copied = self._copy(slices)
         if self._workers.rank in (0, *self._writers):
@@ -129,9 +124,6 @@ class CheckpointWriter:
         """Allocate the memory that states are copied to: the first touch takes longer than a copy.
 
         Copies of a GPU's states are pinned before this method returns, others are allocated in the thread.
-
-        Args:
-            slices: of this worker, as large as those that will be saved.
         """
         values_by_name = {one.name: one.values for one in slices}
         # CUDA's driver holds locks while it pins memory, in whichever thread: a step that is launched meanwhile would

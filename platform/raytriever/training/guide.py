@@ -41,12 +41,7 @@ NEARLY_ALL = 0.95  # share of a query's negatives that is logged if it is masked
 
 @dataclass(frozen=True)
 class Guide:
-    """Frozen encoder, on the device of training.
-
-    Args:
-        name: of the model, as the settings have it.
-        retriever: for encoding only.
-    """
+    """Frozen encoder, on the device of training."""
 
     name: str
     retriever: Retriever
@@ -105,11 +100,7 @@ def guide_errors(name: str) -> Iterator[None]:
 
 
 class MaskingWatch:
-    """Detector of queries whose negatives the guide masks nearly all. It logs the first one of a run.
-
-    Args:
-        log: receives lines for the user.
-    """
+    """Detector of queries whose negatives the guide masks nearly all. It logs the first one of a run."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log, self._has_logged = log, False
@@ -128,12 +119,7 @@ class MaskingWatch:
 
 
 class GuideTexts:
-    """Texts of a data set, as the guide reads them.
-
-    Args:
-        guide: the guide.
-        dataset: single or combined; each part has the prompts that the guide has for its name.
-    """
+    """Texts of a data set, as the guide reads them."""
 
     def __init__(self, guide: Retriever, dataset: RetrievalDataset) -> None:
         self._guide = guide

@@ -75,12 +75,6 @@ class BatchSource:
         """Return this worker's share of the global batch of `step`, counted from 0.
 
         The ids of the whole batch are computed on every worker: so the relevance needs no message.
-
-        Args:
-            step: of the batch.
-            retriever: encodes it.
-            workers: the group.
-            both_ways: whether the loss lets passages search for queries too.
         """
         chosen, epochs = self.order.batch(step), self.order.epochs(step)
         share = len(worker_slice(chosen, workers.rank, workers.size))
@@ -135,51 +129,32 @@ def _padded(rows: Sequence[ndarray]) -> ndarray:
     return padded
 
 
-@dataclass(frozen=True)
-class _Version:
-    first_step: int
-    source: BatchSource
-
-
 class SourceVersions:
-    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions.
-
-    Args:
-        source: of step 0.
-    """
+    """Batch sources by the first step that uses them; the loader's thread reads them while the loop adds versions."""
 
     def __init__(self, source: BatchSource) -> None:
         # The tuple is replaced as a whole: a reader sees the old versions or the new ones.
-        self._all: tuple[_Version, ...] = (_Version(0, source),)
+        self._all: tuple[tuple[int, BatchSource], ...] = ((0, source),)
 
     @property
     def newest(self) -> BatchSource:
         """The source of the last version."""
-        return self._all[-1].source
+        return self._all[-1][1]
 
     def at(self, step: int) -> BatchSource:
         """Return the source of the batch of `step`, counted from 0."""
-        return next(version.source for version in reversed(self._all) if version.first_step <= step)
+        return next(source for first_step, source in reversed(self._all) if first_step <= step)
 
     def add(self, first_step: int, source: BatchSource) -> None:
         """Add a version that holds from `first_step` on."""
-        if first_step < (last := self._all[-1].first_step):
+        if first_step < (last := self._all[-1][0]):
             raise ValueError(f"a version from step {first_step} cannot follow a version from step {last}")
-        earlier = (version for version in self._all if version.first_step < first_step)
-        self._all = (*earlier, _Version(first_step, source))
+        self._all = (*(version for version in self._all if version[0] < first_step), (first_step, source))
 
     def forget_before(self, step: int) -> None:
         """Remove the versions that only steps before `step` use."""
-        usable = [number for number, version in enumerate(self._all) if version.first_step <= step]
+        usable = [number for number, (first_step, _) in enumerate(self._all) if first_step <= step]
         self._all = self._all[usable[-1] :]
-
-
-@dataclass(frozen=True)
-class _Prepared(Generic[T]):
-    """A batch, or the error that occurred instead."""
-
-    batch: T | None = None
-    error: BaseException | None = None
 
 
 class Prefetcher(Generic[T]):
@@ -203,7 +178,7 @@ class Prefetcher(Generic[T]):
         self._steps = steps
         # Both queues are C code that an interrupt cannot leave half-locked. They sleep without polling.
         self._slots: SimpleQueue[bool] = SimpleQueue()
-        self._batches: SimpleQueue[_Prepared[T] | None] = SimpleQueue()
+        self._batches: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
         self._closed = False
         self._thread = Thread(target=self._run, name="loader", daemon=True)
         for _ in range(depth):
@@ -230,11 +205,11 @@ class Prefetcher(Generic[T]):
         if prepared is None:
             self._closed = True
             raise StopIteration
-        if prepared.error is not None:
+        if isinstance(prepared, BaseException):
             self._closed = True
-            raise prepared.error
+            raise prepared
         self._slots.put(True)
-        return prepared.batch  # type: ignore[return-value]
+        return prepared[0]
 
     def _run(self) -> None:
         """Prepare the batches; the last item of the queue is None, also after an error."""
@@ -243,9 +218,9 @@ class Prefetcher(Generic[T]):
                 self._slots.get()
                 if self._closed:
                     break
-                self._batches.put(_Prepared(self._make(step)))
+                self._batches.put((self._make(step),))
         except BaseException as error:
-            self._batches.put(_Prepared(error=error))
+            self._batches.put(error)
         self._batches.put(None)
 
 
@@ -270,13 +245,7 @@ class StagedBatch:
 
 
 class Stager:
-    """Preparation of batches for a device.
-
-    Args:
-        objective: cuts the batches.
-        count: returns tokens and FLOPs of a batch.
-        device: of this worker.
-    """
+    """Preparation of batches for a device."""
 
     def __init__(
         self, objective: Objective, count: Callable[[Batch], tuple[float, float]], device: torch.device

@@ -33,7 +33,7 @@ from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
-from raytriever.training.monitoring import Stopwatch, StragglerWatch, Throughput, host_names
+from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
@@ -41,7 +41,6 @@ from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
 from raytriever.training.parallel.strategy import Readout, Update
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
-from raytriever.training.step_reports import StepReports
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
 
 

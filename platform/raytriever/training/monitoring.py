@@ -1,4 +1,4 @@
-"""Metrics of training steps: time of each phase, slow workers, throughput.
+"""Metrics of training steps: time of each phase, slow workers, throughput, and their reports.
 
 The encoder ends where the loss is called, the loss where it returns, the backward pass where the optimizer is called:
 two hooks on the loss and one on the optimizer measure a step of any strategy. On a GPU the marks are CUDA events, read
@@ -14,11 +14,11 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from torch import nn
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.models.packing import Buckets, lengths_of
 from raytriever.training.batch import Batch
+from raytriever.training.parallel.strategy import Readout, Update, finite_or_refused
 
 PHASES = ("encode", "loss", "backward", "optimizer")
 WINDOW = 20  # steps
@@ -47,13 +48,7 @@ _PEAKS = {
 
 
 class Stopwatch:
-    """Stopwatch of the phases of training steps.
-
-    Args:
-        loss: called once per step, with all embeddings.
-        optimizer: called at least once per step.
-        device: of the worker.
-    """
+    """Stopwatch of the phases of training steps."""
 
     def __init__(self, loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self._device = device
@@ -118,11 +113,7 @@ class Straggler:
 
 
 def slowest(seconds: Sequence[float]) -> Straggler:
-    """Return the slowest of several workers, the first of equal ones.
-
-    Args:
-        seconds: per step of each worker, by rank; at least two.
-    """
+    """Return the slowest of several workers, the first of equal ones."""
     rank = max(range(len(seconds)), key=seconds.__getitem__)
     others = median([*seconds[:rank], *seconds[rank + 1 :]])
     more = seconds[rank] - others
@@ -130,12 +121,7 @@ def slowest(seconds: Sequence[float]) -> Straggler:
 
 
 class StragglerWatch:
-    """Detector of slow workers. It logs a slow worker once, until another or none is slow.
-
-    Args:
-        hosts: host name of each worker, by rank.
-        log: receives lines for the user.
-    """
+    """Detector of slow workers. It logs a slow worker once, until another or none is slow."""
 
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
@@ -144,11 +130,7 @@ class StragglerWatch:
         self._logged_rank: int | None = None
 
     def update(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Add one step, and return the metrics of a window of steps when it is full.
-
-        Args:
-            seconds: of each worker, by rank.
-        """
+        """Add one step, and return the metrics of a window of steps when it is full."""
         self._steps += 1
         if len(self._hosts) < 2 or self._steps == 0:
             return {}
@@ -239,14 +221,7 @@ def text_lengths(texts: Buckets) -> torch.Tensor:
 
 
 class Throughput:
-    """Counter of the work of global batches.
-
-    Args:
-        query, passage: the towers' backbones.
-        precision: `fp32` or `bf16`.
-        device: of this worker.
-        workers: the group.
-    """
+    """Counter of the work of global batches."""
 
     def __init__(
         self, query: nn.Module, passage: nn.Module, precision: str, device: torch.device, workers: WorkerGroup
@@ -262,22 +237,13 @@ class Throughput:
         return float(sum(int(of.sum()) for of in lengths)), flops
 
     def total(self, work: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits.
-
-        Args:
-            work: result of `count`.
-        """
+        """Return tokens and FLOPs of the global batch, on the device; all workers call it, and none waits."""
         own = [torch.full((), value, dtype=torch.float64, device=self._device) for value in work]
         tokens, flops = self._workers.all_reduce(torch.stack(own))
         return tokens, flops
 
     def rates(self, tokens: float, flops: float, queries: int, seconds: float) -> dict[str, float]:
-        """Return the rates of the global batch and the memory of this worker.
-
-        Args:
-            tokens, flops, queries: of the global batch.
-            seconds: of the step.
-        """
+        """Return the rates of the global batch and the memory of this worker."""
         rates = {
             "queries_per_second": queries / seconds,
             "tokens_per_second": tokens / seconds,
@@ -294,3 +260,88 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+
+
+_TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
+
+
+class _Unreported(NamedTuple):
+    """Step whose results are on their way: `phases` is called after `readout` is read."""
+
+    step: int
+    readout: Readout
+    phases: Callable[[], dict[str, float]]
+    others: dict[str, float]
+
+
+class StepReports:
+    """Reports of the steps of one worker, each under its own step.
+
+    On a GPU a step is read after the next one was started: the processor is always a step ahead. A processor that
+    computes the step itself reads it at once.
+
+    Attributes:
+        own_seconds: seconds of the last step that was read until this worker first waited for the others.
+    """
+
+    def __init__(
+        self,
+        throughput: Throughput,
+        batch_size: int,
+        report: Callable[[int, Mapping[str, float]], None],
+        reads_late: bool,
+    ) -> None:
+        self._throughput, self._batch_size, self._report, self._reads_late = throughput, batch_size, report, reads_late
+        self._unreported: _Unreported | None = None
+        self.own_seconds = 0.0
+
+    def add(
+        self,
+        step: int,
+        update: Update,
+        work: tuple[float, float],
+        phases: Callable[[], dict[str, float]],
+        began: float,
+        others: Mapping[str, float],
+    ) -> None:
+        """Start to read a step; raises as `finish`, for this step or the one before. All workers call it.
+
+        Args:
+            step: counted from 0.
+            update: its result.
+            work: tokens and FLOPs of this worker.
+            phases: returns the seconds of each phase, once the results are read.
+            began: when the step began, by `time.perf_counter`, the wait for its batch included.
+            others: further metrics.
+        """
+        tokens, flops = self._throughput.total(work)
+        statistics = {"loss": update.output.value, **update.output.statistics, "gradient_norm": update.norm}
+        readout = Readout({**statistics, _TOKENS: tokens, _FLOPS: flops})
+        self.finish()
+        others = {**others, "step_seconds": time.perf_counter() - began}
+        self._unreported = _Unreported(step, readout, phases, others)
+        if not self._reads_late:
+            self.finish()
+
+    def finish(self) -> None:
+        """Report the step that is not reported yet; called before anything of a later step is saved or reported.
+
+        Raises:
+            NotFiniteError: its loss or gradient is not finite. Neither it nor a later step has changed a weight.
+        """
+        if self._unreported is None:
+            return
+        (step, readout, phases, others), self._unreported = self._unreported, None
+        statistics = readout.read()
+        finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
+        tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)
+        seconds = phases()
+        # A step after which the processor waited for nothing, as the first one, seems short to it.
+        waited = others["data_wait_seconds"]
+        others["step_seconds"] = max(others["step_seconds"], waited + sum(seconds.values()))
+        self.own_seconds = waited + seconds.get("encode_seconds", 0.0)
+        rates = self._throughput.rates(tokens, flops, self._batch_size, others["step_seconds"])
+        self._report(step + 1, {**statistics, **others, **seconds, **rates})

@@ -86,11 +86,7 @@ class TrainingData:
         return cls(opened, config, batch_size, seed)
 
     def train(self, negatives: NegativesTable | None) -> BatchSource:
-        """Return the training batches; raises `DataError` or `ConfigError` where the data allows none.
-
-        Args:
-            negatives: of the queries of all data sets, in their order; None for none.
-        """
+        """Return the training batches; raises `DataError` or `ConfigError` where the data allows none."""
         split, config = self.config.train_split, self.config
         only = [replace(each, judgements={split: each.judgements[split]}) for each in self.datasets]
         whole = combine(only)

@@ -21,7 +21,6 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel import chunk_size as module
 from raytriever.training.parallel.chunk_size import (
     FILE,
-    Circumstances,
     activations,
     agreed,
     find_chunk,
@@ -30,7 +29,7 @@ from raytriever.training.parallel.chunk_size import (
 )
 
 CPU = torch.device("cpu")
-HERE = Circumstances("tiny 1", 8, "fp32", "padded", "cpu", "ddp", 1)
+HERE = "model tiny 1, length 8, device cpu"
 UNDER_A_LIMIT = """
 import json, resource
 from pathlib import Path
@@ -47,9 +46,9 @@ torch.autograd.grad(encode(1).sum(), weight)
 held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
 tried.clear()
-circumstances = module.Circumstances("limited", 8, "fp32", "padded", "cpu", "ddp", 1)
+key = "model limited, length 8, device cpu"
 try:
-    print(json.dumps([module.find_chunk(encode, [weight], 256, torch.device("cpu"), circumstances), tried]))
+    print(json.dumps([module.find_chunk(encode, [weight], 256, torch.device("cpu"), key), tried]))
 except Exception as error:
     print(json.dumps([str(error), tried]))
 """
@@ -74,7 +73,7 @@ def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
     assert len(tried) > 3
     assert chunk == tried[-1]
     assert json.loads((tmp_path / FILE).read_text()) == {
-        "model limited, length 8, precision fp32, texts padded, device cpu, strategy ddp, workers 1": [
+        "model limited, length 8, device cpu": [
             chunk,
             256,
             8 << 20,

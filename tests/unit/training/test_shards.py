@@ -39,7 +39,7 @@ def test_a_whole_state_is_restored() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (without("weight"), "is of another model"),
+        (without("weight"), r"is of another model: weight is absent in the checkpoint and \(2, 3\) in the model"),
         (without("weight:exp_avg"), "weight has the moments exp_avg_sq, step, expected all or none"),
         (without("bias:step"), "bias has the moments exp_avg, exp_avg_sq, expected all or none"),
         (lambda s: [*s, Slice("weight:further", torch.zeros(6), 0, (2, 3))], "expected all or none"),
@@ -47,7 +47,8 @@ def test_a_whole_state_is_restored() -> None:
         (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "values that are no floating-point numbers"),
         (changed("weight", torch.zeros(6), (1 << 40, 1 << 20)), f"weight has 6 of its {1 << 60} values"),
         (changed("bias:exp_avg", torch.zeros(3), (2,)), "bias:exp_avg has 3 of its 2 values"),
-        (changed("bias", torch.zeros(2), (1, 2)), "is of another model"),
+        (changed("weight", torch.zeros(5), (2, 3)), "weight has 5 of its 6 values"),
+        (changed("bias", torch.zeros(2), (1, 2)), r"bias is \(1, 2\) in the checkpoint and \(2,\) in the model"),
     ],
 )
 def test_a_state_that_does_not_fit_is_one_line(change: Callable[[list[Slice]], list[Slice]], says: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
+from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
 
@@ -167,35 +166,6 @@ def test_an_optimizer_without_a_switch_on_the_device_is_refused_at_once(tiny_enc
     strategy = build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0)
     with pytest.raises(TrainingError, match="step 3: the loss is "):
         strategy.step(batch(model), 0.1, 3)  # type: ignore[arg-type]
-
-
-def changed(slices: list[Slice], change: str) -> Iterator[Slice]:
-    first, *rest = slices
-    if change == "damaged":
-        yield Slice(first.name, first.values[:-1], 0, first.shape)
-    elif change == "shape":
-        yield Slice(first.name, first.values, 0, (first.values.numel(),))
-    elif change == "renamed":
-        yield Slice("other", first.values, 0, first.shape)
-    yield from rest
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ("damaged", "0.weight has 11 of its 12 values"),
-        ("shape", r"0.weight is \(12,\) in the checkpoint and \(3, 4\) in the model"),
-        ("renamed", r"other is \(3, 4\) in the checkpoint and absent in the model"),
-        ("gone", r"0.weight is absent in the checkpoint and \(3, 4\) in the model"),
-    ],
-)
-def test_a_state_of_another_model_is_refused(change: str, message: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 3))
-    optimizer = torch.optim.AdamW(model.parameters())
-    slices = list(replicated_state(model, optimizer))
-    restore_replicated(slices, model, optimizer)
-    with pytest.raises(StorageError, match=message):
-        restore_replicated(changed(slices, change), model, optimizer)
 
 
 def test_slices_are_put_together_wherever_they_were_cut() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -65,30 +64,6 @@ def test_gradients_may_be_cached(taught: Make, loss: LossConfig, tmp_path: Path)
     assert min(logged[0]) > 0
     assert {"teacher_missing", "teacher_agreement"} <= recorder.steps[1].keys()
     assert recorder.steps[2]["dev_loss"] > 0
-
-
-class Killed(BaseException):
-    """As sudden as a signal."""
-
-
-@every_way
-def test_an_interrupted_run_ends_as_one_that_was_not(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
-    def run(folder: Path, stop: int | None = None) -> dict[str, torch.Tensor] | None:
-        work, recorder = taught(loss=loss, folder=folder, checkpoint_steps=1, dropout=0.1)
-
-        def on_event(step: int, measured: Mapping[str, float]) -> None:
-            if step == stop:
-                raise Killed
-            recorder.step(step, measured)
-
-        train(dataclasses.replace(work, on_metrics=on_event))
-        return {name: value.detach().clone() for name, value in work.retriever.named_parameters()}
-
-    whole = run(tmp_path / "whole")
-    with pytest.raises(Killed):
-        run(tmp_path / "parts", stop=4)
-    parts = run(tmp_path / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from raytriever.training.loop import train
 from raytriever.training.monitoring import (
     PHASES,
     Encoding,
+    StepReports,
     Stopwatch,
     Throughput,
     peak_flops,
@@ -26,7 +27,6 @@ from raytriever.training.monitoring import (
     text_lengths,
 )
 from raytriever.training.parallel.strategy import Update
-from raytriever.training.step_reports import StepReports
 
 CPU = torch.device("cpu")
 

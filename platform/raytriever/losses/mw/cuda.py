@@ -19,7 +19,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,17 +56,6 @@ WEIGHT_UNIT = 2.0**-40
 FINISH_BYTES = 4 * 256 * 8
 # The matrices between all nodes are made for a multiple of this number of cells.
 DENSE_STEP = 16
-
-
-class Kernels(Protocol):
-    """The functions of `walk.cu`, compiled for one device."""
-
-    processors: int
-    block_bytes: int
-    processor_bytes: int
-
-    def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Start a function on the current stream. Its arguments are those of `PARAMETERS`; tensors become pointers."""
 
 
 def compile_walk(architecture: str) -> bytes:
@@ -120,7 +109,7 @@ class CudaKernels:
             self._functions[name] = function
 
     def launch(self, name: str, blocks: int, shared_bytes: int, arguments: Sequence[Tensor | int | float]) -> None:
-        """Start a function on the current stream of its tensors' device."""
+        """Start a function on the current stream of its tensors' device. The arguments are those of `PARAMETERS`."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         values = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
         with torch.cuda.device(tensors[0].device):
@@ -138,7 +127,7 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 
 @cache
-def kernels_of(device: torch.device) -> Kernels | None:
+def kernels_of(device: torch.device) -> CudaKernels | None:
     """Return the kernels on a device. If they cannot be compiled, log one line and return None."""
     try:
         return CudaKernels(device)
@@ -206,7 +195,7 @@ class CudaPositives:
         kernels: of the positives' device.
     """
 
-    def __init__(self, grid: Grid, positives: Tensor, weight: float, kernels: Kernels) -> None:
+    def __init__(self, grid: Grid, positives: Tensor, weight: float, kernels: CudaKernels) -> None:
         device, self._kernels, self._weight = positives.device, kernels, weight
         padded = -(-grid.cells // DENSE_STEP) * DENSE_STEP
         self._nodes, self._padded_nodes = grid.cells * NODES, padded * NODES
@@ -223,11 +212,7 @@ class CudaPositives:
         self.slope = both[self._padded_nodes :][: self._nodes].view(-1, NODES)
 
     def result(self, own: Tensor, all: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return this worker's share of the loss, the derivative of each positive, and the AUC, in float32.
-
-        Args:
-            own, all: sums of 1, x, x^2, x^3 in the subcells over the negatives of this worker and of all.
-        """
+        """Return this worker's share of the loss, the derivative of each positive, and the AUC, in float32."""
         own_nodes = _to_nodes(own)
         all_nodes = own_nodes if all is own else _to_nodes(all)
         sigmoid = self._between[self._padded_nodes :][: self._nodes]
@@ -255,7 +240,7 @@ class CudaWalk:
         kernels: of the device.
     """
 
-    def __init__(self, grid: Grid, slope: Tensor, scale: float, kernels: Kernels) -> None:
+    def __init__(self, grid: Grid, slope: Tensor, scale: float, kernels: CudaKernels) -> None:
         assert grid.first_subcell is not None
         self._kernels = kernels
         self._subcells = grid.cells * SUBCELLS

@@ -41,7 +41,7 @@ from raytriever.losses.mw.grid import (
 from raytriever.losses.scores import LossShare, Panel, Sparse, add_rows, reduce_scores
 
 if TYPE_CHECKING:
-    from raytriever.losses.mw.cuda import CudaPositives, Kernels
+    from raytriever.losses.mw.cuda import CudaKernels, CudaPositives
 
 BLOCK_SCORES = 1 << 22
 # Cells of an even grid up to which a GPU multiplies with matrices between all nodes, of 268 MB at most.
@@ -200,7 +200,7 @@ class PairwiseSums:
         return sums.reshape(-1, SUBCELLS * TERMS) @ self._refinement
 
 
-def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> Kernels | None:
+def _kernels_of(grid: Grid, device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
     """Return the kernels for the scores of a grid, if they are on a GPU that has them."""
     if device.type != "cuda" or grid.first_subcell is None or dtype != torch.float32:
         return None

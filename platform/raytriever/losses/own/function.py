@@ -105,13 +105,7 @@ def errors_of(file: Path) -> Iterator[None]:
 
 
 def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[str, ...]) -> ScoreLoss:
-    """Return the loss of a function of the score matrix.
-
-    Args:
-        function: of `scores` and `positives` and what else it asks for.
-        own: where it is, for error messages.
-        arguments: names of its arguments.
-    """
+    """Return the loss of a function of the score matrix."""
 
     def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
         given = _arguments(batch, ids, workers, sent_type(config), arguments)
@@ -136,15 +130,7 @@ def _arguments(
     sent: torch.dtype | None,
     names: tuple[str, ...],
 ) -> dict[str, Tensor]:
-    """Return what a function asks for, of the global batch: the same on every worker, which all call this.
-
-    Args:
-        batch: this worker's rows.
-        ids: of its queries and passages.
-        workers: the group.
-        sent: type of embeddings on their way between workers; see `WorkerGroup.all_gather`.
-        names: of the function's arguments. Those that are not in `ARGUMENTS` keep their defaults.
-    """
+    """Return what a function asks for, of the global batch: the same on every worker, which all call this."""
     device, relevance = batch.queries.device, batch.relevance
     rows, columns = len(batch.queries), len(batch.embeddings)
     positives = torch.zeros(rows, columns, dtype=torch.uint8, device=device)  # not every backend gathers booleans

@@ -47,13 +47,6 @@ def batch_bytes(share: WorkerTexts, device: str) -> int:
 
 
 def guide_bytes(weights: int, precision: str, width: int, share: WorkerTexts) -> int:
-    """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages.
-
-    Args:
-        weights: number of weights, which are stored in `precision`, `fp32` or `bf16`.
-        precision: of training.
-        width: components of an embedding of the guide.
-        share: texts of this worker.
-    """
+    """Return the bytes of a guide: its weights, and its embeddings of this worker's texts and of all passages."""
     embeddings = FLOAT * width * (share.texts + share.workers * share.passages)
     return weights * (2 if precision == "bf16" else FLOAT) + embeddings

@@ -108,12 +108,7 @@ class MemoryPlan:
         return self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
 
     def parts(self, texts: int, by_block: bool = False) -> Parts:
-        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching.
-
-        Args:
-            texts: texts of a chunk.
-            by_block: `fsdp2` gathers weights by block.
-        """
+        """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
         settings, workers = self.training, self.share.workers
         stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
         own = FLOAT * self.trained

@@ -179,14 +179,6 @@ def simulate(
 ) -> SimulatedEncoder:
     """Build an encoder from `config.json`, and prepare it for training; no weights are read.
 
-    Args:
-        directory: directory of a model, with or without weights.
-        side: the tower.
-        model: settings of the model.
-        description: how it reads texts.
-        device: `cuda` or `cpu`.
-        precision: `fp32` or `bf16`.
-
     Raises:
         ModelError: the configuration is missing or damaged, or transformers does not know the architecture.
         ConfigError: the encoder does not support the settings.

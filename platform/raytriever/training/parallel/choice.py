@@ -26,15 +26,6 @@ def build_strategy(
 ) -> Strategy:
     """Return the strategy of a name, which takes over objective and optimizer.
 
-    Args:
-        name: one of `STRATEGIES`.
-        objective: on `device`, the same on every worker.
-        optimizer: over its trained parameters.
-        workers: the data-parallel group.
-        device: of this worker.
-        max_grad_norm: gradients are scaled down to this norm.
-        offload: whether the optimizer's state is in CPU memory; only `zero1` to `zero3`.
-
     Raises:
         ConfigError: there is no such strategy, it cannot offload, or its package is not installed.
     """

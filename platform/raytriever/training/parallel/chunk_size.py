@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -60,40 +59,12 @@ PROBE = 2
 SEARCHED = ("cuda",)
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """Values that the chunk depends on.
-
-    Args:
-        model: its class and number of parameters.
-        length: of the longest text, in tokens.
-        precision: `fp32` or `bf16`.
-        texts: `packed` or `padded`.
-        device: its name and its memory.
-        strategy: of training, which may shard gradients and moments.
-        workers: in the group.
-    """
-
-    model: str
-    length: int
-    precision: str
-    texts: str
-    device: str
-    strategy: str
-    workers: int
-
-    @property
-    def key(self) -> str:
-        """The values as one line."""
-        return ", ".join(f"{name} {value}" for name, value in asdict(self).items())
-
-
 def find_chunk(
     encode: Callable[[int], Tensor],
     parameters: Sequence[nn.Parameter],
     texts: int,
     device: torch.device,
-    circumstances: Circumstances,
+    key: str,
     reserve: int = 0,
 ) -> int | None:
     """Return the number of texts that one worker encodes at a time; None where all of them fit.
@@ -103,13 +74,13 @@ def find_chunk(
         parameters: trained ones behind it.
         texts: of a worker's share of a batch, both sides.
         device: of this worker.
-        circumstances: key under which the result is stored.
+        key: under which the result is stored: everything that the chunk depends on.
         reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
 
     Raises:
         ConfigError: not even one text fits.
     """
-    chunk, of, text_bytes = _remembered().get(circumstances.key, (0, 0, 0))
+    chunk, of, text_bytes = _remembered().get(key, (0, 0, 0))
     free = free_memory(device) - reserve
     # Where all texts fitted, the stored number is only a lower bound. Where another process now takes memory, the
     # stored number is too large.
@@ -117,7 +88,7 @@ def find_chunk(
     if not chunk or (chunk == of and texts > of) or not fits_now:
         chunk, text_bytes = _estimate(encode, texts, free)
         chunk = _first_that_fits(encode, parameters, chunk, device, reserve)
-        _remember(circumstances, chunk, texts, text_bytes)
+        _remember(key, chunk, texts, text_bytes)
     return None if chunk >= texts else chunk
 
 
@@ -195,8 +166,8 @@ def _remembered() -> dict[str, tuple[int, int, int]]:
     return {}
 
 
-def _remember(circumstances: Circumstances, chunk: int, texts: int, text_bytes: int) -> None:
-    results = {**_remembered(), circumstances.key: (chunk, texts, text_bytes)}
+def _remember(key: str, chunk: int, texts: int, text_bytes: int) -> None:
+    results = {**_remembered(), key: (chunk, texts, text_bytes)}
     write_atomically(cache_folder() / FILE, json.dumps(results, indent=1))
 
 
@@ -209,13 +180,6 @@ class ChunkChoice:
     """Choice of the chunk of one training worker, at its start and after steps that ran out of memory.
 
     It is created before the strategy, which may shard the parameters, and before the optimizer has any state.
-
-    Args:
-        settings: of training.
-        retriever: on `device`, prepared for training.
-        precision: of the encoder.
-        device: of this worker.
-        workers: the group.
     """
 
     def __init__(
@@ -224,16 +188,13 @@ class ChunkChoice:
         self._settings, self._retriever, self._precision = settings, retriever, precision
         self._device, self._workers = device, workers
         self._longest = max(retriever.description.query_length, retriever.description.passage_length)
-        self._circumstances = _circumstances(settings, retriever, self._longest, precision, device, workers)
+        self._key = _key_of(settings, retriever, self._longest, precision, device, workers)
         given = settings.grad_cache_chunk is not None or settings.grad_cache_tokens is not None
         self._given = ChunkSizes(settings.grad_cache_chunk, settings.grad_cache_tokens) if given else None
         self._is_searched = self._given is None and device.type in SEARCHED
 
     def first(self, texts: int) -> ChunkSizes | None:
         """Return the chunk to begin with, None for a whole batch; all workers call it.
-
-        Args:
-            texts: of a worker's share of a batch, both sides.
 
         Raises:
             ConfigError: the configured chunk is larger than the share, or not even one text fits.
@@ -262,7 +223,7 @@ class ChunkChoice:
             trained,
             texts,
             self._device,
-            self._circumstances,
+            self._key,
             reserve=reserve + batch_bytes(share, self._device.type),
         )
         return agreed(largest, texts, self._workers, self._device)
@@ -305,30 +266,32 @@ class ChunkChoice:
         if in_texts:
             return ChunkSizes(size // 2, largest.tokens)
         if self._is_searched and (self._workers.rank == 0 or not is_agreed):
-            text_bytes = _remembered().get(self._circumstances.key, (0, 0, 0))[2]
-            _remember(self._circumstances, max(1, size // 2 // self._longest), texts, text_bytes)
+            text_bytes = _remembered().get(self._key, (0, 0, 0))[2]
+            _remember(self._key, max(1, size // 2 // self._longest), texts, text_bytes)
         return ChunkSizes(tokens=size // 2)
 
 
-def _circumstances(
+def _key_of(
     settings: TrainingConfig,
     retriever: Retriever,
     length: int,
     precision: str,
     device: torch.device,
     workers: WorkerGroup,
-) -> Circumstances:
-    trained = sum(parameter.numel() for parameter in retriever.parameters() if parameter.requires_grad)
-    weights = sum(parameter.numel() for parameter in retriever.parameters())
-    return Circumstances(
-        model=f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
-        length=length,
-        precision=precision,
-        texts="packed" if retriever.packs else "padded",
-        device=_name(device),
-        strategy=settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
-        workers=workers.size,
-    )
+) -> str:
+    """Return everything that the chunk depends on, as one line."""
+    parameters = [(parameter.numel(), parameter.requires_grad) for parameter in retriever.parameters()]
+    weights, trained = sum(count for count, _ in parameters), sum(count for count, trains in parameters if trains)
+    values = {
+        "model": f"{type(retriever.passage.backbone).__name__} {weights} {trained}",
+        "length": length,
+        "precision": precision,
+        "texts": "packed" if retriever.packs else "padded",
+        "device": _name(device),
+        "strategy": settings.strategy + (" offloaded" if settings.offload_optimizer else ""),
+        "workers": workers.size,
+    }
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _bytes(settings: TrainingConfig, workers: int) -> float:

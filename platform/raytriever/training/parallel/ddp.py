@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
-from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
-from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
 
 # torch 2.13 renamed the setting and warns of its old name.
 _NEW = "forward_sync_buffers"
 _SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
-class Replicas:
+class Replicas(Strategy):
     """The strategy `ddp`; on one worker, the module itself."""
 
     def __init__(self, inputs: StrategyInputs) -> None:
-        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
-        self._max_grad_norm = inputs.max_grad_norm
+        super().__init__(inputs)
         self._guard = UpdateGuard(inputs.optimizer, inputs.device)
         self._module: nn.Module = inputs.objective
         if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
@@ -46,25 +42,3 @@ class Replicas:
         self._guard.update(output.value, norm, number)
         self._optimizer.zero_grad(set_to_none=True)
         return Update(output, norm)
-
-    def abandon(self) -> bool:
-        """See `Strategy.abandon`."""
-        discard_step(self._optimizer)
-        return True
-
-    @torch.no_grad()
-    def measure(self, batch: Batch | CutBatch) -> LossOutput:
-        """See `Strategy.measure`."""
-        output: LossOutput = self._objective(batch, self._workers)
-        return output
-
-    def state(self) -> Iterable[Slice]:
-        """See `Strategy.state`: every worker has the whole state, and the first one writes it."""
-        return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
-
-    def load_state(self, slices: Iterable[Slice]) -> None:
-        """See `Strategy.load_state`."""
-        restore_replicated(slices, self._objective, self._optimizer)
-
-    def release(self) -> None:
-        """See `Strategy.release`: the model is whole already."""

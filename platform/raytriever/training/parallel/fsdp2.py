@@ -27,7 +27,7 @@ from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import StrategyInputs, Update, UpdateGuard, discard_step
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
 
 # Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
 WHOLE_SHARE = 0.5
@@ -46,7 +46,7 @@ def fits_whole(weights: int, trained: int, memory: int) -> bool:
     return weights + _GRADIENTS * trained <= WHOLE_SHARE * memory
 
 
-class FullyShard:
+class FullyShard(Strategy):
     """The strategy `fsdp2`.
 
     Args:
@@ -55,9 +55,8 @@ class FullyShard:
     """
 
     def __init__(self, inputs: StrategyInputs, by_block: bool | None = None) -> None:
+        super().__init__(inputs)
         objective, optimizer = inputs.objective, inputs.optimizer
-        self._objective, self._optimizer, self._workers = objective, optimizer, inputs.workers
-        self._device, self._max_grad_norm = inputs.device, inputs.max_grad_norm
         self._guard = UpdateGuard(optimizer, inputs.device)
         self._by_block = _needs_blocks(inputs) if by_block is None else by_block
         self._plain = {module: (type(module), _hooks(module)) for module in objective.modules()}
@@ -129,16 +128,9 @@ class FullyShard:
 
     def abandon(self) -> bool:
         """See `Strategy.abandon`."""
-        discard_step(self._optimizer)
+        super().abandon()
         # Before torch 2.13, FSDP2 keeps what a backward pass left half done.
         return hasattr(self._shards[0], "reset_iter_state")
-
-    @torch.no_grad()
-    def measure(self, batch: Batch | CutBatch) -> LossOutput:
-        """See `Strategy.measure`."""
-        with self._gathered():
-            output: LossOutput = self._objective(batch, self._workers)
-        return output
 
     def state(self) -> Iterator[Slice]:
         """See `Strategy.state`."""

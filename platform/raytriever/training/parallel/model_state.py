@@ -180,9 +180,6 @@ def load_snapshot(module: nn.Module, snapshot: Snapshot) -> None:
 def frozen_digest(module: nn.Module) -> str | None:
     """Return 16 digits of the SHA-256 of all frozen weights, rounded to bf16 and so independent of their type.
 
-    Args:
-        module: with parameters that are whole in this process.
-
     Returns:
         The digest; None without frozen weights.
     """

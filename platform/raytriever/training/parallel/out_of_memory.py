@@ -5,6 +5,9 @@ for it in a collective for ever. So with gradient caching the workers agree twic
 after all parts are encoded, and before the gradients are synchronized. They agree over gloo, in the memory of the CPU,
 so no worker waits for its GPU.
 
+A step that ran out of memory is repeated with half the chunk: `Strategy.abandon` discards what it left,
+`ChunkChoice.smaller` halves the chunk and stores it, and the loop does the step again.
+
 Elsewhere, with FSDP2 by block, and with FSDP2 of a torch before 2.13, a worker that runs out of memory raises. Ray
 Train then ends the others and restarts the group, with a smaller chunk."""
 

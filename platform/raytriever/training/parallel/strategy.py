@@ -1,12 +1,13 @@
-"""Strategy of data-parallel training: the protocol that the training loop uses, and the errors of a step.
+"""Strategy of data-parallel training: what the training loop uses, and the errors of a step.
 
 Trained weights stay float32 and `bf16` is autocast, so every strategy trains the same model."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
-from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice
+from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
 
 
@@ -61,16 +62,19 @@ class StrategyInputs:
     max_grad_norm: float
 
 
-class Strategy(Protocol):
-    """Data-parallel training of one model; all workers make every call in the same order."""
+class Strategy(ABC):
+    """Data-parallel training of one model; all workers make every call in the same order.
 
+    Without further definitions, every worker has a whole copy of the model and of the optimizer's state.
+    """
+
+    def __init__(self, inputs: StrategyInputs) -> None:
+        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
+        self._device, self._max_grad_norm = inputs.device, inputs.max_grad_norm
+
+    @abstractmethod
     def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
         """Compute loss and gradient, clip it and update the weights. The gradient is synchronized once, cached or not.
-
-        Args:
-            batch: this worker's share, on its device.
-            learning_rate: of this step.
-            number: of this step, for errors.
 
         A step whose loss or gradient is not finite changes no parameter. It raises `NotFiniteError`, or where that
         would wait for the device, no later step changes a parameter either.
@@ -82,15 +86,25 @@ class Strategy(Protocol):
         Returns:
             Whether the step can be repeated in this process.
         """
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter, state in list(self._optimizer.state.items()):
+            if not {STEP, *MOMENTS} <= state.keys():  # only some of the moments could be allocated
+                del self._optimizer.state[parameter]
+        return True
 
+    @torch.no_grad()
     def measure(self, batch: Batch | CutBatch) -> LossOutput:
         """Return the loss without gradient; the mode of the module decides on dropout."""
+        with self._gathered():
+            output: LossOutput = self._objective(batch, self._workers)
+        return output
 
     def state(self) -> Iterable[Slice]:
         """Return the slices of weights and moments that this worker writes; all workers' slices hold each value once.
 
         The slices are valid until the next step, which overwrites them.
         """
+        return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
 
     def load_state(self, slices: Iterable[Slice]) -> None:
         """Load weights and moments from the slices of all workers, written by any number of workers and any strategy.
@@ -100,17 +114,18 @@ class Strategy(Protocol):
         Raises:
             StorageError: the state is of another model, or incomplete.
         """
+        restore_replicated(slices, self._objective, self._optimizer)
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - a whole model stays as it is
         """Leave the model whole and without hooks on every worker; the strategy is not used afterwards."""
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which sharded parameters are whole, as far as a step needs them."""
+        return nullcontext()
 
 
 class Readout:
-    """Scalars on their way from the device, in one copy that the constructor starts.
-
-    Args:
-        scalars: tensors of one value each, by name.
-    """
+    """Scalars on their way from the device, in one copy that the constructor starts."""
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
         self._names = list(scalars)
@@ -136,10 +151,6 @@ class UpdateGuard:
 
     Fused AdamW has a switch on the device for it, which gradient scalers use: nobody waits for the device. With an
     optimizer that has none, the step is read first.
-
-    Args:
-        optimizer: of the weights.
-        device: of this worker.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -151,10 +162,6 @@ class UpdateGuard:
     def update(self, value: Tensor, norm: Tensor, number: int) -> None:
         """Update the weights if loss and norm are finite, and those of all steps before.
 
-        Args:
-            value, norm: the loss, and the norm of its gradient.
-            number: of the step, for errors.
-
         Raises:
             NotFiniteError: they are not, and the optimizer has no switch.
         """
@@ -165,14 +172,6 @@ class UpdateGuard:
         else:
             finite_or_refused(**Readout({"value": value, "norm": norm}).read(), number=number)
         self._optimizer.step()
-
-
-def discard_step(optimizer: torch.optim.Optimizer) -> None:
-    """Discard gradients, and moments of which only some could be allocated."""
-    optimizer.zero_grad(set_to_none=True)
-    for parameter, state in list(optimizer.state.items()):
-        if not {STEP, *MOMENTS} <= state.keys():
-            del optimizer.state[parameter]
 
 
 def finite_or_refused(value: float, norm: float, number: int) -> None:

@@ -34,24 +34,17 @@ from raytriever.training.parallel.model_state import (
     Slice,
     device_of_steps,
     gathered,
-    replicated_state,
     restore,
-    restore_replicated,
     shape_of,
 )
-from raytriever.training.parallel.strategy import StrategyInputs, Update, discard_step, finite_or_refused
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, finite_or_refused
 
 # Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 BUCKET = 50_000_000
 
 
-class Zero:
+class Zero(Strategy):
     """The strategies `zero0` to `zero3`.
-
-    Args:
-        stage: 0 to 3.
-        inputs: as of every strategy.
-        offload: whether the optimizer's state is in CPU memory.
 
     Raises:
         ConfigError: DeepSpeed is not installed.
@@ -59,8 +52,8 @@ class Zero:
 
     def __init__(self, stage: int, inputs: StrategyInputs, offload: bool = False) -> None:
         self._deepspeed = _deepspeed(inputs.device)
-        self._stage, self._max_grad_norm = stage, inputs.max_grad_norm
-        self._objective, self._optimizer, self._workers = inputs.objective, inputs.optimizer, inputs.workers
+        super().__init__(inputs)
+        self._stage = stage
         zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
@@ -103,30 +96,18 @@ class Zero:
             self._engine.step()
         return Update(output, output.value.new_full((), norm))
 
-    def abandon(self) -> bool:
-        """See `Strategy.abandon`."""
-        discard_step(self._optimizer)
-        return True
-
-    @torch.no_grad()
-    def measure(self, batch: Batch | CutBatch) -> LossOutput:
-        """See `Strategy.measure`."""
-        with self._gathered():
-            output: LossOutput = self._objective(batch, self._workers)
-        return output
-
     def state(self) -> Iterable[Slice]:
         """See `Strategy.state`."""
         if self._stage:
             return sharded_state(self._stage, self._objective, self._engine.optimizer, self._workers.rank)
-        return () if self._workers.rank else replicated_state(self._objective, self._optimizer)
+        return super().state()
 
     def load_state(self, slices: Iterable[Slice]) -> None:
         """See `Strategy.load_state`."""
         if self._stage:
             restore_sharded(slices, self._stage, self._objective, self._engine.optimizer, self._workers.rank)
         else:
-            restore_replicated(slices, self._objective, self._optimizer)
+            super().load_state(slices)
 
     def release(self) -> None:
         """See `Strategy.release`."""
@@ -167,14 +148,7 @@ def _deepspeed(device: torch.device) -> Any:
 
 @dataclass(frozen=True)
 class _Position:
-    """Position of a worker's slice of a parameter.
-
-    Args:
-        flat: the float32 tensor that the optimizer updates.
-        offset: of the slice in it.
-        start: of the slice in the parameter.
-        length: of the slice.
-    """
+    """Position of a worker's slice of a parameter."""
 
     flat: Tensor
     offset: int

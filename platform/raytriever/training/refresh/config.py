@@ -111,13 +111,7 @@ class RefreshConfig:
 
 
 def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
-    """Check the settings against each other; raises `ConfigError`.
-
-    Args:
-        refresh: each setting within its own range.
-        data: settings of the groups.
-        total_steps: of the training, None where it is not known yet.
-    """
+    """Check the settings against each other; raises `ConfigError`."""
     check_changed(refresh)
     every = refresh.refresh_every
     if every is None:

@@ -91,13 +91,6 @@ class RefreshPlan:
 class RefreshJob(BackgroundJob):
     """Rounds of refresh of one run, on one worker.
 
-    Args:
-        plan: of the refreshes.
-        sources: of batches by step; each adopted table adds a version.
-        total_steps: after which training ends at the latest.
-        workers, log: see `BackgroundJob`.
-        take_snapshot: copies the weights; all workers call it.
-
     Raises:
         StorageError: the ledger of an interrupted run is damaged.
     """
@@ -276,13 +269,7 @@ class RefreshJob(BackgroundJob):
 
 
 class TableReader:
-    """Thread that reads the table of one round.
-
-    Args:
-        read: reads the table in a committed directory.
-        path: of the table.
-        current: the table in use.
-    """
+    """Thread that reads the table of one round."""
 
     def __init__(self, read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None) -> None:
         self._read, self._path, self._current = read, path, current

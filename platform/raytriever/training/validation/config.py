@@ -35,23 +35,14 @@ class ValidationConfig:
     )
 
     def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
-        """Return the data sets and their splits; none where nothing is evaluated.
-
-        Args:
-            best_metric: value of `--best-metric`.
-            dev_split: of data sets without a split of their own.
-        """
+        """Return the data sets and their splits; none where nothing is evaluated."""
         named = self.eval_datasets or ("" if best_metric == DEV_LOSS else OWN)
         parts = [part.strip().partition("#") for part in named.split(",") if part.strip()]
         return tuple((name, split or dev_split) for name, _, split in parts)
 
 
 def check_validation(validation: ValidationConfig, training: TrainingConfig) -> None:
-    """Check the settings against each other; raises `ConfigError`.
-
-    Args:
-        validation, training: each setting within its own range.
-    """
+    """Check the settings against each other; raises `ConfigError`."""
     check_changed(validation, training)
     if training.best_metric == DEV_LOSS and not validation.eval_datasets:
         return

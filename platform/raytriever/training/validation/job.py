@@ -82,15 +82,7 @@ class ValidationPlan:
 
 
 class ValidationJob(BackgroundJob):
-    """Validations of one run, on one worker.
-
-    Args:
-        plan: of the validations.
-        settings: the metric that decides, the validation steps, and patience.
-        total_steps: after which training ends at the latest.
-        checkpoints: folder of the checkpoints.
-        workers, log: see `BackgroundJob`.
-    """
+    """Validations of one run, on one worker."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import torch
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
-from raytriever.evaluation.evaluate import evaluate_embeddings
+from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.engine.workers import ALONE
 from raytriever.losses.registry import build_loss

@@ -20,11 +20,12 @@ from raytriever.encoding.corpus import plan_embeddings
 from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
 from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
-from raytriever.evaluation.differences.pairs import pair_lines, pair_rows
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
     collect_marks,
+    pair_lines,
+    pair_rows,
     significance_points,
     significance_rows,
 )

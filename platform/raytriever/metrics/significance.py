@@ -126,7 +126,7 @@ def _ratio(differences: Float64[ndarray, " queries"]) -> float:
 def randomisation_test(
     system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"], draws: int = 10_000, seed: int = 0
 ) -> float:
-    """Compute the two-sided p-value of the paired randomisation test: does the mean of `system - baseline` differ from 0?
+    """Compute the two-sided p-value of the paired randomisation test that the mean of `system - baseline` is 0.
 
     The test is Fisher's (1935); for retrieval see Smucker, Allan & Carterette (2007). If two systems were the same, the
     two values of a query could be exchanged, so each difference d_q could have either sign. The p-value is the share of

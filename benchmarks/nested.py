@@ -25,7 +25,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.evaluation.corpus_sample import sample_corpus
-from raytriever.evaluation.evaluate import evaluate_embeddings
+from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index

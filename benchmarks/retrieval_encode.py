@@ -97,7 +97,7 @@ def loss(arguments: argparse.Namespace) -> dict[str, float]:
     from raytriever.encoding.encode import encode_texts
     from raytriever.encoding.loading import load_for_encoding
     from raytriever.encoding.store import read_embeddings, write_embeddings
-    from raytriever.evaluation.evaluate import evaluate_embeddings
+    from raytriever.evaluation.systems import evaluate_embeddings
     from raytriever.models.config import ModelConfig
     from raytriever.models.precision import choose_precision
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -217,8 +218,11 @@ def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bo
     """Evaluate into a directory."""
     with working("evaluate", folder):
         from raytriever.cluster.evaluation import evaluate_in_session
+        from raytriever.evaluation.job import run_evaluation
+        from raytriever.report.evaluation import write_evaluation_report
 
-        return evaluate_in_session(job, encoding, folder, fresh, trackers, warn)
+        run = partial(run_evaluation, job, report=write_evaluation_report)
+        return evaluate_in_session(run, encoding, folder, fresh, trackers, warn)
 
 
 @public

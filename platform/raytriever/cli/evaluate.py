@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from raytriever.cli.arguments import (
@@ -51,9 +52,10 @@ def main(words: list[str]) -> None:
         return
 
     from raytriever.cluster.evaluation import evaluate_in_session
-    from raytriever.evaluation.job import format_results
+    from raytriever.evaluation.job import format_results, run_evaluation
     from raytriever.evaluation.request import build_evaluation_job, read_models
     from raytriever.evaluation.results import RESULTS
+    from raytriever.report.evaluation import write_evaluation_report
 
     job = build_evaluation_job(
         read_models(arguments.models, model),
@@ -66,7 +68,8 @@ def main(words: list[str]) -> None:
         warn,
     )
     job = replace(job, bm25_language=data.bm25_language)
-    results = evaluate_in_session(job, encoding, output, arguments.fresh, arguments.trackers, warn)
+    run = partial(run_evaluation, job, report=write_evaluation_report)
+    results = evaluate_in_session(run, encoding, output, arguments.fresh, arguments.trackers, warn)
     show(format_results(results))
     show(f"\n{output / RESULTS}")
 
@@ -80,16 +83,16 @@ def _evaluate_on_mteb(
     encoding: EncodeConfig,
     output: Path,
 ) -> None:
-    from raytriever.cluster.mteb import run_mteb_in_session
+    from raytriever.cluster.evaluation import evaluate_in_session
     from raytriever.evaluation.request import read_models
-    from raytriever.mteb.job import TABLE
+    from raytriever.mteb.job import TABLE, run_mteb
     from raytriever.mteb.request import build_mteb_job
 
     if "drop_own_id" in arguments.explicit_flags:  # `check_effects` does not see it, because it is false
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
     models = read_models(arguments.models, model)
     job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
-    results = run_mteb_in_session(job, encoding, output, arguments.fresh, arguments.trackers, warn)
+    results = evaluate_in_session(partial(run_mteb, job), encoding, output, arguments.fresh, arguments.trackers, warn)
     show(results.table())
     show(f"{output / TABLE}")
     results.raise_failures()

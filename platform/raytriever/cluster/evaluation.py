@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import ray
 
@@ -17,33 +18,31 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.job import run_evaluation
-from raytriever.evaluation.request import EvaluationJob
-from raytriever.evaluation.results import Results
 from raytriever.evaluation.systems import RetrievalBackend, evaluate_retriever
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
-from raytriever.report.evaluation import write_evaluation_report
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.tracker import NullTracker, Tracker
 from raytriever.tracking.trackers import check_trackers
 
+Evaluated = TypeVar("Evaluated")
+
 
 def evaluate_in_session(
-    job: EvaluationJob,
+    run: Callable[..., Evaluated],
     config: EncodeConfig,
     output: Path,
     fresh: bool,
     trackers: Sequence[str],
     log: Callable[[str], None],
-) -> Results:
-    """Run an evaluation in this process, or in the actors that `config` requests, with the same results.
+) -> Evaluated:
+    """Run an evaluation or one on MTEB in this process, or in the actors that `config` requests, with the same results.
 
     Embeddings are stored in the cache, which every node must see under the same path.
 
     Args:
-        job: the evaluation.
+        run: `run_evaluation` or `run_mteb` with their job.
         config: how corpora are encoded.
         output: directory to write.
         fresh: whether an earlier evaluation in the directory is removed.
@@ -51,7 +50,7 @@ def evaluate_in_session(
         log: called with lines for the user.
 
     Raises:
-        UserError: see `run_evaluation`.
+        UserError: see `run`.
     """
     check_trackers(trackers)
 
@@ -66,7 +65,7 @@ def evaluate_in_session(
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
             gauges.append(export_metrics(output.name, model, dataset, metrics))
 
-        return run_evaluation(job, output, fresh, tracker, log, workers, write_evaluation_report, on_result)
+        return run(output, fresh, tracker, log, workers=workers, on_result=on_result)
 
 
 def pool_workers(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:

@@ -11,29 +11,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol as Interface
 
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
+from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.answers import accuracy_cutoff, accuracy_per_query
-from raytriever.evaluation.protocol import AUC, QUERY_AUC, JudgedQueries, Protocol, select_judged_queries
-from raytriever.index.exact.search import tie_order, top_k
-from raytriever.index.score import pair_scores
+from raytriever.evaluation.protocol import (
+    ACCURACY,
+    AUC,
+    QUERY_AUC,
+    JudgedQueries,
+    Protocol,
+    accuracy_cutoff,
+    check_answers,
+    select_judged_queries,
+)
 from raytriever.metrics.auc import auc_per_query, pooled_auc
-from raytriever.metrics.ranking import measure_ranking
-from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.ranking import accuracy, measure_ranking
+from raytriever.metrics.relevance import PerQuery, Relevance
+from raytriever.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500
 
-# (positions of queries, number of results) -> scores and documents, best first, -1 for no document.
-Search = Callable[[ndarray, int], tuple[ndarray, ndarray]]
-# (positions of queries, positions of documents) -> the score of each pair.
-Score = Callable[[ndarray, ndarray], ndarray]
+
+class System(Interface):
+    """Retrieval system on one data set, such as an encoder or BM25; queries and documents are positions in it."""
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and documents of each query's best results, best first, -1 for no document."""
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """Return the score of each pair of a query and a document."""
 
 
 @dataclass(frozen=True)
@@ -65,18 +78,16 @@ class Evaluation:
 def evaluate(
     dataset: RetrievalDataset,
     split: str,
-    search: Search,
-    score: Score,
+    system: System,
     protocol: Protocol | None = None,
     judged: JudgedQueries | None = None,
 ) -> Evaluation:
-    """Search every judged query of a split and measure the results.
+    """Search every judged query of a split and measure the results. Every evaluation of the package is this one.
 
     Args:
         dataset: data set, opened with the split.
         split: name of the split.
-        search: finds the best documents of queries.
-        score: scores pairs.
+        system: searches the documents, and scores pairs.
         protocol: metrics and rules.
         judged: the judged queries of the split by this protocol, if they are selected already.
 
@@ -91,14 +102,14 @@ def evaluate(
     most = int(np.bincount(owner, minlength=1).max())
     result_count = protocol.kept_of(relevance)
     depth = min(len(dataset.documents), max(result_count, AUC_NEGATIVES + most) + 1)
-    scores, ranking = search(queries, depth)
+    scores, ranking = system.search(queries, depth)
     scores, ranking = _drop_own(scores, ranking, judged.own_documents)
 
     positives = Relevance(owner, documents, np.ones(len(owner), np.int64), len(queries))
     negative = (positives.gains(ranking) == 0) & (ranking >= 0)
     negative &= np.cumsum(negative, axis=1) <= AUC_NEGATIVES
     pools = (
-        score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32),
+        system.score(queries[owner], documents) if len(owner) else np.zeros(0, np.float32),
         scores[negative].astype(np.float32),
         owner,
         np.broadcast_to(np.arange(len(queries))[:, None], negative.shape)[negative],
@@ -107,8 +118,9 @@ def evaluate(
     per_query = measure_ranking(ranking[:, :result_count], relevance, protocol.ranking_metrics, protocol.level)
     if QUERY_AUC in protocol.metrics:
         per_query[QUERY_AUC] = auc_per_query(pools[0], pools[2], pools[1], pools[3], len(queries))
-    cutoffs = [cutoff for name in protocol.metrics if (cutoff := accuracy_cutoff(name))]
-    per_query |= accuracy_per_query(dataset, split, queries, ranking, cutoffs)
+    if protocol.wants_answers:
+        cutoffs = [cutoff for name in protocol.metrics if (cutoff := accuracy_cutoff(name))]
+        per_query |= _accuracy_per_query(dataset, split, queries, ranking, cutoffs)
     # A query whose documents are all relevant has no AUC of its own.
     means = {name: float(np.nanmean(values)) for name, values in per_query.items()}
     if AUC in protocol.metrics:
@@ -123,29 +135,24 @@ def evaluate(
     )
 
 
-def evaluate_embeddings(
-    dataset: RetrievalDataset,
-    split: str,
-    queries: Float32[ndarray, "split_queries width"],
-    documents: Float32[ndarray, "documents width"],
-    protocol: Protocol | None = None,
-) -> Evaluation:
-    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents.
+def _accuracy_per_query(
+    dataset: RetrievalDataset, split: str, queries: ndarray, ranking: ndarray, cutoffs: list[int]
+) -> dict[str, PerQuery]:
+    """Compute Acc@K (Karpukhin et al., 2020, DPR): 1 if one of a query's K best passages holds an answer, else 0.
 
-    Raises:
-        DataError: as `evaluate`.
+    Passages are read with their titles, from the best on, until one holds an answer.
     """
-    ties = tie_order(dataset.documents.ids)
-    row = np.full(len(dataset.queries), -1)
-    row[dataset.relevant_queries(split)] = np.arange(len(queries))
-
-    def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        return top_k(queries[row[positions]], documents, depth, ties)
-
-    def score(of: ndarray, to: ndarray) -> ndarray:
-        return pair_scores(queries, documents, row[of], to)
-
-    return evaluate(dataset, split, search, score, protocol)
+    check_answers(dataset, split, queries)
+    answers = dataset.answers
+    assert answers is not None
+    hits = np.zeros((len(queries), max(cutoffs)), bool)
+    for row, query in enumerate(queries.tolist()):
+        answer_texts = [normalise(answer) for answer in answers.of(query)]
+        for rank, document in enumerate(ranking[row, : max(cutoffs)].tolist()):
+            if document >= 0 and contains_answer(normalise(dataset.passage_text(document)), answer_texts):
+                hits[row, rank] = True
+                break
+    return {f"{ACCURACY}{cutoff}": accuracy(hits, cutoff) for cutoff in cutoffs}
 
 
 def _drop_own(scores: ndarray, ranking: ndarray, own: ndarray) -> tuple[ndarray, ndarray]:

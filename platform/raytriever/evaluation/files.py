@@ -19,8 +19,7 @@ from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
 from raytriever.evaluation.copies import format_copies
-from raytriever.evaluation.differences.pairs import pair_lines
-from raytriever.evaluation.differences.significance import collect_marks, read_best_rows
+from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.paper_table import latex, markdown, paper_tables

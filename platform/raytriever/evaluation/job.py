@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
 from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
-from raytriever.evaluation.differences.pairs import pair_lines, pair_rows
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
     collect_marks,
+    pair_lines,
+    pair_rows,
     significance_points,
     significance_rows,
 )
@@ -40,16 +41,14 @@ from raytriever.evaluation.pooled_scores import (
     calibration_rows,
     calibration_table,
 )
-from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, format_absent
+from raytriever.evaluation.protocol import AUC, format_absent
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
-from raytriever.evaluation.systems import DenseSystem, Encoders, RetrievalBackend, evaluate_bm25
+from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
-from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.prompts import Prompts
 from raytriever.search.exact import search_store
 from raytriever.storage import check_writable, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
@@ -169,77 +168,6 @@ def format_results(results: Results) -> str:
     return "\n".join([*blocks, *notes])
 
 
-@dataclass(frozen=True)
-class _System:
-    """Model on a part of a data set. The corpus is encoded or indexed at the first measurement.
-
-    A stored form has in `whole` the system of its model, whose embeddings it searches.
-    """
-
-    model: EvaluatedModel
-    part: OpenPart
-    encoders: Encoders
-    workers: RetrievalBackend
-    names: tuple[str, ...]
-    whole: _System | None = None
-
-    @property
-    def prompts(self) -> Prompts:
-        """Prompts of the model on the part."""
-        return self.encoders[self.encoder_name].prompts_of(*self.names)
-
-    @property
-    def encoder_name(self) -> str:
-        """Name of the model whose embeddings are searched."""
-        return self.model.form.model if self.model.form else self.model.name
-
-    @cached_property
-    def dense(self) -> DenseSystem:
-        """Dense system of the model, or of the model of a stored form."""
-        if self.whole is not None:
-            return self.whole.dense
-        assert self.model.config is not None
-        encoder = self.encoders[self.encoder_name]
-        return DenseSystem(self.part.dataset, self.model.config, encoder, self.workers, self.prompts)
-
-    def key(self, split: str, protocol: Protocol) -> dict[str, Any]:
-        """Return all that decides the figures."""
-        name, config, dataset, form = self.encoder_name, self.model.config, self.part.dataset, self.model.form
-        own: dict[str, Any] = {}
-        plan = None
-        if config is None:
-            own = {"analyser": Analyser.of(dataset.documents).settings}
-        if config is not None:
-            prompts, encoder = self.prompts, self.encoders[name]
-            plan = plan_embeddings(config, encoder, dataset, "passage", "fp32", prompts=prompts).key
-            own = {} if prompts.query == encoder.description.query_prompt else {"query_prompt": prompts.query}
-        if form is not None:
-            own |= {"form": asdict(replace(form, model=""))}
-        return {
-            "system": self.encoders.systems[name] | own,
-            "device": self.encoders.device_type,
-            "embeddings": plan,
-            "dataset": [dataset.digest, dataset.location],
-            "split": split,
-            "protocol": asdict(protocol),
-        }
-
-    def evaluate(self, split: str, protocol: Protocol) -> tuple[Evaluation, float]:
-        """Measure the model on a split; return the evaluation and the seconds that it took."""
-        began = time.monotonic()
-        return self._evaluate(split, protocol, self.part.judged[split]), time.monotonic() - began
-
-    @cached_property
-    def _evaluate(self) -> Callable[[str, Protocol, JudgedQueries], Evaluation]:
-        dataset, config = self.part.dataset, self.model.config
-        if self.model.form is not None:
-            return FormSystem(self.dense, self.model.form).evaluate
-        if config is not None:
-            return self.dense.evaluate
-        index = Bm25Index.of(dataset.documents)
-        return lambda split, protocol, judged: evaluate_bm25(dataset, split, index, protocol, judged)
-
-
 def _measure(
     source: EvaluationDataset,
     opened: OpenPart,
@@ -255,22 +183,57 @@ def _measure(
     The time of each model is added to `seconds`.
     """
     part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {})
-    label = source.label(opened.name)
-    systems: dict[str, _System] = {}
+    dense: dict[str, DenseSystem] = {}
     for model in job.models:
-        whole = systems.get(model.form.model) if model.form else None
-        system = _System(model, opened, encoders, workers, source.prompt_names(opened.name), whole)
-        systems[model.name] = system
         seconds.setdefault(model.name, 0.0)
+        system: Bm25System | DenseSystem | FormSystem
+        if model.config is None:
+            system = Bm25System(part.dataset)
+        elif model.form is not None:
+            system = FormSystem(dense[model.form.model], model.form)
+        else:
+            encoder = encoders[model.name]
+            prompts = encoder.prompts_of(*source.prompt_names(opened.name))
+            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, workers, prompts)
+        key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
         targets = [(source.split, job.protocol, part.evaluations)]
         if job.aims:
             targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
+            whole_key = {**key, "split": split, "protocol": asdict(protocol)}
+            measure = partial(system.evaluate, split, protocol, opened.judged[split])
             evaluations[model.name], took = store.get(
-                model.name, label, split, system.key(split, protocol), partial(system.evaluate, split, protocol)
+                model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
             )
             seconds[model.name] += took
     return part
+
+
+def _key(
+    system: Bm25System | DenseSystem | FormSystem, model: EvaluatedModel, systems: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return all of a system that decides its figures."""
+    if isinstance(system, Bm25System):
+        name, dataset, plan = model.name, system.dataset, None
+        own: dict[str, Any] = {"analyser": Analyser.of(dataset.documents).settings}
+    else:
+        dense = system.dense if isinstance(system, FormSystem) else system
+        name, dataset, prompts = model.form.model if model.form else model.name, dense.dataset, dense.prompts
+        assert prompts is not None
+        plan = plan_embeddings(dense.config, dense.retriever, dataset, "passage", "fp32", prompts=prompts).key
+        own = {} if prompts.query == dense.retriever.description.query_prompt else {"query_prompt": prompts.query}
+    if model.form is not None:
+        own |= {"form": asdict(replace(model.form, model=""))}
+    return {
+        "system": {**systems[name], **own},
+        "embeddings": plan,
+        "dataset": [dataset.digest, dataset.location],
+    }
+
+
+def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
+    began = time.monotonic()
+    return measure(), time.monotonic() - began
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:

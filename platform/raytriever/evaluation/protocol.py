@@ -19,14 +19,13 @@ from numpy import ndarray
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.data.records import ANY_ANSWER
 from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.answers import ACCURACY, accuracy_cutoff
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.ranking import DEFAULT_METRICS, ranking_metric, title
 from raytriever.metrics.relevance import Relevance
 from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
-AUC, QUERY_AUC, R_PRECISION = "auc", "query_auc", "r_precision"
+AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
 # Metrics by the names that users write: lower case, without blanks, dashes and underscores.
 _FAMILIES = {
@@ -188,6 +187,24 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
     relevance = Relevance(owners, documents, np.concatenate([rows.scores, absent.scores]), len(queries))
     return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, by_answers)
+
+
+def accuracy_cutoff(name: str) -> int | None:
+    """Return K of the metric name `accuracy_at_K`; None for any other name."""
+    cutoff = name.removeprefix(ACCURACY)
+    return int(cutoff) if name.startswith(ACCURACY) and cutoff.isascii() and cutoff.isdecimal() else None
+
+
+def check_answers(dataset: RetrievalDataset, split: str, queries: ndarray) -> None:
+    """Raise `DataError` unless every query has an answer; queries are positions in the data set."""
+    answered = dataset.answers.queries if dataset.answers is not None else np.zeros(0, np.int64)
+    unanswered = np.setdiff1d(queries, answered)
+    if len(unanswered):
+        raise DataError(
+            f"query {dataset.queries.ids[int(unanswered[0])]!r} has no answers",
+            f"{dataset.name}, split {split!r}",
+            f"leave acc@K out of {METRICS_FLAG}, or add answers.jsonl (docs/reference/formats.md)",
+        )
 
 
 def format_absent(counts: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.pooled_scores import aim_text
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
 from raytriever.evaluation.request import StoredForm
-from raytriever.evaluation.systems import DenseSystem
+from raytriever.evaluation.systems import DenseSystem, EncodedQueries
 from raytriever.index.exact.search import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
 from raytriever.index.score import pair_scores
@@ -59,44 +59,29 @@ class FormSystem:
     form: StoredForm
 
     def evaluate(self, split: str, protocol: Protocol, judged: JudgedQueries) -> Evaluation:
-        """Search the form with a split's queries, and measure the results; see `DenseSystem.evaluate`.
-
-        Raises:
-            ModelError: an embedding is not finite.
-        """
-        queries = self.dense.queries(split)
-        embeddings, row, rescored = self._cut(queries.embeddings), queries.row, 0
-        if self._quantised is not None:
-            rescored = self.form.rescore_multiplier * protocol.kept_of(judged.relevance)
-
-        def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-            chosen = embeddings[row[positions]]
-            if self._quantised is None:
-                return top_k_of_blocks(chosen, self._blocks(), depth, self.dense.ties)
-            return self._quantised.search(chosen, depth, rescored)
-
-        def score(of: ndarray, to: ndarray) -> ndarray:
-            if self._quantised is not None:
-                return self._quantised.score(embeddings, row[of], to)
-            documents, index = np.unique(to, return_inverse=True)
-            return pair_scores(embeddings, self._read(documents), row[of], index)
-
-        return evaluate(self.dense.dataset, split, search, score, protocol, judged)
+        """Search the form with a split's queries, and measure the results; see `DenseSystem.evaluate`."""
+        whole = self.dense.queries(split)
+        corpus = _FormCorpus(self, self.form.rescore_multiplier * protocol.kept_of(judged.relevance))
+        queries = EncodedQueries(corpus, self._cut(whole.embeddings), whole.row)
+        return evaluate(self.dense.dataset, split, queries, protocol, judged)
 
     @cached_property
-    def _quantised(self) -> QuantisedDocuments | None:
+    def quantised(self) -> QuantisedDocuments | None:
+        """Quantised documents; None for a form in fp32."""
         if self.form.dtype == FP32:
             return None
         store = self.dense.store
         rows = np.setdiff1d(np.arange(len(store)), store.left_out)
         sample = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(np.int64)]
-        quantiser = Quantiser.fit(self.form.dtype, self._read(sample))
-        return QuantisedDocuments(quantiser, self._blocks, self._read, self.dense.ties)
+        quantiser = Quantiser.fit(self.form.dtype, self.read(sample))
+        return QuantisedDocuments(quantiser, self.blocks, self.read, self.dense.ties)
 
-    def _blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+    def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
+        """Yield first rows and embeddings of the documents."""
         return ((first, self._cut(values)) for first, values in searchable_blocks(self.dense.store))
 
-    def _read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+    def read(self, rows: ndarray) -> Float32[ndarray, "rows width"]:
+        """Return the embeddings of documents."""
         return self._cut(self.dense.store.read(rows))
 
     def _cut(self, embeddings: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows components"]:
@@ -108,6 +93,25 @@ class FormSystem:
             return cut
         norms = np.linalg.norm(cut, axis=1, keepdims=True)
         return cut / np.maximum(norms, np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class _FormCorpus:
+    """Documents of a form, of which the best `rescored` are scored again; see `systems.DenseCorpus`."""
+
+    system: FormSystem
+    rescored: int
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        if self.system.quantised is None:
+            return top_k_of_blocks(queries, self.system.blocks(), depth, self.system.dense.ties)
+        return self.system.quantised.search(queries, depth, self.rescored)
+
+    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
+        if self.system.quantised is not None:
+            return self.system.quantised.score(queries, rows, documents)
+        distinct, index = np.unique(documents, return_inverse=True)
+        return pair_scores(queries, self.system.read(distinct), rows, index)
 
 
 def form_rows(

@@ -13,12 +13,11 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.pooled_scores import aim_text, parse_aims
-from raytriever.evaluation.protocol import JudgedQueries, Protocol, read_metrics, select_judged_queries
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, check_answers, read_metrics, select_judged_queries
 from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of

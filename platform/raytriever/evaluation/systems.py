@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.protocol import JudgedQueries, Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, StoredForm
-from raytriever.index.exact.search import tie_order
+from raytriever.index.exact.search import tie_order, top_k
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
@@ -123,6 +124,48 @@ def _bytes(retriever: Retriever) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class DenseCorpus(Interface):
+    """Embedded documents that are searched and scored with embeddings of queries."""
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """Return scores and documents of the best results of each embedding, best first."""
+
+    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
+        """Return the score of each pair of a row of `queries` and a document."""
+
+
+@dataclass(frozen=True)
+class EncodedQueries:
+    """Encoded queries and the corpus that they search: a `System`.
+
+    Args:
+        corpus: embedded documents.
+        embeddings: embeddings of the queries.
+        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
+    """
+
+    corpus: DenseCorpus
+    embeddings: Float32[ndarray, "queries width"]
+    row: Int64[ndarray, " all_queries"]
+
+    @classmethod
+    def of(
+        cls, corpus: DenseCorpus, dataset: RetrievalDataset, positions: ndarray, embeddings: ndarray
+    ) -> EncodedQueries:
+        """Return the queries of a data set, given the positions of the embedded ones."""
+        row = np.full(len(dataset.queries), -1)
+        row[positions] = np.arange(len(positions))
+        return cls(corpus, embeddings, row)
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        return self.corpus.search(self.embeddings[self.row[queries]], depth)
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        return self.corpus.score(self.embeddings, self.row[queries], documents)
+
+
 @dataclass(frozen=True)
 class DenseSystem:
     """Dense retriever on one data set. The corpus is encoded once for all splits.
@@ -147,26 +190,16 @@ class DenseSystem:
         return tie_order(self.dataset.documents.ids)
 
     def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
-        """Encode the split's queries, search the store exactly, and measure the results.
-
-        Args:
-            split: name of the split.
-            protocol: metrics and rules.
-            judged: the judged queries of the split by this protocol, if they are selected already.
+        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`.
 
         Raises:
             ModelError: an embedding is not finite.
             DataError: as `evaluate.evaluate`.
         """
-        queries = self.queries(split)
-        return evaluate(self.dataset, split, queries.search, queries.score, protocol, judged)
+        return evaluate(self.dataset, split, self.queries(split), protocol, judged)
 
     def queries(self, split: str) -> EncodedQueries:
-        """Return the queries of a split, encoded at the first call.
-
-        Raises:
-            ModelError: an embedding is not finite.
-        """
+        """Return the queries of a split, encoded at the first call."""
         if split not in self._queries:
             self._queries[split] = self.encode(self.dataset.relevant_queries(split))
         return self._queries[split]
@@ -176,76 +209,86 @@ class DenseSystem:
         return {}
 
     def encode(self, positions: Int64[ndarray, " queries"]) -> EncodedQueries:
-        """Encode queries of the data set by their positions, to search the store with them.
-
-        Raises:
-            ModelError: an embedding is not finite.
-        """
-        row = np.full(len(self.dataset.queries), -1)
-        row[positions] = np.arange(len(positions))
+        """Encode queries of the data set by their positions, to search the store with them."""
         embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
-        return EncodedQueries(self, embeddings, row)
+        return EncodedQueries.of(self, self.dataset, positions, embeddings)
 
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `DenseCorpus.search`."""
+        return self.workers.search(self.store, queries, depth, self.ties)
 
-@dataclass(frozen=True)
-class EncodedQueries:
-    """Queries of a dense system, encoded, with the two functions by which `evaluate.evaluate` uses a system.
-
-    Args:
-        system: the system; its corpus is encoded at the first search.
-        embeddings: embeddings of the queries.
-        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
-    """
-
-    system: DenseSystem
-    embeddings: Float32[ndarray, "queries width"]
-    row: Int64[ndarray, " all_queries"]
-
-    def search(self, positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """Return scores and documents of the best results of queries, best first; see `search.exact.search_store`."""
-        system = self.system
-        return system.workers.search(system.store, self.embeddings[self.row[positions]], depth, system.ties)
-
-    def score(self, of: ndarray, to: ndarray) -> Float32[ndarray, " pairs"]:
-        """Return the scores of pairs of a query and a document, given by their positions."""
-        documents, index = np.unique(to, return_inverse=True)
-        return pair_scores(self.embeddings, self.system.store.read(documents), self.row[of], index)
+    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
+        """See `DenseCorpus.score`."""
+        distinct, index = np.unique(documents, return_inverse=True)
+        return pair_scores(queries, self.store.read(distinct), rows, index)
 
 
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
-    """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`.
-
-    Raises:
-        ModelError: an embedding is not finite.
-        DataError: as `evaluate.evaluate`.
-    """
+    """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`."""
     return DenseSystem(dataset, config, retriever).evaluate(split)
 
 
-def evaluate_bm25(
+@dataclass(frozen=True)
+class _CorpusInMemory:
+    embeddings: Float32[ndarray, "documents width"]
+    ties: Int64[ndarray, " documents"]
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        return top_k(queries, self.embeddings, depth, self.ties)
+
+    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
+        return pair_scores(queries, self.embeddings, rows, documents)
+
+
+def evaluate_embeddings(
     dataset: RetrievalDataset,
     split: str,
-    index: Bm25Index,
+    queries: Float32[ndarray, "split_queries width"],
+    documents: Float32[ndarray, "documents width"],
     protocol: Protocol | None = None,
-    judged: JudgedQueries | None = None,
 ) -> Evaluation:
-    """Evaluate BM25 on one split; arguments and errors as of `evaluate.evaluate`."""
-    texts = dataset.queries.texts
-    ties = tie_order(dataset.documents.ids)
+    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents.
 
-    def search(positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        scores, documents = index.search([texts[query] for query in positions], depth)
-        order = np.lexsort((ties[documents], -scores), axis=1)
+    Raises:
+        DataError: as `evaluate.evaluate`.
+    """
+    corpus = _CorpusInMemory(documents, tie_order(dataset.documents.ids))
+    encoded = EncodedQueries.of(corpus, dataset, dataset.relevant_queries(split), queries)
+    return evaluate(dataset, split, encoded, protocol)
+
+
+@dataclass(frozen=True)
+class Bm25System:
+    """BM25 on one data set: a `System`. Without an index the documents are indexed at the first search."""
+
+    dataset: RetrievalDataset
+    built: Bm25Index | None = None
+
+    @cached_property
+    def index(self) -> Bm25Index:
+        """Index of the documents."""
+        return Bm25Index.of(self.dataset.documents) if self.built is None else self.built
+
+    def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
+        """Measure the results of a split; see `evaluate.evaluate`."""
+        return evaluate(self.dataset, split, self, protocol, judged)
+
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `System.search`."""
+        scores, documents = self.index.search(self._texts(queries), depth)
+        order = np.lexsort((tie_order(self.dataset.documents.ids)[documents], -scores), axis=1)
         return np.take_along_axis(scores, order, 1), np.take_along_axis(documents, order, 1)
 
-    def score(of: ndarray, to: ndarray) -> ndarray:
-        queries, row, counts = np.unique(of, return_inverse=True, return_counts=True)
-        documents = np.full((len(queries), counts.max()), -1)
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `System.score`."""
+        distinct, row, counts = np.unique(queries, return_inverse=True, return_counts=True)
+        table = np.full((len(distinct), counts.max()), -1)
         order = np.argsort(row, kind="stable")
-        column = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        documents[row[order], column] = to[order]
-        scores = np.empty(len(of), np.float32)
-        scores[order] = index.scores_of([texts[query] for query in queries], documents)[row[order], column]
+        column = np.arange(len(queries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        table[row[order], column] = documents[order]
+        scores = np.empty(len(queries), np.float32)
+        scores[order] = self.index.scores_of(self._texts(distinct), table)[row[order], column]
         return scores
 
-    return evaluate(dataset, split, search, score, protocol, judged)
+    def _texts(self, queries: ndarray) -> list[str]:
+        return [self.dataset.queries.texts[query] for query in queries]

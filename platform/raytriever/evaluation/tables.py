@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raytriever.evaluation.differences.pairs import pair_lines
+from raytriever.evaluation.differences.significance import pair_lines
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.mining.analyser import analyser_line

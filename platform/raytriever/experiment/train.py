@@ -19,7 +19,7 @@ from raytriever.capacity import check_disk
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
-from raytriever.evaluation.systems import evaluate_bm25
+from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.calibration import calibrate_trained
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
@@ -128,7 +128,7 @@ class _Experiment:
         for line in Analysis.of(dataset.documents).notes:
             self.log(line)
         indexes = LexicalIndexes()
-        evaluations = {"bm25": evaluate_bm25(dataset, split, indexes.of(dataset))}
+        evaluations = {"bm25": Bm25System(dataset, indexes.of(dataset)).evaluate(split)}
         stages = Stages(self.run, opened, self.log)
         stages.find_negatives(indexes.of)
         del indexes  # of a large corpus, the terms take much of the memory of this process

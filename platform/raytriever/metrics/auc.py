@@ -48,7 +48,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
     """
     if not len(positives) or not len(negatives):
         return float("nan")
-    return int(count_ordered_pairs(*sort_pools(positives, negatives))) / (2 * len(positives) * len(negatives))
+    return count_ordered_pairs(*sort_pools(positives, negatives)) / (2 * len(positives) * len(negatives))
 
 
 def sort_pools(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray]:
@@ -65,19 +65,24 @@ def check_pairs(positives: int, negatives: int) -> None:
         raise MetricInputError(f"{positives} x {negatives} scores", "AUC", "give pools of fewer than 2^63 pairs")
 
 
-@numba.njit(cache=True)
-def count_ordered_pairs(positives, negatives):  # type: ignore[no-untyped-def]
+def count_ordered_pairs(positives: ndarray, negatives: ndarray) -> int:
     """Return twice the number of pairs in order plus the number of ties; both pools are ascending."""
-    total = np.uint64(0)
+    return int(doubled_placements(positives, negatives).sum(dtype=np.uint64))
+
+
+@numba.njit(cache=True)
+def doubled_placements(scores, others):  # type: ignore[no-untyped-def]
+    """Return twice the number of `others` below each score plus the number of equal ones; both are ascending."""
+    counts = np.empty(len(scores), np.int64)
     below = not_above = 0
-    for score in positives:
-        while below < len(negatives) and negatives[below] < score:
+    for index, score in enumerate(scores):
+        while below < len(others) and others[below] < score:
             below += 1
         not_above = max(below, not_above)
-        while not_above < len(negatives) and negatives[not_above] <= score:
+        while not_above < len(others) and others[not_above] <= score:
             not_above += 1
-        total += np.uint64(below + not_above)
-    return total
+        counts[index] = below + not_above
+    return counts
 
 
 def auc_per_query(
@@ -128,7 +133,7 @@ def _auc_of_each(positives, positive_starts, negatives, negative_starts):  # typ
         above = np.sort(positives[positive_starts[query] : positive_starts[query + 1]])
         below = np.sort(negatives[negative_starts[query] : negative_starts[query + 1]])
         if len(above) and len(below):
-            areas[query] = count_ordered_pairs(above, below) / (2.0 * len(above) * len(below))
+            areas[query] = doubled_placements(above, below).sum() / (2.0 * len(above) * len(below))
     return areas
 
 
@@ -212,21 +217,15 @@ def auc_interval(
         MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     check_confidence(confidence)
-    if not len(positives) or not len(negatives):
-        raise MetricInputError("a pool without scores", "AUC interval", "give positives and negatives")
     if (positive_queries is None) != (negative_queries is None):
         raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
-    above, below = sort_pools(positives, negatives)
-    of_positives = _doubled_placements(above, below) / (2.0 * len(below))
-    of_negatives = 1 - _doubled_placements(below, above) / (2.0 * len(above))
-    area = float(of_positives.mean())
     if positive_queries is None or negative_queries is None:
-        ours, theirs = np.arange(len(above)), len(above) + np.arange(len(below))
-    else:
-        check_queries(positive_queries, positives, "scores of positives")
-        check_queries(negative_queries, negatives, "scores of negatives")
-        # Placements have the order of the sorted scores, so the queries need the same order.
-        ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
+        positive_queries = np.arange(len(positives))
+        negative_queries = len(positives) + np.arange(len(negatives))
+    of_positives, of_negatives, ours, theirs = _placements(
+        positives, negatives, positive_queries, negative_queries, "AUC interval"
+    )
+    area = float(of_positives.mean())
     fewest = min(len(np.unique(ours)), len(np.unique(theirs)))
     misordered = min(len(np.unique(ours[of_positives < 1])), len(np.unique(theirs[of_negatives < 1])))
     nothing = float("nan")
@@ -272,19 +271,19 @@ def _clustered(
     return variance, float(np.clip(1 / share if share > 0 else most, 1, most))
 
 
-@numba.njit(cache=True)
-def _doubled_placements(scores, others):  # type: ignore[no-untyped-def]
-    """Return twice the number of `others` below each score plus the number of equal ones; both are ascending."""
-    counts = np.empty(len(scores))
-    below = not_above = 0
-    for index, score in enumerate(scores):
-        while below < len(others) and others[below] < score:
-            below += 1
-        not_above = max(below, not_above)
-        while not_above < len(others) and others[not_above] <= score:
-            not_above += 1
-        counts[index] = below + not_above
-    return counts
+def _placements(
+    positives: ndarray, negatives: ndarray, positive_queries: ndarray, negative_queries: ndarray, where: str
+) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Return the placements V and W of both pools, and the query of each."""
+    if not len(positives) or not len(negatives):
+        raise MetricInputError("a pool without scores", where, "give positives and negatives")
+    check_queries(positive_queries, positives, "scores of positives")
+    check_queries(negative_queries, negatives, "scores of negatives")
+    above, below = sort_pools(positives, negatives)
+    of_positives = doubled_placements(above, below) / (2.0 * len(below))
+    of_negatives = 1 - doubled_placements(below, above) / (2.0 * len(above))
+    # Placements have the order of the sorted scores, so the queries need the same order.
+    return of_positives, of_negatives, positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
 
 
 def auc_pseudo_values(
@@ -311,16 +310,10 @@ def auc_pseudo_values(
     Raises:
         MetricInputError: a pool is empty, a score is NaN or has no query.
     """
-    if not len(positives) or not len(negatives):
-        raise MetricInputError("a pool without scores", "AUC pseudo-values", "give positives and negatives")
-    check_queries(positive_queries, positives, "scores of positives")
-    check_queries(negative_queries, negatives, "scores of negatives")
-    above, below = sort_pools(positives, negatives)
-    of_positives = _doubled_placements(above, below) / (2.0 * len(below))
-    of_negatives = 1 - _doubled_placements(below, above) / (2.0 * len(above))
+    of_positives, of_negatives, ours, theirs = _placements(
+        positives, negatives, positive_queries, negative_queries, "AUC pseudo-values"
+    )
     area = float(of_positives.mean())
-    # Placements have the order of the sorted scores, so the queries need the same order.
-    ours, theirs = positive_queries[np.argsort(positives)], negative_queries[np.argsort(negatives)]
-    apart = np.bincount(ours, of_positives - area, count) / len(above)
-    apart = apart + np.bincount(theirs, of_negatives - area, count) / len(below)
+    apart = np.bincount(ours, of_positives - area, count) / len(ours)
+    apart = apart + np.bincount(theirs, of_negatives - area, count) / len(theirs)
     return area + count * apart

@@ -1,18 +1,17 @@
 """Significance tests on per-query values of two systems: paired t-test, randomisation test, effect size.
 
-`combined_t_test` tests a difference over queries and seeds. `compare` tests two systems on several data sets, with
-Holm's correction over the data sets. `mark` returns the mark of significance for a table.
+`combined_t_test` tests a difference over queries and seeds. `holm` corrects the p-values of several tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
-from scipy.special import gammaln, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
 
 from raytriever.metrics.inputs import MetricInputError, check_confidence, paired_differences
 
@@ -26,12 +25,12 @@ class TTest:
     degrees: float
 
 
-@dataclass(frozen=True)
-class EffectSize:
-    """Mean difference in standard deviations of the differences: Cohen's d_z, and Hedges' correction of it."""
-
-    cohen: float
-    hedges: float
+# Marks for better and for worse than the first baseline, and than the second.
+FIRST_MARKS, SECOND_MARKS = ("+", "-"), ("◆", "◇")
+LEVEL = 0.05
+EXACT_QUERIES = 20
+# Signs drawn at once.
+BLOCK = 1 << 22
 
 
 def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> TTest:
@@ -105,23 +104,15 @@ def difference_interval(
     return mean - half, mean + half
 
 
-def effect_size(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> EffectSize:
-    """Compute the effect size of `system - baseline`; positive if the system is better.
+def effect_size(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> float:
+    """Compute Cohen's (1988) effect size of paired values, d_z = mean(d) / s_d; positive if the system is better.
 
-        Cohen's d_z = mean(d) / s_d,   Hedges' g_z = J d_z,   J = Γ(f / 2) / (sqrt(f / 2) Γ((f - 1) / 2)),   f = n - 1
-
-    These are the effect sizes of paired values (Cohen, 1988; Lakens, 2013), with Hedges' correction (1981) for the
-    upward bias of few queries. They are infinite if all queries differ by the same amount.
+    It is infinite if all queries differ by the same amount.
 
     Raises:
         MetricInputError: the values are not paired, not finite, or of fewer than two queries.
     """
-    differences = paired_differences(system, baseline)
-    half = (len(differences) - 1) / 2
-    # Γ(0) is infinite: the correction for two queries is 0.
-    correction = np.exp(gammaln(half) - gammaln(half - 0.5)) / np.sqrt(half) if half > 0.5 else 0.0
-    cohen = _ratio(differences)
-    return EffectSize(cohen, float(cohen * correction) if correction else float("nan"))
+    return _ratio(paired_differences(system, baseline))
 
 
 def _ratio(differences: Float64[ndarray, " queries"]) -> float:
@@ -132,30 +123,10 @@ def _ratio(differences: Float64[ndarray, " queries"]) -> float:
     return mean / deviation
 
 
-EXACT_QUERIES = 20
-# Signs drawn at once.
-BLOCK = 1 << 22
-
-
-@dataclass(frozen=True)
-class Randomisation:
-    """Result of a randomisation test.
-
-    Args:
-        p_value: two-sided p-value.
-        exact: all assignments were counted.
-        assignments: number of counted assignments.
-    """
-
-    p_value: float
-    exact: bool
-    assignments: int
-
-
 def randomisation_test(
     system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"], draws: int = 10_000, seed: int = 0
-) -> Randomisation:
-    """Test by the paired randomisation test if the mean of `system - baseline` differs from 0.
+) -> float:
+    """Compute the two-sided p-value of the paired randomisation test that the mean of `system - baseline` is 0.
 
     The test is Fisher's (1935); for retrieval see Smucker, Allan & Carterette (2007). If two systems were the same, the
     two values of a query could be exchanged, so each difference d_q could have either sign. The p-value is the share of
@@ -187,7 +158,7 @@ def randomisation_test(
         sums = np.zeros(1)
         for difference in differences:
             sums = np.concatenate([sums + difference, sums - difference])
-        return Randomisation(float((np.abs(sums) >= observed).mean()), True, len(sums))
+        return float((np.abs(sums) >= observed).mean())
     rng = np.random.default_rng(seed)
     beyond, length = 0, -(-len(differences) // 8)
     step = max(1, BLOCK // len(differences))
@@ -196,7 +167,7 @@ def randomisation_test(
         bits = np.frombuffer(rng.bytes(count * length), np.uint8).reshape(count, length)
         signs = np.unpackbits(bits, axis=1, count=len(differences)).astype(np.float64)
         beyond += int((np.abs(2 * (signs @ differences) - differences.sum()) >= observed).sum())
-    return Randomisation((beyond + 1) / (draws + 1), False, draws)
+    return (beyond + 1) / (draws + 1)
 
 
 def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndarray, " tests"]:
@@ -222,80 +193,3 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
     corrected = np.empty(len(values))
     corrected[order] = np.minimum(np.maximum.accumulate(scaled), 1)
     return corrected
-
-
-# Marks for better and for worse than the first baseline, and than the second.
-FIRST_MARKS, SECOND_MARKS = ("+", "-"), ("◆", "◇")
-LEVEL = 0.05
-
-PerDataset = Mapping[str, Float64[ndarray, " queries"]]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Comparison of a system with a baseline on one data set, by the per-query values of one metric.
-
-    Args:
-        difference: mean of system - baseline, in units of the metric.
-        interval: 95 % interval of the difference, which belongs to the t-test.
-        queries: number of queries.
-        t_test, randomisation: both tests, uncorrected.
-        corrected_t, corrected_randomisation: p-values after Holm's correction over the data sets.
-        effect: difference in standard deviations.
-    """
-
-    difference: float
-    interval: tuple[float, float]
-    queries: int
-    t_test: TTest
-    randomisation: Randomisation
-    corrected_t: float
-    corrected_randomisation: float
-    effect: EffectSize
-
-
-def compare(system: PerDataset, baseline: PerDataset, draws: int = 10_000, seed: int = 0) -> dict[str, Comparison]:
-    """Compare two systems on every data set, with Holm's correction over the data sets.
-
-    The paper (Training dense retrievers with multiple positive passages, Tables 2, 4 and 5) tests each data set on its
-    own by the two-sided paired t-test at p < 0.05. It marks a figure "+" or "-" if it is significantly above or below
-    that of one baseline, and with a filled or an open diamond for a second baseline. A row of many data sets would then
-    have marks by chance, so here Holm's correction comes first. For the marks of the paper compare one data set at a
-    time.
-
-    Args:
-        system, baseline: per-query values by data set. Both need the same data sets, and on each the same queries in
-            the same order.
-        draws, seed: number of draws and seed of the randomisation tests.
-
-    Raises:
-        MetricInputError: the data sets or their queries differ, a value is not finite, or there is only one query.
-    """
-    if apart := set(system) ^ set(baseline):
-        raise MetricInputError(
-            f"only one system has {sorted(apart)[0]!r}", "comparison", "give both the same data sets"
-        )
-    tests = {name: paired_t_test(system[name], baseline[name]) for name in system}
-    randomised = {name: randomisation_test(system[name], baseline[name], draws, seed) for name in system}
-    by_t = holm([test.p_value for test in tests.values()])
-    by_signs = holm([test.p_value for test in randomised.values()])
-    return {
-        name: Comparison(
-            difference=float((system[name] - baseline[name]).mean()),
-            interval=difference_interval(system[name], baseline[name]),
-            queries=len(system[name]),
-            t_test=tests[name],
-            randomisation=randomised[name],
-            corrected_t=float(by_t[index]),
-            corrected_randomisation=float(by_signs[index]),
-            effect=effect_size(system[name], baseline[name]),
-        )
-        for index, name in enumerate(system)
-    }
-
-
-def mark(comparison: Comparison, marks: tuple[str, str] = FIRST_MARKS, level: float = LEVEL) -> str:
-    """Return the mark for better or for worse if the corrected p-value is below the level; otherwise an empty text."""
-    if comparison.corrected_t >= level:
-        return ""
-    return marks[comparison.difference < 0]

@@ -31,11 +31,9 @@ from raytriever.mteb.request import MtebJob
 from raytriever.mteb.search import TaskSearch
 from raytriever.storage import check_writable, write_atomically
 from raytriever.terminal import markdown_table
-from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
 TABLE, TRACEBACK = "table.md", ".error.txt"
-# Called with a model, a task and our figures on it.
-OnResult = Callable[[str, str, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -94,10 +92,10 @@ def run_mteb(
     job: MtebJob,
     output: Path,
     fresh: bool,
+    tracker: Callable[[], Tracker],
     log: Callable[[str], None],
     workers: RetrievalBackend | None = None,
-    on_result: OnResult | None = None,
-    tracker: Callable[[], Tracker] = NullTracker,
+    on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> MtebResults:
     """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
     fails, the others go on.
@@ -106,10 +104,10 @@ def run_mteb(
         job: models and tasks.
         output: folder of MTEB's cache.
         fresh: remove earlier results of the models in it.
+        tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
         workers: functions that encode and search.
         on_result: called with a model, a task and our figures as soon as they exist.
-        tracker: opens the run that keeps the results.
 
     Raises:
         UserError: the output, a model or the disk has an error that a user can correct; see `errors`.

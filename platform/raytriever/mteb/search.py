@@ -174,7 +174,7 @@ class TaskSearch(MtebEncoder):
         label, model = self.label_of(subset, split), self.label or "model"
         protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
         judged = select_judged_queries(dataset, SPLIT, protocol)
-        evaluation = evaluate(dataset, SPLIT, ranked.search, ranked.encoded.score, protocol, judged)
+        evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
         calibration = self._calibrate(subset, split, protocol)
         measured = DatasetMeasurement(
             EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
@@ -213,11 +213,13 @@ class RankedQueries:
     """Results of all queries of a data set: they are searched once, as deep as MTEB or our metrics need.
 
     Args:
+        system: the model on the data set.
         encoded: the encoded queries, all of the data set.
         top_k: number of results of each query for MTEB.
         candidates: positions of the documents of which the results of each query are chosen; None for all.
     """
 
+    system: DenseSystem
     encoded: EncodedQueries
     top_k: int
     candidates: list[ndarray] | None
@@ -229,18 +231,22 @@ class RankedQueries:
         dataset = system.dataset
         encoded = system.encode(np.arange(len(dataset.queries)))
         if top_ranked is None:
-            return cls(encoded, top_k, None)
+            return cls(system, encoded, top_k, None)
         position = {name: row for row, name in enumerate(dataset.documents.ids)}
         candidates = [
             np.array(sorted({position[one] for one in top_ranked.get(query, ()) if one in position}), np.int64)
             for query in dataset.queries.ids
         ]
-        return cls(encoded, top_k, candidates)
+        return cls(system, encoded, top_k, candidates)
 
-    def search(self, positions: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """Return scores and documents of queries, best first, -1 for no document; see `evaluate.Search`."""
+    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+        """See `evaluation.evaluate.System.search`."""
         scores, documents = self._deepest(depth)
-        return scores[positions, :depth], documents[positions, :depth]
+        return scores[queries, :depth], documents[queries, :depth]
+
+    def score(self, queries: ndarray, documents: ndarray) -> ndarray:
+        """See `evaluation.evaluate.System.score`."""
+        return self.encoded.score(queries, documents)
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the `top_k` scores of queries by document, as MTEB reads them."""
@@ -254,7 +260,7 @@ class RankedQueries:
 
     @property
     def _dataset(self) -> RetrievalDataset:
-        return self.encoded.system.dataset
+        return self.system.dataset
 
     @property
     def _limited(self) -> tuple[ndarray, ndarray]:
@@ -274,8 +280,8 @@ class RankedQueries:
         assert self.candidates is not None
         counts = np.array([len(one) for one in self.candidates])
         owner, documents = np.repeat(np.arange(len(counts)), counts), np.concatenate(self.candidates)
-        scores = self.encoded.score(owner, documents)
-        order = np.lexsort((self.encoded.system.ties[documents], -scores, owner))
+        scores = self.score(owner, documents)
+        order = np.lexsort((self.system.ties[documents], -scores, owner))
         column = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         shape = (len(counts), max(1, int(counts.max(initial=0))))
         table, ranking = np.full(shape, -np.inf, np.float32), np.full(shape, -1)

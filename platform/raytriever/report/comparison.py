@@ -19,8 +19,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.evaluation.differences.pairs import pair_rows
-from raytriever.evaluation.differences.significance import best_models, significance_rows
+from raytriever.evaluation.differences.significance import best_models, pair_rows, significance_rows
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
@@ -88,8 +87,8 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
     figures = _figures(runs, names, labels)
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
     queries = _queries(runs, names, labels)
-    significance = _significance(queries, baseline, [name for name in figures if name != baseline])
-    values = _values(queries)
+    values = _values(figures, queries)
+    significance = significance_rows(values, [baseline])
     over_seeds = seed_tables(runs, names, queries)
     tables = [
         *result_tables(figures, significance, best_models(figures, values), pair_rows(values)),
@@ -201,37 +200,15 @@ def _queries(
     return {label: whole for label, whole in merged.items() if whole["models"]}
 
 
-def _significance(
-    queries: Mapping[str, Mapping[str, Any]], baseline: str, others: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Test every other model against the baseline, on the data sets and metrics that both have per query."""
-    rows: list[dict[str, Any]] = []
-    for model in others:
-        pair: dict[str, dict[str, dict[str, Any]]] = {baseline: {}, model: {}}
-        for dataset, whole in queries.items():
-            if not {baseline, model} <= whole["models"].keys():
-                continue
-            shared = [n for n in whole["models"][model]["metrics"] if n in whole["models"][baseline]["metrics"]]
-            for name in (baseline, model):
-                values = whole["models"][name]["metrics"]
-                pair[name][dataset] = {metric: np.array(values[metric], dtype=np.float64) for metric in shared}
-        common = set.intersection(*(set(one) for one in pair[model].values())) if pair[model] else set()
-        if common:
-            compared = {
-                n: {d: {m: v[m] for m in v if m in common} for d, v in sets.items()} for n, sets in pair.items()
-            }
-            rows += significance_rows(compared, [baseline])
-    return rows
-
-
-def _values(queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
-    """Return the values of all queries, by model, data set and metric."""
-    values: dict[str, dict[str, dict[str, ndarray]]] = {}
+def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, ndarray]]]:
+    """Return the values of all queries, by model, data set and metric; models in the order of the figures."""
+    values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
-            arrays = {metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()}
-            values.setdefault(model, {})[dataset] = arrays
-    return values
+            values[model][dataset] = {
+                metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()
+            }
+    return {model: sets for model, sets in values.items() if sets}
 
 
 def _page_queries(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:

@@ -47,9 +47,9 @@ def result_tables(
 
     Args:
         models: values by model, data set and metric.
-        significance: rows of `evaluation.significance.significance_rows`.
+        significance: rows of `significance_rows`.
         best: models in bold; None if they are unknown.
-        pairs: Rows of `evaluation.pairs.pair_rows`, which are shown instead of the tests against the baselines.
+        pairs: Rows of `pair_rows`, which are shown instead of the tests against the baselines.
     """
     bold = best or {}
     tables = []

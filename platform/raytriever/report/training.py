@@ -11,8 +11,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.differences.pairs import pair_rows
-from raytriever.evaluation.differences.significance import best_models, significance_rows, testable_values
+from raytriever.evaluation.differences.significance import best_models, pair_rows, significance_rows, testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import per_query_content, write_run
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement

@@ -18,8 +18,8 @@ from torch import nn
 
 from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Queries, RetrievalDataset
 from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.protocol import AUC, Protocol
+from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.metrics.calibration import best_f1_threshold, choose_threshold
 
 _SPLIT, _NDCG = "dev", "ndcg_at_10"

@@ -13,11 +13,10 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import TRIALS, Config, Curriculum, dump_config, to_dict
 from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.systems import evaluate_bm25
+from raytriever.evaluation.systems import Bm25System
 from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import open_run
-from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.storage import MANIFEST, committed_directory, write_atomically
 from raytriever.terminal import markdown_table
@@ -84,7 +83,7 @@ def evaluate_best(
     with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
         shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
     log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
-    evaluations = {"bm25": evaluate_bm25(dataset, split, Bm25Index.of(dataset.documents))}
+    evaluations = {"bm25": Bm25System(dataset).evaluate(split)}
     precision = config.training.precision
     evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
     trained = ModelConfig(model=str(run.path / MODEL))

@@ -20,12 +20,11 @@ from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.statistics import describe
 from raytriever.evaluation.corpus_sample import sample_corpus
 from raytriever.evaluation.datasets import describe_datasets
-from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
-from raytriever.evaluation.systems import evaluate_bm25
+from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
@@ -90,7 +89,7 @@ def test_figures_are_trec_evals_with_absent_documents(folder: Path, tmp_path: Pa
     documents = rng.normal(size=(len(dataset.documents), 8)).astype(np.float32)
     systems = [
         evaluate_embeddings(dataset, "test", queries, documents, protocol),
-        evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()), protocol),
+        Bm25System(dataset, Bm25Index(dataset.passages())).evaluate("test", protocol),
     ]
     for result in systems:
         write_run(tmp_path / "run.trec", result, dataset, "tag")
@@ -179,7 +178,7 @@ def test_parts_of_the_corpus_lent_splits_and_copies_keep_them(folder: Path, tmp_
         assert np.array_equal(dataset.absent[split].queries, np.unique(dataset.judgements[split].queries))
     small = sample_corpus(dataset, "test", 3, 0, lambda every: Bm25Index(every.passages()))
     assert len(small.documents) == 31 + 3
-    result = evaluate_bm25(small, "test", Bm25Index(small.passages()), Protocol(tuple(TREC)))
+    result = Bm25System(small, Bm25Index(small.passages())).evaluate("test", Protocol(tuple(TREC)))
     write_run(tmp_path / "run.trec", result, small, "tag")
     for name, mean in by_trec_eval(folder, tmp_path / "run.trec").items():
         assert result.metrics[name] == pytest.approx(mean, abs=1e-6), name

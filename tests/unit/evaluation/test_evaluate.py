@@ -12,10 +12,10 @@ from raytriever.data.answers import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation import evaluate as module
-from raytriever.evaluation.evaluate import Evaluation, evaluate_embeddings
+from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
-from raytriever.evaluation.systems import evaluate_bm25, evaluate_retriever
+from raytriever.evaluation.systems import Bm25System, evaluate_embeddings, evaluate_retriever
 from raytriever.metrics.auc import pooled_auc
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
@@ -134,7 +134,7 @@ def test_a_dense_and_a_lexical_system_are_measured_alike(
 
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
     dataset = open_dataset(tiny_dataset, ["test"])
-    bm25 = evaluate_bm25(dataset, "test", Bm25Index(dataset.passages()))
+    bm25 = Bm25System(dataset, Bm25Index(dataset.passages())).evaluate("test")
     assert bm25.metrics["ndcg_at_10"] > 0.99  # a passage begins with its query's word
     config = ModelConfig(str(tiny_encoder))
     retriever = load_retriever(config)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
-from raytriever.evaluation.differences.pairs import pair_rows
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
+    pair_rows,
     read_best_rows,
     significance_points,
     significance_rows,

@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
-from raytriever.evaluation.evaluate import evaluate_embeddings
+from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss

@@ -14,9 +14,15 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Runner
 from raytriever.errors import ConfigError, DataError, setting
-from raytriever.evaluation.answers import check_answers
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import AUC, QUERY_AUC, Protocol, read_best_metric, select_judged_queries
+from raytriever.evaluation.protocol import (
+    AUC,
+    QUERY_AUC,
+    Protocol,
+    check_answers,
+    read_best_metric,
+    select_judged_queries,
+)
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.config import OWN

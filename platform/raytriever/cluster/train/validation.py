@@ -32,8 +32,8 @@ from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
 from raytriever.evaluation.corpus_sample import sample_corpus
-from raytriever.evaluation.evaluate import evaluate_embeddings
 from raytriever.evaluation.protocol import read_best_metric
+from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.machine import usable_cores
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig

@@ -20,7 +20,7 @@ class DifferenceRow(TypedDict):
 
 
 class TestedPair(DifferenceRow):
-    """One of all pairs of models, see `pairs.pair_rows`."""
+    """One of all pairs of models, see `significance.pair_rows`."""
 
     dataset: str
     effect: float | None

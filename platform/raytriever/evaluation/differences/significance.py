@@ -1,11 +1,13 @@
-"""Significance tests of an evaluation: every model against the baselines, and the best model of each column.
+"""Significance tests of an evaluation: models against baselines, all pairs, and the best model of each column.
 
-Both use the two-sided paired t-test over queries, with Holm's correction over the data sets. The pooled AUC has no
+All use the two-sided paired t-test over queries, with Holm's correction over the data sets. The pooled AUC has no
 value per query; its pseudo-values are used instead (`metrics.auc`).
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +17,22 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.protocol import AUC, metric_title
 from raytriever.metrics.auc import auc_pseudo_values
-from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, compare, holm, mark, paired_t_test
+from raytriever.metrics.significance import (
+    FIRST_MARKS,
+    LEVEL,
+    SECOND_MARKS,
+    difference_interval,
+    effect_size,
+    holm,
+    paired_t_test,
+    randomisation_test,
+)
 from raytriever.tracking.tracker import Point
 
+LEAST_SYSTEMS = 3  # whose pairs are tested
+MOST_LINES = 40  # of all pairs on a terminal
 # Values of each query, and figures, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
@@ -56,30 +69,91 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
         for model in values:
             if model == baseline:
                 continue
-            for metric in next(iter(values[model].values())):
-                pairs = _pairs(values[model], values[baseline], metric)
-                ours, theirs = ({name: pair[side] for name, pair in pairs.items()} for side in (0, 1))
-                for dataset, one in compare(ours, theirs).items():
+            for metric in _metrics(values[model]):
+                pairs = _pairs(values, metric, model, baseline)
+                tests = {dataset: _test(*pair) for dataset, pair in pairs.items()}
+                randomised = {dataset: randomisation_test(*pair) for dataset, pair in pairs.items()}
+                corrected = holm([one["p"] for one in tests.values()])
+                corrected_randomised = holm(list(randomised.values()))
+                for index, (dataset, one) in enumerate(tests.items()):
+                    p_holm = float(corrected[index])
                     rows.append(
                         {
                             "dataset": dataset,
                             "metric": metric,
                             "model": model,
                             "against": baseline,
-                            "difference": one.difference,
-                            "low": one.interval[0],
-                            "high": one.interval[1],
-                            "p": one.t_test.p_value,
-                            "p_holm": one.corrected_t,
-                            "p_randomisation": one.randomisation.p_value,
-                            "p_randomisation_holm": one.corrected_randomisation,
-                            # It is infinite if all queries differ by the same amount. JSON has no such number.
-                            "effect": one.effect.cohen if np.isfinite(one.effect.cohen) else None,
-                            "queries": one.queries,
-                            "mark": mark(one, marks),
+                            **{name: one[name] for name in ("difference", "low", "high", "p")},
+                            "p_holm": p_holm,
+                            "p_randomisation": randomised[dataset],
+                            "p_randomisation_holm": float(corrected_randomised[index]),
+                            "effect": one["effect"],
+                            "queries": one["queries"],
+                            "mark": marks[one["difference"] < 0] if p_holm < LEVEL else "",
                         }
                     )
     return rows
+
+
+@activity("testing all pairs")
+def pair_rows(values: Values) -> list[dict[str, Any]]:
+    """Test every pair of systems, on every metric that has a value for each query.
+
+    Holm's correction counts all pairs on all data sets of a metric, so the probability of any false difference of the
+    metric stays at 5 %.
+
+    Args:
+        values: values of each query by model, data set and metric.
+
+    Returns:
+        Rows of `dataset`, `metric`, `model` (the better one), `against`, `difference` (at least 0), `low` and `high`
+        (its 95 % interval), `p`, `p_holm`, `effect` (Cohen's d_z) and `queries`; no rows for fewer than three systems.
+    """
+    if len(values) < LEAST_SYSTEMS:
+        return []
+    rows = []
+    for metric in dict.fromkeys(name for sets in values.values() for name in _metrics(sets)):
+        tested = []
+        for first, second in itertools.combinations(values, 2):
+            for dataset, (ours, theirs) in _pairs(values, metric, first, second).items():
+                is_better = ours.mean() >= theirs.mean()
+                better, worse = (first, second) if is_better else (second, first)
+                names = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
+                tested.append(names | (_test(ours, theirs) if is_better else _test(theirs, ours)))
+        for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            rows.append(row | {"p_holm": float(p)})
+    return rows
+
+
+def _metrics(sets: Mapping[str, Mapping[str, ndarray]]) -> list[str]:
+    return list(dict.fromkeys(name for values in sets.values() for name in values))
+
+
+def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str, tuple[ndarray, ndarray]]:
+    """Return the values of two models by data set, of the queries with a value of both; at least two."""
+    pairs = {}
+    for dataset in values[model]:
+        ours, theirs = (values.get(name, {}).get(dataset, {}).get(metric) for name in (model, other))
+        if ours is None or theirs is None or len(ours) != len(theirs):  # runs that are compared may have other queries
+            continue
+        valued = np.isfinite(ours) & np.isfinite(theirs)
+        if valued.sum() >= 2:
+            pairs[dataset] = ours[valued], theirs[valued]
+    return pairs
+
+
+def _test(ours: ndarray, theirs: ndarray) -> dict[str, Any]:
+    """Return the figures of a row that follow from the values of two models."""
+    low, high = difference_interval(ours, theirs)
+    effect = effect_size(ours, theirs)
+    return {
+        "difference": float((ours - theirs).mean()),
+        "low": low,
+        "high": high,
+        "p": paired_t_test(ours, theirs).p_value,
+        "effect": effect if np.isfinite(effect) else None,  # JSON has no infinite number
+        "queries": len(ours),
+    }
 
 
 def collect_marks(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str, str], str]:
@@ -203,14 +277,66 @@ def _weighted(columns: Sequence[ndarray]) -> ndarray:
     return np.concatenate([column * (total / (len(columns) * len(column))) for column in columns])
 
 
-def _pairs(
-    model: Mapping[str, Mapping[str, ndarray]], baseline: Mapping[str, Mapping[str, ndarray]], metric: str
-) -> dict[str, tuple[ndarray, ndarray]]:
-    """Return the values of both by data set, without the queries that lack a value."""
-    pairs = {}
-    for dataset in model:
-        ours, theirs = model[dataset][metric], baseline[dataset][metric]
-        valued = np.isfinite(ours) & np.isfinite(theirs)
-        if valued.sum() >= 2:
-            pairs[dataset] = ours[valued], theirs[valued]
-    return pairs
+def best_sentences(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None) -> list[str]:
+    """Name the best system of each metric on each data set, and those that are not significantly below it.
+
+    Args:
+        rows: Rows of `pair_rows`.
+        names: Names of systems in print, if they have others.
+    """
+    several = len({row["dataset"] for row in rows}) > 1
+    return [
+        _best_sentence(own, names or {}) + (f" on {own[0]['dataset']}" if several else "") for own in _by_column(rows)
+    ]
+
+
+def _by_column(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    columns: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        columns.setdefault((row["dataset"], row["metric"]), []).append(row)
+    return list(columns.values())
+
+
+def _best_sentence(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    wins = Counter(row["model"] for row in rows)
+    best = wins.most_common(1)[0][0]
+    near = [row for row in rows if row["model"] == best and row["p_holm"] >= LEVEL]
+    title, name = metric_title(rows[0]["metric"]), names.get(best, best)
+    if not near:
+        return f"{title}: {name} is the best, significantly above every other"
+    others = " and ".join(f"{names.get(row['against'], row['against'])} ({format_p(row['p_holm'])})" for row in near)
+    return f"{title}: {name} has the highest mean, not significantly above {others}"
+
+
+def format_p(p: float) -> str:
+    """Format a p-value."""
+    return "p < 0.0001" if p < 1e-4 else f"p {p:.4f}"
+
+
+def pair_lines(
+    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None, most: int | None = MOST_LINES
+) -> list[str]:
+    """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
+
+    Args:
+        rows: Rows of `pair_rows`.
+        names: Names of systems in print, if they have others.
+        most: Lines of pairs at most; above it, the sentences on the best systems alone. None for no limit.
+    """
+    if not rows:
+        return []
+    shown = dict(names or {})
+    several = len({row["dataset"] for row in rows}) > 1
+    lines = [f"All pairs: paired t-test, p after Holm's correction over the pairs{' and data sets' * several}"]
+    for own, sentence in zip(_by_column(rows), best_sentences(rows, names), strict=True):
+        lines.append(f"  {sentence}")
+        if most is not None and len(rows) > most:
+            continue
+        pairs = [" - ".join(shown.get(row[side], row[side]) for side in ("model", "against")) for row in own]
+        width = max(map(len, pairs))
+        for pair, row in sorted(zip(pairs, own, strict=True), key=lambda item: -item[1]["difference"]):
+            interval = f"95 % {row['low']:+.4f} to {row['high']:+.4f}"
+            outcome = "significant" if row["p_holm"] < LEVEL else "not significant"
+            p = format_p(row["p_holm"])
+            lines.append(f"    {pair:<{width}}  {row['difference']:+.4f}  {interval}  {p}  {outcome}")
+    return lines

@@ -74,7 +74,7 @@ class UserError(Exception):
 
     @property
     def what(self) -> str:
-        """What is wrong."""
+        """Description of what is wrong."""
         return as_flags(self.args[0])
 
     @property
@@ -84,7 +84,7 @@ class UserError(Exception):
 
     @property
     def remedy(self) -> str | None:
-        """What is right, or what to do."""
+        """Description of what is right, or what to do."""
         return self.args[2] and as_flags(self.args[2])
 
     def at(self, where: str | None) -> Self:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.formats.csv_pairs import Division, column_names, number_of
-from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns
+from raytriever.data.formats.tables import PASSAGE, QUERY, Division, TableFile, choose_columns, column_names, number_of
 from raytriever.data.table_files import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
 from raytriever.options import did_you_mean

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.rows import id_field, numbered_rows, object_of, optional_text, string_field
+from raytriever.data.formats.fields import id_field, optional_text, string_field
+from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
 from raytriever.data.quarantine import BadRow, bad_entry
 from raytriever.data.records import content_id

@@ -24,7 +24,7 @@ from raytriever.models.resolution import resolve_model
 from raytriever.terminal import text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.batch import WorkerTexts, guide_bytes
-from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, Parts
+from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, StepMemory
 from raytriever.training.memory.simulation import simulate
 from raytriever.training.parallel.chunk_size import free_memory
 
@@ -146,7 +146,7 @@ class _Planned:
     plan: MemoryPlan
     fit: Fit
     texts: int
-    parts: Parts
+    parts: StepMemory
     checkpointed: Fit | None
 
     def advice(self, config: Config) -> str:

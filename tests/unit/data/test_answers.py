@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.rows import answers_in
+from raytriever.data.formats.fields import answers_in
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.quarantine import BadRow
 

@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from raytriever.data.formats.beir import QRELS_HEADER, DocumentRow, JudgementColumns, QueryRow
 from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
-from raytriever.data.formats.dpr import DprRow
 from raytriever.data.formats.plan import Kind, Part
+from raytriever.data.formats.row_formats import DprRow
 from raytriever.data.records import Records
 from raytriever.errors import DataError
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.data.formats.rows import numbered_rows, object_of, string_field
+from raytriever.data.formats.fields import string_field
+from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.quarantine import BadRow, QuarantineReport, bad_entry, check_share
 from raytriever.errors import DataError, StorageError
 

@@ -17,17 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raytriever.data.formats.fields import answers_in, id_field, optional_text, string_field
 from raytriever.data.formats.plan import (
-    Kind,
+    JudgedRow,
     Part,
     Plan,
     canonical_split,
     kind_of,
     plain_before_packed,
     shown,
-    split_named,
+    stem_of,
 )
-from raytriever.data.formats.rows import answers_in, id_field, optional_text, string_field
+from raytriever.data.formats.rows import first_row
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
 from raytriever.data.sources import Source, SourceFile
@@ -96,21 +97,13 @@ def _is_judged(file: SourceFile) -> bool:
 
 
 def _qrels_part(file: SourceFile) -> Part:
-    kind: Kind = kind_of(file.path)
-    saved = _SAVED.fullmatch(file.path)
-    split = canonical_split(saved[1]) if saved else split_named(file.path)
+    kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
+    split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
     if kind != "tsv":
         return Part(file.where, kind, JudgementRow(split), split=split)
-    header = _header(file)
-    return Part(file.where, kind, JudgementColumns(split, header[3:]), header, split)
-
-
-def _header(file: SourceFile) -> tuple[str, ...]:
-    """Return the header that the file has, or the shortest, which reading it will then ask for."""
-    from raytriever.data.formats.rows import first_row
-
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
-    return header if header in _HEADERS else _HEADERS[0]
+    header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
+    return Part(file.where, kind, JudgementColumns(split, header[3:]), header, split)
 
 
 @dataclass(frozen=True)
@@ -118,8 +111,7 @@ class DocumentRow:
     """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the document."""
-        name = id_field(row, "_id" if "_id" in row or "id" not in row else "id")
+        name = _id_of(row)
         records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
 
 
@@ -128,11 +120,13 @@ class QueryRow:
     """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the query."""
-        name = id_field(row, "_id" if "_id" in row or "id" not in row else "id")
-        answers = answers_in(row)
+        name, answers = _id_of(row), answers_in(row)
         records.queries.append(Query(name, string_field(row, "text")))
         records.answers += [(name, answer) for answer in answers]
+
+
+def _id_of(row: Mapping[str, Any]) -> str:
+    return id_field(row, "_id" if "_id" in row or "id" not in row else "id")
 
 
 @dataclass(frozen=True)
@@ -140,20 +134,17 @@ class AnswersRow:
     """Row `{"_id", "answers"}`: answers of a query of another file."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the answers."""
         name, answers = id_field(row, "_id"), answers_in(row)
         records.answers += [(name, answer) for answer in answers]
 
 
 @dataclass(frozen=True)
-class JudgementColumns:
-    """The columns of a tab-separated row: three, then those that `more` names."""
+class JudgementColumns(JudgedRow):
+    """Columns of a tab-separated row: three, then those that `more` names."""
 
-    split: str
     more: tuple[str, ...] = ()
 
     def __call__(self, row: Sequence[str], records: Records) -> None:
-        """Add the judged pair."""
         if len(row) != 3 + len(self.more):
             raise BadRow(f"{len(row)} columns, not {3 + len(self.more)} separated by tabs")
         query, document, score = row[:3]
@@ -162,21 +153,14 @@ class JudgementColumns:
                 raise BadRow(f'empty "{name}"')
         if not _INTEGER.fullmatch(score):
             raise BadRow(f"score {score[:20]!r} is not an integer")
-        if self.more:
-            more = dict(zip(self.more, row[3:], strict=True))
-            add_judged(records, self.split, query, document, int(score), **_optional(more))
-        else:
-            add_judged(records, self.split, query, document, int(score))
+        more = dict(zip(self.more, row[3:], strict=True))
+        add_judged(records, self.split, query, document, int(score), **_optional(more))
 
 
-@dataclass(frozen=True)
-class JudgementRow:
+class JudgementRow(JudgedRow):
     """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
 
-    split: str
-
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the judged pair."""
         query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
         if "score" not in row:
             raise BadRow(f'no field "score"; the fields are {", ".join(row)}')

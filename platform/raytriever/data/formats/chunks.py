@@ -17,13 +17,28 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from raytriever.data.formats import ir, tables
 from raytriever.data.formats.plan import Part
-from raytriever.data.formats.rows import object_of, read_lines, text_of
+from raytriever.data.formats.rows import (
+    object_of,
+    read_batches,
+    read_elements,
+    read_lines,
+    read_stream,
+    rows_of,
+    text_of,
+)
 from raytriever.data.quarantine import BadRow, bad_entry
 from raytriever.data.records import Records
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
+_READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
+    "parquet": read_batches,
+    "arrow": read_stream,
+    "array": read_elements,
+    "ir": ir.read_rows,
+}
 
 
 @dataclass(frozen=True)
@@ -69,29 +84,10 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     Raises:
         DataError: the file as a whole is missing, broken, empty or of another kind than it should be.
     """
-    pieces: Iterator[tuple[int, bytes]]
-    if part.kind == "parquet":
-        from raytriever.data.formats.rows import read_batches
-
-        pieces = read_batches(part.where, size)
-    elif part.kind == "arrow":
-        from raytriever.data.formats.rows import read_stream
-
-        pieces = read_stream(part.where, size)
-    elif part.kind == "array":
-        from raytriever.data.formats.rows import read_elements
-
-        pieces = read_elements(part.where, size)
-    elif part.kind == "table":
-        from raytriever.data.formats.csv_pairs import read_rows as read_table
-
-        pieces = read_table(part.where, size, part.header)
-    elif part.kind == "ir":
-        from raytriever.data.formats.ir import read_rows
-
-        pieces = read_rows(part.where, size)
+    if part.kind in _READERS:
+        pieces = _READERS[part.kind](part.where, size)
     else:
-        pieces = read_lines(part.where, size, part.header)
+        pieces = (tables.read_rows if part.kind == "table" else read_lines)(part.where, size, part.header)
     for number, (first_row, payload) in enumerate(pieces):
         yield FileChunk(index, number, first_row, payload)
 
@@ -100,12 +96,7 @@ def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
     """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
     records, marks, parse = parsed.records, parsed.marks, part.parse
-    documents, queries, judgements, negatives = (
-        records.documents,
-        records.queries,
-        records.judgements,
-        records.negatives,
-    )
+    documents, queries, judgements, negatives = (getattr(records, column) for column in COLUMNS)
     raws, decode = _rows(part, chunk)
     for number, raw in enumerate(raws, chunk.first_row):
         if not raw or (type(raw) is bytes and raw.isspace()):
@@ -122,14 +113,9 @@ def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind in ("parquet", "arrow"):
-        from raytriever.data.formats.rows import rows_of
-
         return rows_of(chunk.payload), _good
-    if part.kind == "table":
-        from raytriever.data.formats.csv_pairs import check_readable
-
-        return chunk.payload.split(b"\n"), lambda row: check_readable(object_of(row))
-    return chunk.payload.split(b"\n"), _columns if part.kind == "tsv" else object_of
+    decoders = {"tsv": _columns, "table": tables.row_of}
+    return chunk.payload.split(b"\n"), decoders.get(part.kind, object_of)
 
 
 def _good(row: Any) -> Any:

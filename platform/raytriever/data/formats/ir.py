@@ -13,6 +13,7 @@ from typing import Any
 
 from raytriever.data.formats.beir import DocumentRow, JudgementRow, QueryRow
 from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named
+from raytriever.data.formats.rows import pieces_of
 from raytriever.data.sources import IR_DATASETS, Source
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
@@ -31,11 +32,9 @@ def plan(source: Source) -> Plan:
     judged = [other for other in judged if _load(other).has_qrels()]
     query_parts = [name] if _load(name).has_queries() else judged
     if not _load(name).has_docs() or not query_parts or not judged:
-        raise DataError(
-            f"has no {'documents' if not _load(name).has_docs() else 'judgements of a split'}",
-            source.where,
-            f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name",
-        )
+        lacks = "documents" if not _load(name).has_docs() else "judgements of a split"
+        remedy = f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name"
+        raise DataError(f"has no {lacks}", source.where, remedy)
     splits = {other: split_if_named(other) or "test" for other in judged}
     parts = [_part(name, _DOCS, DocumentRow()), *(_part(other, _QUERIES, QueryRow()) for other in query_parts)]
     parts += [_part(other, _QRELS, JudgementRow(split), split) for other, split in splits.items()]
@@ -47,33 +46,29 @@ def _part(name: str, what: str, parse: RowParser, split: str | None = None) -> P
 
 
 def read_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Pieces of at least `size` bytes, but for the last, of JSON lines, each with the number of its first row.
+    """Yield pieces of JSON lines, see `rows.pieces_of`.
 
     Raises:
         DataError: `ir_datasets` is missing, or cannot read or download what was asked for.
     """
+    return pieces_of(_json_lines(where), size, where, "choose another name")
+
+
+def _json_lines(where: str) -> Iterator[bytes]:
     name, _, what = where.removeprefix(IR_DATASETS).partition("#")
-    dataset = _load(name)
-    rows, row_of = _ROWS[what]
-    first, lines, length = 1, list[bytes](), 0
+    records, row_of = _ROWS[what]
+    count = 0
     try:
-        for record in getattr(dataset, rows)():
-            lines.append(json.dumps(row_of(record), ensure_ascii=False).encode(errors="surrogatepass"))
-            length += len(lines[-1]) + 1
-            if length >= size:
-                yield first, b"\n".join(lines) + b"\n"
-                first, lines, length = first + len(lines), [], 0
+        for record in getattr(_load(name), records)():
+            yield json.dumps(row_of(record), ensure_ascii=False).encode(errors="surrogatepass")
+            count += 1
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         message = " ".join(str(error).split())[:200]
         raise DataError(
-            f"cannot be read after row {first + len(lines) - 1} ({type(error).__name__}: {message})",
+            f"cannot be read after row {count} ({type(error).__name__}: {message})",
             where,
             "check the network, or put its files under IR_DATASETS_HOME",
         ) from error
-    if lines:
-        yield first, b"\n".join(lines) + b"\n"
-    elif first == 1:
-        raise DataError("no row in it", where, "choose another name")
 
 
 def _document(record: Any) -> dict[str, Any]:
@@ -82,18 +77,13 @@ def _document(record: Any) -> dict[str, Any]:
     return {"_id": record.doc_id, "text": record.default_text()}
 
 
-def _query(record: Any) -> dict[str, Any]:
-    return {"_id": record.query_id, "text": record.default_text()}
-
-
-def _judgement(record: Any) -> dict[str, Any]:
-    return {"query-id": record.query_id, "corpus-id": record.doc_id, "score": record.relevance}
-
-
 _ROWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     _DOCS: ("docs_iter", _document),
-    _QUERIES: ("queries_iter", _query),
-    _QRELS: ("qrels_iter", _judgement),
+    _QUERIES: ("queries_iter", lambda record: {"_id": record.query_id, "text": record.default_text()}),
+    _QRELS: (
+        "qrels_iter",
+        lambda record: {"query-id": record.query_id, "corpus-id": record.doc_id, "score": record.relevance},
+    ),
 }
 
 
@@ -114,11 +104,6 @@ def _load(name: str) -> Any:
     try:
         return package.load(name)
     except KeyError as error:
-        raise DataError(
-            "ir_datasets has no such name", setting("dataset", f"{IR_DATASETS}{name}"), _hint(name, package.registry)
-        ) from error
-
-
-def _hint(name: str, registry: Any) -> str:
-    hint = did_you_mean(name, list(registry))
-    return hint if hint.startswith("did") else "see ir-datasets.com for the names"
+        hint = did_you_mean(name, list(package.registry))
+        remedy = hint if hint.startswith("did") else "see ir-datasets.com for the names"
+        raise DataError("ir_datasets has no such name", setting("dataset", f"{IR_DATASETS}{name}"), remedy) from error

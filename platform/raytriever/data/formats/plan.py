@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from raytriever.data.quarantine import BadRow
 from raytriever.data.records import Records
@@ -29,21 +29,25 @@ _SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
-
-
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
-class RowParser(Protocol):
-    """Parser that adds a row to the records, or raises `BadRow` and adds nothing. It can be pickled.
+# Adds a row to the records, or raises `BadRow` and adds nothing. The row is a mapping of fields, or for the kind `tsv`
+# the list of its columns. A parser is a dataclass, which can be pickled and whose text form has its settings.
+RowParser = Callable[[Any, Records], None]
 
-    The row is a mapping of fields, or for the kind `tsv` the list of its columns.
-    """
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """Row parser whose judgements are of one split."""
+
+    split: str
 
     def __call__(self, row: Any, records: Records) -> None:
-        """Add one row."""
+        """Add the records of a row."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,8 @@ class Plan:
 
 
 def kind_of(path: str) -> Kind:
-    """Return the kind of a file by its name, which must have a known ending."""
+    """Return the kind of a file, whose name has a known ending."""
     return _KINDS[_SUFFIX.search(path)[0]]  # type: ignore[index]
-
-
-def has_rows(path: str) -> bool:
-    """Return True if a file of this name may hold rows: `.jsonl`, `.json`, `.tsv`, `.csv`, or `.parquet`."""
-    return _SUFFIX.search(path) is not None
 
 
 def stem_of(path: str) -> str:
@@ -107,7 +106,7 @@ def names_settings(path: str) -> bool:
 
 
 def base_of(path: str) -> str:
-    """Return the folder of a file, without what in it only speaks of splits or says `data` or `default`."""
+    """Return the folder of a file, without names of splits, `data` and `default`."""
     folders = path.split("/")[:-1]
     return "/".join(part for part in folders if part not in _UNTELLING and not _SPLIT.fullmatch(part))
 
@@ -117,14 +116,8 @@ def canonical_split(name: str) -> str:
     return _CANONICAL.get(name, name)
 
 
-def split_named(path: str) -> str:
-    """Return the split of a file of judgements: its stem; `validation`, `valid` and `val` are `dev`."""
-    return canonical_split(stem_of(path).rsplit("/", 1)[-1])
-
-
 def split_if_named(path: str) -> str | None:
-    """Return the split that a path speaks of (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`), the last it
-    names."""
+    """Return the last split that a path names (`train.jsonl`, `nq-dev.json`, `test/part-0.parquet`)."""
     splits = _SPLIT.findall(stem_of(path))
     return canonical_split(splits[-1]) if splits else None
 
@@ -139,7 +132,7 @@ def split_of_row(row: Mapping[str, Any]) -> str:
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
     """Return the files that hold rows; of a file that lies there plain and gzipped, the plain one."""
-    readable = [file for file in files if has_rows(file.path)]
+    readable = [file for file in files if _SUFFIX.search(file.path)]
     paths = {file.path for file in readable}
     return [file for file in readable if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
 

@@ -10,22 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from raytriever.data.formats import (
-    beir,
-    csv_pairs,
-    dpr,
-    flagembedding,
-    ir,
-    mkqa,
-    pairs,
-    sentence_transformers,
-    tevatron,
-    trec,
-)
+from raytriever.data.formats import beir, ir, tables, trec
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -38,7 +27,8 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.rows import BYTE_ORDER_MARK, numbered_rows, object_of, read_elements
+from raytriever.data.formats.row_formats import PAIRS, ROW_FORMATS, CorpusRow, TevatronIdsRow
+from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
 from raytriever.data.quarantine import BadRow
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError, setting
@@ -49,6 +39,22 @@ _ROWS = 10
 _BLOCK = 1 << 16
 
 
+# Formats that the names of the files identify, in the order in which they are tried, each with its check and its plan.
+_BY_NAMES = {
+    beir.NAME: (beir.is_whole, beir.plan),
+    trec.MKQA: (trec.is_mkqa, trec.plan_mkqa),
+    trec.NAME: (trec.is_whole, trec.plan),
+}
+FORMATS = (*_BY_NAMES, *ROW_FORMATS, "ir_datasets")
+_SIGNATURES = "; ".join(
+    [
+        *(beir.SIGNATURE, trec.MKQA_SIGNATURE, trec.SIGNATURE),
+        *(format.signature for format in ROW_FORMATS.values()),
+        tables.SIGNATURE,
+    ]
+)
+
+
 class Peek(NamedTuple):
     """Kind of a file, and the fields of its first row that is an object; empty if none of ten rows is one."""
 
@@ -56,49 +62,6 @@ class Peek(NamedTuple):
     fields: frozenset[str]
 
 
-def peek(file: SourceFile) -> Peek:
-    """Read the first rows of a file; raises `DataError` if it is empty or broken as a whole."""
-    if not file.size:
-        raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
-    kind = kind_of(file.path)
-    if kind in ("parquet", "arrow"):
-        from raytriever.data.formats.rows import column_names
-
-        return Peek(kind, frozenset(column_names(file.where)))
-    if kind == "array":
-        if _begins_with(file.where, b"["):
-            _, rows = next(read_elements(file.where, _BLOCK))
-            return Peek(kind, _fields(rows.split(b"\n")[:_ROWS]))
-        kind = "json"  # JSON lines are often published as .json
-    numbered = numbered_rows(file.where)
-    with closing(numbered):  # type: ignore[type-var]
-        return Peek(kind, _fields([row for _, row in islice(numbered, _ROWS)]))
-
-
-def _begins_with(where: str, sign: bytes) -> bool:
-    with reading(where, [0]), closing(open_stream(where)) as stream:
-        return stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip().startswith(sign)
-
-
-def _fields(rows: list[bytes]) -> frozenset[str]:
-    for row in rows:
-        try:
-            return frozenset(object_of(row))
-        except BadRow:
-            continue
-    return frozenset()
-
-
-# Formats that the names of the files identify, in the order in which they are tried.
-_BY_NAMES: dict[str, Any] = {module.NAME: module for module in (beir, mkqa, trec)}
-# Formats that the fields of a row identify, in the order in which they are tried.
-_BY_FIELDS: dict[str, Any] = {
-    module.NAME: module for module in (tevatron, dpr, flagembedding, pairs, sentence_transformers)
-}
-FORMATS = (*_BY_NAMES, *_BY_FIELDS, "ir_datasets")
-_SIGNATURES = "; ".join(
-    [*(module.SIGNATURE for module in (*_BY_NAMES.values(), *_BY_FIELDS.values())), csv_pairs.SIGNATURE]
-)
 Peeks = list[tuple[SourceFile, Peek]]
 
 
@@ -118,32 +81,36 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
     if source.where.startswith(IR_DATASETS):
         return ir.plan(source)
-    for name, module in _BY_NAMES.items():
-        if format == name or (format is None and module.is_whole(source)):
-            return module.plan(source)
+    for name, (is_whole, plan) in _BY_NAMES.items():
+        if format == name or (format is None and is_whole(source)):
+            return plan(source)
     begun = next((module for module in (trec, beir) if module.is_begun(source)), None)
     peeks = _look_into(source)
-    tables = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
-    if tables and not peeks and (columns or begun is None):
-        return csv_pairs.plan(source, tables, columns)
+    table_files = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
+    if table_files and not peeks and (columns or begun is None):
+        return tables.plan(source, table_files, columns)
     if columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
-    names = (format,) if format else tuple(_BY_FIELDS)
-    candidates = {name: matched for name in names if (matched := _matching(name, peeks))}
+    names = (format,) if format else tuple(ROW_FORMATS)
+    matching = {name: [one for one in peeks if _format_of(one[1].fields) == name] for name in names}
+    candidates = {name: matched for name, matched in matching.items() if matched}
     if begun is not None and format is None and not (_has_queries(candidates) if begun is trec else candidates):
         return begun.plan(source)
     if not candidates:
-        raise _unknown(source, peeks, format)
+        what = f"not in the format {format}" if format else "in no known format"
+        contents = _describe(peeks) or shown(source)
+        raise DataError(f"{what}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
     name, matched = next(iter(candidates.items()))
     strange = [] if format else [one for one in peeks if one not in matched]
     if len(candidates) > 1 or strange:
-        raise _ambiguous(source, peeks)
+        what = f"not in one format; it holds {_describe(peeks)}"
+        raise DataError(what, source.where, "give one of the files, or name the format")
     return _plan(source, name, matched)
 
 
 def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
     return any(
-        not isinstance(_BY_FIELDS[name].parser(one.fields, ""), tevatron.CorpusRow)
+        not isinstance(ROW_FORMATS[name].parser(one.fields, ""), CorpusRow)
         for name, peeks in candidates.items()
         for _, one in peeks
     )
@@ -164,12 +131,34 @@ def _look_into(source: Source) -> Peeks:
     return peeks
 
 
+def peek(file: SourceFile) -> Peek:
+    """Read the first rows of a file; raises `DataError` if it is empty or broken as a whole."""
+    if not file.size:
+        raise DataError("no row in it, the file is empty", file.where, "write it again, or remove it")
+    kind = kind_of(file.path)
+    if kind in ("parquet", "arrow"):
+        return Peek(kind, frozenset(column_names(file.where)))
+    if kind == "array":
+        with reading(file.where, [0]), closing(open_stream(file.where)) as stream:
+            begin = stream.read(_BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
+        if begin.startswith(b"["):
+            _, rows = next(read_elements(file.where, _BLOCK))
+            return Peek(kind, _fields(rows.split(b"\n")[:_ROWS]))
+        kind = "json"  # JSON lines are often published as .json
+    numbered = numbered_rows(file.where)
+    with closing(numbered):  # type: ignore[type-var]
+        return Peek(kind, _fields([row for _, row in islice(numbered, _ROWS)]))
+
+
+def _fields(rows: list[bytes]) -> frozenset[str]:
+    for row in rows:
+        with suppress(BadRow):
+            return frozenset(object_of(row))
+    return frozenset()
+
+
 def _format_of(fields: frozenset[str]) -> str | None:
-    return next((name for name, module in _BY_FIELDS.items() if module.parser(fields, "")), None)
-
-
-def _matching(name: str, peeks: Peeks) -> Peeks:
-    return [one for one in peeks if _format_of(one[1].fields) == name]
+    return next((name for name, format in ROW_FORMATS.items() if format.parser(fields, "")), None)
 
 
 def _plan(source: Source, name: str, matched: Peeks) -> Plan:
@@ -179,11 +168,12 @@ def _plan(source: Source, name: str, matched: Peeks) -> Plan:
     rows_name_splits = False
     for file, (kind, fields) in matched:
         split = split_if_named(file.path) or "train"
-        parse = _BY_FIELDS[name].parser(fields, split)
-        if isinstance(parse, tevatron.CorpusRow):
+        parse = ROW_FORMATS[name].parser(fields, split)
+        assert parse is not None  # the file matches the format
+        if isinstance(parse, CorpusRow):
             texts.append(Part(file.where, kind, parse))
             continue
-        by_row = name == pairs.NAME and "split" in fields
+        by_row = name == PAIRS and "split" in fields
         rows_name_splits |= by_row
         folders.add(base_of(file.path))
         judged.append(Part(file.where, kind, parse, split=None if by_row else split))
@@ -193,7 +183,7 @@ def _plan(source: Source, name: str, matched: Peeks) -> Plan:
             source.where,
             "give one of these folders",
         )
-    if not judged or (not texts and any(isinstance(part.parse, tevatron.DocumentIdsRow) for part in judged)):
+    if not judged or (not texts and any(isinstance(part.parse, TevatronIdsRow) for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
     splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
@@ -207,15 +197,3 @@ def _describe(peeks: Peeks) -> str:
         described = f"the fields {', '.join(sorted(fields)[:8])}" if fields else "no objects"
         formats[stem_of(file.path)] = _format_of(fields) or described
     return ", ".join(f"{path} ({described})" for path, described in list(formats.items())[:12])
-
-
-def _unknown(source: Source, peeks: Peeks, format: str | None) -> DataError:
-    what = f"not in the format {format}" if format else "in no known format"
-    contents = _describe(peeks) or shown(source)
-    return DataError(f"{what}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
-
-
-def _ambiguous(source: Source, peeks: Peeks) -> DataError:
-    return DataError(
-        f"not in one format; it holds {_describe(peeks)}", source.where, "give one of the files, or name the format"
-    )

@@ -1,4 +1,4 @@
-"""Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow; checks of their fields.
+"""Rows of data files, streamed in blocks from JSON Lines, TSV, JSON arrays, Parquet and Arrow.
 
 Text rows end at a newline byte and nowhere else: texts hold U+2028, U+0085 and other characters at which
 `str.splitlines` would break them. No reader holds a whole file. Parquet columns of extension types are refused."""
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
@@ -25,7 +25,7 @@ def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
     """Yield the rows that are not blank, without their line ends, counted from 1.
 
     Raises:
-        DataError: the file as a whole is broken: a gzip that is cut off or none at all.
+        DataError: the gzip is cut off, or none at all.
     """
     read = [0]
     with reading(str(file), read), closing(open_stream(str(file))) as stream:
@@ -76,73 +76,15 @@ def object_of(row: bytes) -> dict[str, Any]:
     return parsed
 
 
-def string_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that must hold a text that is not blank; raises `BadRow` naming what there is."""
-    try:
-        value = row[name]
-    except KeyError:
-        raise BadRow(f'no field "{name}"; the fields are {", ".join(row) or "none"}') from None
-    return text_value(value, name)
-
-
-def text_value(value: Any, name: str) -> str:
-    """Return the value of a field, or of a position in one, that must be a text that is not blank; raises `BadRow`."""
-    if not isinstance(value, str):
-        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
-    if not value or value.isspace():
-        raise BadRow(f'empty "{name}"')
-    return encodable(value, name)
-
-
-def id_field(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
-    value = row.get(name)
-    return str(value) if type(value) is int else string_field(row, name)
-
-
-def id_value(value: Any, name: str) -> str:
-    """`id_field` of a value that stands in a list."""
-    return str(value) if type(value) is int else text_value(value, name)
-
-
-def optional_text(row: Mapping[str, Any], name: str) -> str:
-    """Return a field that may be missing, null or empty, which all give the empty text; raises `BadRow` for no
-    string."""
-    value = row.get(name) or ""
-    if not isinstance(value, str):
-        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
-    return encodable(value, name)
-
-
-def encodable(value: str, name: str) -> str:
-    """Return the value itself; raises `BadRow` for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadRow(f'"{name}" holds half of a surrogate pair') from error
-    return value
-
-
-def answers_in(row: Mapping[str, Any]) -> list[str]:
-    """Return the field `answers` of a row, a text or a list of texts; what else stands there is none, for no format
-    is recognised by it. Raises `BadRow` for half of a surrogate pair."""
-    value = row.get("answers")
-    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
-
-
 # A longer row is no text that anybody wrote, but a file without rows, or one packed to fill memory.
 MOST_ROW_BYTES = 1 << 28
 
 
 def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[tuple[int, bytes]]:
-    """Pieces of whole rows, each with the number of its first row, counted from 1.
+    """Yield pieces of whole rows, each with the number of its first row, counted from 1.
 
-    Args:
-        where: the file.
-        size: bytes of a piece, of which up to half may be missing; a piece with a longer row has more.
-        header: the columns that the first row must name; it is then no part of the pieces.
+    A piece has `size` bytes, of which up to half may be missing, or more with a longer row. The first row must name the
+    columns of `header`, if given; it is then no part of the pieces.
 
     Raises:
         DataError: there is no row, one is far too long, the header is another, or the gzip is broken.
@@ -153,7 +95,9 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
             piece = piece.removeprefix(BYTE_ORDER_MARK)
             if header:
                 first, _, piece = piece.partition(b"\n")
-                _check_header(where, first, header)
+                actual = first.rstrip(b"\r").decode(errors="replace")
+                if actual.split("\t") != list(header):
+                    raise _wrong_header(where, repr(actual[:80]), header)
                 row = 2
         if piece and not piece.isspace():
             seen = True
@@ -164,9 +108,8 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
     if not seen and header:
         raise DataError("no judgement in it", where, f"give rows of {'<TAB>'.join(header)}")
     if not seen:
-        raise DataError(
-            "no row in it" + (", the file is empty" if row == 1 else ""), where, "give one JSON object a line"
-        )
+        what = "no row in it, the file is empty" if row == 1 else "no row in it"
+        raise DataError(what, where, "give one JSON object a line")
 
 
 def _whole_rows(where: str, size: int) -> Iterator[bytes]:
@@ -184,10 +127,13 @@ def _whole_rows(where: str, size: int) -> Iterator[bytes]:
                 rows[0] += piece.count(b"\n")
                 yield piece
             elif sum(map(len, begun)) > MOST_ROW_BYTES:
-                what = f"the row is longer than {MOST_ROW_BYTES >> 20} MB"
-                raise DataError(what, f"{where} row {rows[0] + 1}", "cut it")
+                raise _too_long(where, rows[0] + 1)
     if begun or rest:
         yield b"".join([*begun, rest])
+
+
+def _too_long(where: str, row: int) -> DataError:
+    return DataError(f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {row}", "cut it")
 
 
 def _read(stream: Any, size: int) -> bytes:
@@ -200,7 +146,7 @@ def _read(stream: Any, size: int) -> bytes:
 
 
 def _cut(block: bytes) -> int:
-    """Return the place after the row at which a block is cut, 0 if no row ends in it.
+    """Return the end of the row after which a block is cut, 0 if no row ends in it.
 
     Of the rows that end in the second half it is the one with the smallest checksum: after rows that were added or
     removed, blocks are soon cut at the same rows as before.
@@ -215,12 +161,6 @@ def _cut(block: bytes) -> int:
     return start + sum(len(row) + 1 for row in rows[: sums.index(min(sums)) + 1])
 
 
-def _check_header(where: str, row: bytes, header: tuple[str, ...]) -> None:
-    actual = row.rstrip(b"\r").decode(errors="replace")
-    if actual.split("\t") != list(header):
-        raise _wrong_header(where, repr(actual[:80]), header)
-
-
 def _wrong_header(where: str, actual: str, header: tuple[str, ...]) -> DataError:
     return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {'<TAB>'.join(header)}")
 
@@ -233,13 +173,22 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Pieces of at least `size` bytes, but for the last: the array's objects as lines, with the first one's number.
+    """Yield pieces of the array's objects as lines, see `pieces_of`.
 
     Raises:
         DataError: the file is no array, is cut off, is empty, or its gzip is broken.
     """
+    return pieces_of(_elements(where, size), size, where, "give an array of JSON objects")
+
+
+def pieces_of(rows: Iterable[bytes], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces of at least `size` bytes, but for the last, each with the number of its first row.
+
+    Raises:
+        DataError: there is no row.
+    """
     first, lines, length = 1, list[bytes](), 0
-    for row in _elements(where, size):
+    for row in rows:
         lines.append(row)
         length += len(row) + 1
         if length >= size:
@@ -248,14 +197,19 @@ def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     if lines:
         yield first, b"\n".join(lines) + b"\n"
     elif first == 1:
-        raise DataError("no row in it", where, "give an array of JSON objects")
+        raise DataError("no row in it", where, remedy)
 
 
 def _elements(where: str, size: int) -> Iterator[bytes]:
     rows, buffer, at, start, depth = [0], b"", 0, 0, 0
     with reading(where, rows), closing(open_stream(where)) as stream:
         buffer = stream.read(max(size, _BEGIN)).removeprefix(BYTE_ORDER_MARK)
-        _check_begin(where, buffer)
+        if not buffer:
+            raise DataError("no row in it, the file is empty", where, "give an array of JSON objects")
+        begin = buffer.lstrip()[:40]
+        if not begin.startswith(b"["):
+            what = f"begins with {begin.decode(errors='replace')!r}, not with a JSON array"
+            raise DataError(what, where, "give an array of objects, or one object a line and name it .jsonl")
         while True:
             for sign in _SIGN.finditer(buffer, at):
                 byte = sign[1]
@@ -273,32 +227,18 @@ def _elements(where: str, size: int) -> Iterator[bytes]:
                     return
                 start = start or at  # behind the bracket that opens the array
             if len(buffer) - start > MOST_ROW_BYTES:
-                raise DataError(
-                    f"the row is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} row {rows[0] + 1}", "cut it"
-                )
+                raise _too_long(where, rows[0] + 1)
             block = stream.read(max(size, len(buffer) - start))
             if not block:
                 raise DataError(f"the JSON array is cut off after row {rows[0]}", where, "copy it again")
             buffer, at, start = buffer[start - 1 :] + block, at - start + 1, 1
 
 
-def _check_begin(where: str, block: bytes) -> None:
-    if not block:
-        raise DataError("no row in it, the file is empty", where, "give an array of JSON objects")
-    begin = block.lstrip()[:40]
-    if not begin.startswith(b"["):
-        raise DataError(
-            f"begins with {begin.decode(errors='replace')!r}, not with a JSON array",
-            where,
-            "give an array of objects, or one object a line and name it .jsonl",
-        )
-
-
 _BATCH_ROWS = 65_536
 
 
 def column_names(where: str) -> list[str]:
-    """Return the names of a file's columns; raises like `read_batches`."""
+    """Return the names of a file's columns; raises as `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
         if where.split("?")[0].endswith(".arrow"):
             return [str(name) for name in open_arrow_stream(where, stream).schema.names]
@@ -306,7 +246,7 @@ def column_names(where: str) -> list[str]:
 
 
 def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Batches of about `size` bytes unpacked, each with the number of its first row, counted from 1.
+    """Yield batches of Parquet of about `size` bytes unpacked, each with the number of its first row, counted from 1.
 
     Raises:
         DataError: the file is empty, broken or no Parquet, or a column is of an extension type.
@@ -328,11 +268,7 @@ def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def read_stream(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Batches of an Arrow stream of about `size` bytes, each with the number of its first row, counted from 1.
-
-    Raises:
-        DataError: the file is empty, broken or no Arrow stream, or a column is of an extension type.
-    """
+    """Yield batches of an Arrow stream of about `size` bytes; as `read_batches`."""
     import pyarrow as pa
 
     read, waiting = [0], list[Any]()

@@ -1,10 +1,11 @@
-"""Parser of the layout of MIRACL and Mr. TyDi: topics as TSV, judgements of TREC, and a corpus of JSON lines
-(Zhang et al. 2023, arXiv:2210.09984; Zhang et al. 2021, arXiv:2108.08787).
+"""Parser of topics or questions next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984), Mr. TyDi
+(Zhang et al. 2021, arXiv:2108.08787) and MKQA (Longpre et al. 2021, arXiv:2007.15207).
 
 1. Topics, `topics/topics.miracl-v1.0-sw-dev.tsv` or `topic.dev.tsv`: id and text of a query, without a header.
 2. Judgements, `qrels/qrels.miracl-v1.0-sw-dev.tsv` or `qrels.dev.txt`: query id, `Q0`, document id and grade.
 3. Corpus, `docs-0.jsonl.gz` of `{"docid", "title", "text"}`, or `collection/docs.jsonl.gz` of `{"id", "contents"}`,
    where a blank line ends the title.
+4. Questions of MKQA, `mkqa.jsonl.gz`, in place of topics and judgements; see `MkqaRow`.
 
 The split is the end of the name. Files of all splits together, such as `topic.tsv`, are read if there are no others.
 """
@@ -12,36 +13,56 @@ The split is the end of the name. Files of all splits together, such as `topic.t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from raytriever.data.formats.beir import add_judged
-from raytriever.data.formats.plan import Part, Plan, kind_of, plain_before_packed, shown
-from raytriever.data.formats.rows import encodable, id_field, optional_text, string_field
+from raytriever.data.formats.fields import (
+    encodable,
+    id_field,
+    list_field,
+    list_of,
+    object_value,
+    optional_text,
+    string_field,
+)
+from raytriever.data.formats.plan import JudgedRow, Part, Plan, kind_of, plain_before_packed, shown
 from raytriever.data.quarantine import BadRow
-from raytriever.data.records import Document, Query, Records
+from raytriever.data.records import ANY_ANSWER, Document, Judgement, Query, Records
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 
-NAME = "trec"
+NAME, MKQA = "trec", "mkqa"
 SIGNATURE = "trec: topics (topic.dev.tsv), judgements (qrels.dev.txt) and docs.jsonl.gz, as of MIRACL and Mr. TyDi"
+MKQA_SIGNATURE = "mkqa: mkqa.jsonl.gz and a corpus (docs.jsonl.gz or corpus.jsonl)"
 _SPLIT = r"(?:[-.](?P<split>train|dev|test(?:-[ab])?))?"
 _TOPICS = re.compile(rf"(?:.*/)?topics?(?P<set>[.-][^/]+?)??{_SPLIT}\.tsv(?:\.gz)?")
 _QRELS = re.compile(rf"(?:.*/)?qrels(?P<set>[.-][^/]+?)??{_SPLIT}\.(?:tsv|txt)(?:\.gz)?")
 _CORPUS = re.compile(r"(?:.*/)?(?:docs(?:-\d+)?|corpus)\.jsonl(?:\.gz)?")
 _GRADE = re.compile(r"-?[0-9]{1,9}")
+_QUESTIONS = re.compile(r"(?:.*/)?mkqa\.jsonl(?:\.gz)?")
+_TYPES = ("entity", "number", "number_with_unit", "date", "short_phrase")
+_LANGUAGE = re.compile(r"[a-z]{2}(?:_[a-z]{2})?")
 
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has topics, judgements and a corpus."""
-    return all(any(map(pattern.fullmatch, _paths(source))) for pattern in (_TOPICS, _QRELS, _CORPUS))
+    return all(_has(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has topics, and judgements or a corpus."""
-    has = [any(map(pattern.fullmatch, _paths(source))) for pattern in (_TOPICS, _QRELS, _CORPUS)]
-    return has[0] and any(has[1:])
+    return _has(source, _TOPICS) and (_has(source, _QRELS) or _has(source, _CORPUS))
+
+
+def is_mkqa(source: Source) -> bool:
+    """Return True if the source has the questions of MKQA."""
+    return _has(source, _QUESTIONS)
+
+
+def _has(source: Source, pattern: re.Pattern[str]) -> bool:
+    return any(pattern.fullmatch(file.path) for file in source.files)
 
 
 def plan(source: Source) -> Plan:
@@ -57,14 +78,20 @@ def plan(source: Source) -> Plan:
             source.where,
             "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt",
         )
-    corpus = corpus_parts(source)
+    corpus = _corpus(source)
     parts = [Part(file.where, "tsv", TopicColumns()) for file, _ in topics]
     parts += [Part(file.where, "tsv", QrelsColumns(split), split=split) for file, split in qrels]
     return Plan(NAME, (*corpus, *parts), tuple(dict.fromkeys(split for _, split in qrels)))
 
 
-def corpus_parts(source: Source) -> list[Part]:
-    """Return the files of the corpus; raises `DataError` if there is none."""
+def plan_mkqa(source: Source) -> Plan:
+    """Return the plan of MKQA with a corpus; raises `DataError` if there is none."""
+    files = [file for file in plain_before_packed(source.files) if _QUESTIONS.fullmatch(file.path)]
+    parts = [Part(file.where, kind_of(file.path), MkqaRow()) for file in files]
+    return Plan(MKQA, (*_corpus(source), *parts), None)
+
+
+def _corpus(source: Source) -> list[Part]:
     files = [file for file in plain_before_packed(source.files) if _CORPUS.fullmatch(file.path)]
     if not files:
         raise DataError(
@@ -73,10 +100,6 @@ def corpus_parts(source: Source) -> list[Part]:
             "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)",
         )
     return [Part(file.where, kind_of(file.path), PyseriniRow()) for file in files]
-
-
-def _paths(source: Source) -> list[str]:
-    return [file.path for file in source.files]
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
@@ -107,21 +130,16 @@ class TopicColumns:
     """Id and text of a query."""
 
     def __call__(self, row: Sequence[str], records: Records) -> None:
-        """Add the query."""
         if len(row) < 2:
             raise BadRow("one column, not id and text separated by a tab")
         texts = {"id": row[0].strip(), "text": " ".join(row[1:])}
         records.queries.append(Query(id_field(texts, "id"), string_field(texts, "text")))
 
 
-@dataclass(frozen=True)
-class QrelsColumns:
+class QrelsColumns(JudgedRow):
     """Query id, a word that is not read, document id and grade, separated by white space."""
 
-    split: str
-
     def __call__(self, row: Sequence[str], records: Records) -> None:
-        """Add the judged pair."""
         columns = " ".join(row).split()
         if len(columns) != 4:
             raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
@@ -136,7 +154,6 @@ class PyseriniRow:
     """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
 
     def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        """Add the document."""
         name = id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
         if "contents" not in row:
             records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
@@ -145,3 +162,44 @@ class PyseriniRow:
         if not text.strip() or "\n" in title.strip():
             title, text = "", row["contents"]
         records.documents.append(Document(name, encodable(title.strip(), "title"), text.strip()))
+
+
+@dataclass(frozen=True)
+class MkqaRow:
+    """Question of MKQA in 26 languages: `{"example_id", "queries": {"de": text}, "answers": {"de": [{"type", "text",
+    "aliases"}]}}`.
+
+    A language is a split. A question has the answers of its language and of English, with their aliases. Questions that
+    have no answer, a long one, or yes or no, are left out, because no passage can be recognised by it. No passage is
+    judged: acc@K counts the passages that contain an answer.
+    """
+
+    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
+        name, questions, answers = id_field(row, "example_id"), _languages(row, "queries"), _languages(row, "answers")
+        texts = {language: list(_answers(answers, language)) for language in {*answers, "en"}}
+        added = Records()
+        for language in questions:
+            if not _LANGUAGE.fullmatch(language):
+                raise BadRow(f"{language[:20]!r} is no language")
+            query = Query(f"{language}-{name}", string_field(questions, language))
+            if texts.get(language):
+                added.queries.append(query)
+                added.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
+                added.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
+        for column in ("queries", "judgements", "answers"):
+            getattr(records, column).extend(getattr(added, column))
+
+
+def _languages(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = row.get(name)
+    if not isinstance(value, Mapping):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not an object of languages')
+    return value
+
+
+def _answers(answers: Mapping[str, Any], language: str) -> Iterator[str]:
+    for answer in list_of(answers, language, object_value):
+        if answer.get("type") in _TYPES:
+            for text in (answer.get("text"), *list_field(answer, "aliases")):
+                if isinstance(text, str) and text.strip():
+                    yield encodable(text, "answers")

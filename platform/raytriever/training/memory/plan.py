@@ -34,7 +34,7 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepMemory:
     """Bytes of one worker at the largest moment of a step, by purpose."""
 
     weights: int
@@ -63,7 +63,7 @@ class Fit:
     """
 
     texts: int
-    parts: Parts
+    parts: StepMemory
     budget: int
 
 
@@ -107,7 +107,7 @@ class MemoryPlan:
     def _bytes_of_weights(self) -> int:
         return self.towers * sum(p.numel() * p.element_size() for p in self.encoder.encoder.parameters())
 
-    def parts(self, texts: int, by_block: bool = False) -> Parts:
+    def parts(self, texts: int, by_block: bool = False) -> StepMemory:
         """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
         settings, workers = self.training, self.share.workers
         stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
@@ -134,7 +134,7 @@ class MemoryPlan:
             weights -= self.towers * sum(sizes) - 2 * max(sizes, default=0)
             gradients = own // workers + min(own, weights)
         chunk = self._chunk(texts)
-        return Parts(
+        return StepMemory(
             weights + shard,
             gradients,
             moments,

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 
 from raytriever.data.formats.beir import DocumentRow, JudgementColumns, JudgementRow, QueryRow
 from raytriever.data.formats.chunks import FileChunk, parse_chunk
-from raytriever.data.formats.dpr import DprRow
-from raytriever.data.formats.flagembedding import ListsRow
-from raytriever.data.formats.pairs import PairRow
 from raytriever.data.formats.plan import Part, RowParser
-from raytriever.data.formats.sentence_transformers import ScoredRow, TupleRow
-from raytriever.data.formats.tevatron import CorpusRow, DocumentIdsRow, PassagesRow
+from raytriever.data.formats.row_formats import (
+    CorpusRow,
+    DprRow,
+    FlagEmbeddingRow,
+    PairRow,
+    ScoredRow,
+    TevatronIdsRow,
+    TevatronRow,
+    TupleRow,
+)
 from raytriever.data.records import ORIGINS, SOURCES
 
 PASSAGE = ("docid", "title", "text", "source", "origin", "score", "passage_id", "psg_id")
@@ -26,13 +31,13 @@ PARSERS: list[tuple[RowParser, tuple[str, ...]]] = [
     (QueryRow(), ("_id", "text")),
     (JudgementRow("s"), ("query-id", "corpus-id", "score", "source", "rank")),
     (DprRow("s"), ("question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")),
-    (ListsRow("s"), ("query", "pos", "neg", "pos_scores", "neg_scores")),
+    (FlagEmbeddingRow("s"), ("query", "pos", "neg", "pos_scores", "neg_scores")),
     (PairRow("s"), ("premise", "hypothesis", "label", "split")),
     (TupleRow("s", "anchor", "positive", ("negative",), "score"), ("anchor", "positive", "negative", "score")),
     (ScoredRow("s", "query", "docs", "labels"), ("query", "docs", "labels")),
-    (PassagesRow("s"), ("query_id", "query", "positive_passages", "negative_passages")),
+    (TevatronRow("s"), ("query_id", "query", "positive_passages", "negative_passages")),
     (
-        DocumentIdsRow("s"),
+        TevatronIdsRow("s"),
         ("query_id", "query_text", "positive_document_ids", "negative_document_ids", "negative_scores"),
     ),
     (CorpusRow(), ("docid", "title", "text")),

@@ -1,14 +1,14 @@
-"""Build the site of the documentation: `python docs/build.py`.
+"""Refresh the generated text of the pages, and build their site.
 
-The pages are copied to build/docs. There each line `<!-- generate: NAME -->` is replaced by what the code itself says:
+`python docs/build.py --write` puts what the code says between `<!-- generated: NAME -->` and `<!-- end -->`:
 
     commands    the flags of every command, from the argparse parsers
     settings    the settings of a configuration file, from their declarations
     layers      the packages, from the layers of import-linter and the packages' docstrings
-    api         the public names of `raytriever.__all__` and of `raytriever.sentence_transformers`, for mkdocstrings
+    api         the public names, from their signatures and docstrings
 
-MkDocs then builds build/site, and fails for a broken link, a missing reference and an unknown name in the navigation.
-The generated text is never committed, so it cannot be out of date.
+`python docs/build.py` copies the pages to build/docs, and MkDocs builds build/site. It fails for a broken link
+and an unknown name in the navigation. A test fails while the text in a page is not what the code says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import inspect
 import os
 import re
 import shutil
@@ -24,13 +25,16 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "docs"
-MARK = re.compile(r"^<!-- generate: (\w+) -->$", re.MULTILINE)
+GENERATED = re.compile(r"^(<!-- generated: (\w+) -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+# A section of a docstring, such as `Args:`, with the indented lines below it.
+SECTION = re.compile(r"^(\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
+ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
 # Pages that live at the top of the repository, because readers look for them there.
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 TO_TOP = re.compile(r"\]\(((?:\.\./)*)\.\./(CONTRIBUTING\.md|CHANGELOG\.md)")
@@ -72,18 +76,22 @@ def commands() -> Iterator[str]:
 
 def _command(name: str) -> Iterator[str]:
     parser = parser_of(name)
-    yield f"### raytriever {name} {{ #{name.replace(' ', '-')} }}\n"
-    yield f"{parser.description}\n\n```\n{parser.format_usage().removeprefix('usage: ').strip()}\n```\n"
+    yield f"### raytriever {name}\n\n{parser.description}\n"
     for group in parser._action_groups:
-        rows = [_row(parser, action) for action in group._group_actions if action.help != argparse.SUPPRESS]
+        actions = [action for action in group._group_actions if action.help != argparse.SUPPRESS]
+        rows = [_row(parser, action) for action in actions if "--help" not in action.option_strings]
         if rows:
             yield f"| {group.title} | |\n| --- | --- |\n" + "\n".join(rows) + "\n"
 
 
 def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     formatter = argparse.HelpFormatter(parser.prog, width=1000)
-    spelling = formatter._format_action_invocation(action)
+    values = formatter._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
+    spelling = f"{', '.join(action.option_strings)} {values}".strip()
     text = formatter._expand_help(action) if action.help else ""
+    if isinstance(action, argparse.BooleanOptionalAction) and action.default is not None:
+        default = f" (default: {action.default})"  # Python 3.13 no longer adds it
+        text = text.removesuffix(default) + default
     return f"| `{_cell(spelling)}` | {_cell(text)} |"
 
 
@@ -92,7 +100,7 @@ def settings() -> Iterator[str]:
     from raytriever.config import Config
 
     for section in dataclasses.fields(Config):
-        yield f"### `{section.name}:` {{ #{section.name} }}\n\n| setting | default | |\n| --- | --- | --- |"
+        yield f"### `{section.name}:`\n\n| setting | default | |\n| --- | --- | --- |"
         for field in dataclasses.fields(section.default_factory):  # type: ignore[arg-type]
             yield f"| `{field.name}` | {_default(field)} | {_cell(_meaning(field))} |"
         yield ""
@@ -118,18 +126,80 @@ def _cell(text: str) -> str:
 
 
 def api() -> Iterator[str]:
-    """Yield a mkdocstrings directive for each public name, those of the public modules after their own text."""
+    """Yield the signature and the docstring of each public name, and those of the public modules after the others."""
     import raytriever
     import raytriever.sentence_transformers
 
-    for name in (*raytriever.__all__, "sentence_transformers"):
-        value = getattr(raytriever, name)
-        if not isinstance(value, ModuleType):
-            yield f"::: raytriever.{name}\n"
+    names = [name for name in raytriever.__all__ if not isinstance(getattr(raytriever, name), ModuleType)]
+    for name in names:
+        yield from _public_name(f"rt.{name}", getattr(raytriever, name))
+    for module in (raytriever.losses, raytriever.metrics, raytriever.sentence_transformers):
+        yield f"## {module.__name__}\n\n{(module.__doc__ or '').partition(chr(10))[0]}\n"
+        for name in module.__all__:
+            yield from _public_name(name, getattr(module, name))
+
+
+def _public_name(name: str, value: Any) -> Iterator[str]:
+    yield f"### {name}\n"
+    if inspect.isclass(value) and issubclass(value, Exception):
+        yield f"{_markdown(value.__doc__)}\n"
+        return
+    yield f"```python\n{_signature(name, value)}\n```\n\n{_markdown(value.__doc__)}\n"
+    for member, function in vars(value).items() if inspect.isclass(value) else ():
+        if member.startswith("_"):
             continue
-        yield f"## raytriever.{name}\n\n{value.__doc__.partition(chr(10))[0]}\n"
-        for member in value.__all__:
-            yield f"::: raytriever.{name}.{member}\n"
+        if isinstance(function, FunctionType | classmethod):
+            signature = _signature(f"{name}.{member}", getattr(value, member))
+            yield f"#### {name}.{member}\n\n```python\n{signature}\n```\n\n{_markdown(function.__doc__)}\n"
+        elif function.__doc__ and not isinstance(function, str | int | float | tuple | None):
+            yield f"`{name}.{member}`: {_markdown(function.__doc__)}\n"
+
+
+def _signature(name: str, value: Any) -> str:
+    """Return a signature as ruff formats it: on one line, or with an argument a line."""
+    signature = inspect.signature(value)
+    words: list[str] = []
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind == inspect.Parameter.KEYWORD_ONLY and kind == inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            words.append("*")
+        kind = parameter.kind
+        words.append(_parameter(parameter))
+    has_result = signature.return_annotation is not inspect.Signature.empty and not inspect.isclass(value)
+    result = f" -> {_annotation(signature.return_annotation)}" if has_result else ""
+    line = f"{name}({', '.join(words)}){result}"
+    return line if len(line) <= 100 else f"{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){result}"
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    annotation = parameter.annotation
+    text = stars + parameter.name
+    if annotation is not inspect.Parameter.empty:
+        text += f": {_annotation(annotation)}"
+    if parameter.default is not inspect.Parameter.empty:
+        text += f"{' = ' if ':' in text else '='}{parameter.default!r}"
+    return text
+
+
+def _annotation(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _markdown(docstring: str | None) -> str:
+    """Return a docstring in Google's style as Markdown: its sections become lists, its examples a code block."""
+
+    def section(match: re.Match[str]) -> str:
+        title, body = match[1], match[2].rstrip()
+        if title == "Examples":
+            return f"```python\n{inspect.cleandoc(body).replace('  # doctest: +SKIP', '')}\n```\n"
+        lines = ENTRY.sub(r"- `\1`: ", body) if title in ("Args", "Attributes", "Raises") else f"- {body.strip()}"
+        return f"{title}:\n\n{lines}\n\n"
+
+    text = inspect.cleandoc(docstring or "") + "\n"
+    return SECTION.sub(section, text).strip()
 
 
 def layers() -> Iterator[str]:
@@ -162,24 +232,38 @@ GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def expand(text: str) -> str:
-    """Replace the marks of a page by generated text; an unknown mark is a KeyError."""
-    return MARK.sub(lambda match: "\n".join(GENERATORS[match[1]]()), text)
+    """Return a page with current generated text between its marks; an unknown name is a `KeyError`."""
+    return GENERATED.sub(lambda match: "\n".join([match[1], "", *GENERATORS[match[2]](), match[3]]), text)
+
+
+def refresh_pages() -> None:
+    """Replace the generated text of the pages of the repository."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if expand(text) != text:
+            page.write_text(expand(text), encoding="utf-8")
+            print(page.relative_to(ROOT))
 
 
 def write_pages(target: Path) -> None:
-    """Copy the pages and pictures to a folder, with the generated text in them."""
+    """Copy the pages and pictures to a folder."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for page in target.rglob("*.md"):
         text = TO_TOP.sub(lambda match: f"]({match[1]}{TOP[match[2]]}", page.read_text(encoding="utf-8"))
-        page.write_text(expand(text), encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
     for source, name in TOP.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         (target / name).write_text(text.replace("](docs/", "]("), encoding="utf-8")
 
 
 def main() -> None:
-    """Write the pages and build the site strictly; end with MkDocs's exit code."""
+    """Refresh the pages, or build the site strictly and end with MkDocs's exit code."""
+    parser = argparse.ArgumentParser(description="Build the site of the documentation in build/site.")
+    parser.add_argument("--write", action="store_true", help="refresh the generated text of the pages and end")
+    if parser.parse_args().write:
+        refresh_pages()
+        return
     write_pages(PAGES)
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]

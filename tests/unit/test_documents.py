@@ -60,8 +60,7 @@ def _text(page: str) -> str:
 
 @functools.cache
 def _anchors(page: str) -> frozenset[str]:
-    """The anchors of a page, those of its generated parts too."""
-    text = FENCE.sub("", _build().expand(_text(page)))
+    text = FENCE.sub("", _text(page))
     return frozenset(named or _slug(title) for title, named in HEADING.findall(text))
 
 
@@ -72,6 +71,11 @@ def _slug(title: str) -> str:
 def test_the_page_of_benchmarks_is_what_the_script_writes() -> None:
     page = _script("benchmarks/page.py")
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run python benchmarks/page.py"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- generated: " in _text(page)])
+def test_generated_text_is_what_the_code_says(page: str) -> None:
+    assert _text(page) == _build().expand(_text(page)), f"{page} is out of date: run python docs/build.py --write"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -218,8 +222,7 @@ def test_the_loss_of_the_contributors_page_is_what_its_formula_says() -> None:
 
 def test_the_readme_is_one_page() -> None:
     readme = _text("README.md")
-    assert readme.count("\n") <= 130
-    assert len(readme.split()) <= 1100
+    assert len(readme.split()) <= 600
     assert _text("docs/glossary.md").count("\n") <= 30
 
 

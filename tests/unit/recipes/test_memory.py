@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 from training_memory import StateMemory, activation_memory, state_memory
 
 LARGE, BASE, MINILM = 559_890_432, 278_043_648, 22_713_216
-WORKERS = (1, 2, 4, 8)
+WORKERS = (1, 8)
 
 
 def test_the_estimate_for_one_process_equals_its_tensors() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,13 @@ def test_a_module_opens_with_its_idea_and_is_short(module: Path) -> None:
 def test_the_version_is_stated_once() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert raytriever.__version__ == project["version"]
+
+
+def test_the_picture_of_the_layers_has_their_order() -> None:
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    depth = {name: number for number, layer in enumerate(contracts[0]["layers"]) for name in layer.split(" | ")}
+    picture = (REPOSITORY / "docs" / "images" / "layers.svg").read_text(encoding="utf-8")
+    boxes = re.findall(r'font-size="14"[^>]*>([^<]+)<', picture)
+    depths = [[depth[name] for name in re.findall("[a-z_]{3,}", box)] for box in boxes]
+    assert len(depths) > 5
+    assert all(max(upper) < min(lower) for upper, lower in pairwise(depths))

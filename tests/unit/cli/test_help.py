@@ -74,6 +74,8 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
         ("train --epoch 3", "did you mean '--epochs'?"),
         ("train --per_device_train_batch_size 8", "give --batch-size, which counts the queries of a step"),
         ("train --batchsize 8", "did you mean '--batch-size'?"),
+        ("train --gradient-accumulation-steps 4", "--grad-cache-chunk: accumulated small batches would lose"),
+        ("train --gradient-accumulation-steps=4", "--grad-cache-chunk: accumulated small batches would lose"),
         ("train --output_dir x", "did you mean '--output'?"),
         ("train --train_data x", "did you mean '--dataset'?"),
         ("evaluate --train_data x", "did you mean"),

@@ -113,19 +113,6 @@ def test_every_setting_changes_the_hash() -> None:
     assert len(seen) == 1 + sum(len(dataclasses.fields(section.type_)) for section in _sections())
 
 
-PROMISED = """
-    loss model dataset output temperature distribution-weight batch-size negatives-per-query max-steps epochs
-    learning-rate warmup-steps num-workers precision seed recipe config run-name fresh debug
-    towers pooling similarity query-prompt passage-prompt query-length passage-length
-    patience max-bad-rows max-grad-norm test-split learn-temperature no-learn-temperature
-"""
-
-
-@pytest.mark.parametrize("flag", PROMISED.split())
-def test_every_flag_of_the_design_exists(flag: str) -> None:
-    assert "--" + flag in {flag for action in _parser()._actions for flag in action.option_strings}
-
-
 def test_every_setting_has_a_flag_and_a_help_text() -> None:
     options = {flag: action for action in _parser()._actions for flag in action.option_strings}
     for section in _sections():

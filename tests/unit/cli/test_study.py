@@ -57,11 +57,6 @@ def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path
     assert "study.json: is damaged or changed: it is not JSON" in error_line("study", "mw-in-domain", "--output", "s")
 
 
-def test_an_unwritable_output_is_refused(error_line: ErrorLine, work: Path) -> None:
-    (work / "file").write_text("")
-    assert "a part of the path is a file" in error_line("study", "mw-in-domain", "--output", "file/s")
-
-
 def test_the_full_scale_prints_its_cost_and_needs_a_gpu(
     work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,23 @@ def test_a_bad_row_is_quarantined_alone(tmp_path: Path) -> None:
     assert result.bad[1]["raw"] == '{"_id": "3", "text": null}'
 
 
+@pytest.mark.parametrize(
+    ("texts", "bad"),
+    [
+        (pa.array(["a", "b"]).dictionary_encode(), 0),
+        (pa.array([1, 2]), 2),
+        (pa.nulls(2), 2),
+        (pa.array([{"a": 1}, {"a": 2}]), 2),
+    ],
+    ids=["dictionary", "numbers", "null", "nested"],
+)
+def test_texts_of_another_type_are_bad_rows(tmp_path: Path, texts: pa.Array, bad: int) -> None:
+    file = write(tmp_path / "a.parquet", _id=["1", "2"], text=texts)
+    (result,) = (parse_chunk(part_of(file), chunk) for chunk in read_chunks(part_of(file), 0))
+    assert len(result.bad) == bad
+    assert len(result.records.documents) == 2 - bad
+
+
 def test_numbers_of_judgements(tmp_path: Path) -> None:
     file = write(
         tmp_path / "a.parquet",

@@ -135,16 +135,6 @@ def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -
         opened(tmp_path).metrics()
 
 
-def test_a_directory_that_is_not_writable_is_refused_at_once(tmp_path: Path, full_disk: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="a part of the path is a file"):
-        opened(tmp_path / "file" / "run")
-    with pytest.raises(StorageError, match="no space left on the disk"):
-        opened(full_disk / "run")
-    with pytest.raises(StorageError, match=r"/proc/run: cannot be written"):
-        opened(Path("/proc/run"))
-
-
 def test_settings_of_the_execution_may_change_and_others_may_not(tmp_path: Path) -> None:
     path = tmp_path / "run"
     opened(path).begin(TEXT)

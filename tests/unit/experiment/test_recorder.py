@@ -161,12 +161,16 @@ def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:
 def test_the_status_before_and_between_steps_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.3)
-    monkeypatch.setattr(activity, "SHORT_SECONDS", 0.05)
+    monkeypatch.setattr(activity, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(activity, "SHORT_SECONDS", 0.02)
 
     def reported() -> set[str]:
-        time.sleep(0.7)
-        return {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()}
+        lines: list[str] = []
+        until = time.monotonic() + 10
+        while not lines and time.monotonic() < until:
+            time.sleep(0.02)
+            lines = capsys.readouterr().err.splitlines()
+        return {line.partition(":")[0] for line in lines}
 
     with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
         assert reported() == {"starting the workers"}
@@ -177,4 +181,5 @@ def test_the_status_before_and_between_steps_is_reported(
         recorder.record(StatusMessage("writing the model"))
         assert reported() == {"writing the model"}
     capsys.readouterr()
-    assert reported() == set()
+    time.sleep(0.3)
+    assert capsys.readouterr().err == ""

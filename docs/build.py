@@ -141,7 +141,7 @@ def api() -> Iterator[str]:
 
 def _public_name(name: str, value: Any) -> Iterator[str]:
     yield f"### {name}\n"
-    if inspect.isclass(value) and issubclass(value, Exception):
+    if isinstance(value, ModuleType) or (inspect.isclass(value) and issubclass(value, Exception)):
         yield f"{_markdown(value.__doc__)}\n"
         return
     yield f"```python\n{_signature(name, value)}\n```\n\n{_markdown(value.__doc__)}\n"

@@ -74,17 +74,17 @@ class UserError(Exception):
 
     @property
     def what(self) -> str:
-        """Description of what is wrong."""
+        """Description of the error, with a quotation of the value."""
         return as_flags(self.args[0])
 
     @property
     def where(self) -> str | None:
-        """The file, row, flag, argument or field that is wrong."""
+        """File, row, flag, argument or field that is wrong."""
         return self.args[1] and as_flags(self.args[1])
 
     @property
     def remedy(self) -> str | None:
-        """Description of what is right, or what to do."""
+        """Instruction that corrects it."""
         return self.args[2] and as_flags(self.args[2])
 
     def at(self, where: str | None) -> Self:

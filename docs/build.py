@@ -196,7 +196,7 @@ def _markdown(docstring: str | None) -> str:
     def section(match: re.Match[str]) -> str:
         title, body = match[1], match[2].rstrip()
         if title == "Examples":
-            return f"```python\n{inspect.cleandoc(body).replace('  # doctest: +SKIP', '')}\n```\n"
+            return f"```python\n{inspect.cleandoc(body).replace('  # doctest: +SKIP', '')}\n```\n\n"
         lines = ENTRY.sub(r"- `\1`: ", body) if title in ("Args", "Attributes", "Raises") else f"- {body.strip()}"
         return f"{title}:\n\n{CONTINUED.sub('  ', lines)}\n\n"
 

@@ -34,6 +34,7 @@ PAGES = ROOT / "build" / "docs"
 GENERATED = re.compile(r"^(<!-- generated: (\w+) -->)$.*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 # A section of a docstring, such as `Args:`, with the indented lines below it.
 SECTION = re.compile(r"^(\w+):\n((?:(?:    .*)?\n)+)", re.MULTILINE)
+CONTINUED = re.compile(r"^ {4,}", re.MULTILINE)
 ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
 # Pages that live at the top of the repository, because readers look for them there.
 TOP = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -133,10 +134,11 @@ def api() -> Iterator[str]:
     names = [name for name in raytriever.__all__ if not isinstance(getattr(raytriever, name), ModuleType)]
     for name in names:
         yield from _public_name(f"rt.{name}", getattr(raytriever, name))
-    for module in (raytriever.losses, raytriever.metrics, raytriever.sentence_transformers):
+    modules = {"rt.losses.": raytriever.losses, "rt.metrics.": raytriever.metrics, "": raytriever.sentence_transformers}
+    for prefix, module in modules.items():
         yield f"## {module.__name__}\n\n{(module.__doc__ or '').partition(chr(10))[0]}\n"
         for name in module.__all__:
-            yield from _public_name(name, getattr(module, name))
+            yield from _public_name(prefix + name, getattr(module, name))
 
 
 def _public_name(name: str, value: Any) -> Iterator[str]:
@@ -194,9 +196,9 @@ def _markdown(docstring: str | None) -> str:
     def section(match: re.Match[str]) -> str:
         title, body = match[1], match[2].rstrip()
         if title == "Examples":
-            return f"```python\n{inspect.cleandoc(body).replace('  # doctest: +SKIP', '')}\n```\n"
+            return f"```python\n{inspect.cleandoc(body).replace('  # doctest: +SKIP', '')}\n```\n\n"
         lines = ENTRY.sub(r"- `\1`: ", body) if title in ("Args", "Attributes", "Raises") else f"- {body.strip()}"
-        return f"{title}:\n\n{lines}\n\n"
+        return f"{title}:\n\n{CONTINUED.sub('  ', lines)}\n\n"
 
     text = inspect.cleandoc(docstring or "") + "\n"
     return SECTION.sub(section, text).strip()

@@ -42,13 +42,3 @@ def test_a_store_is_written_and_reused(
 )
 def test_user_errors(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
     assert expected in error_line("encode", "--dataset", letters, *flags.split())
-
-
-def test_a_directory_of_other_files_is_kept(
-    error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path
-) -> None:
-    (work / "own").mkdir()
-    (work / "own" / "thesis.txt").write_text("years of work")
-    words = ["--dataset", letters, "--model", tiny_encoder, "--precision", "fp32", "--output", "own"]
-    expected = error_line("encode", *words)
-    assert expected.endswith("own: has other content than these embeddings; give another --output, or remove it")

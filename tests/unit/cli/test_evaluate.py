@@ -77,16 +77,6 @@ def test_an_empty_split(error_line: ErrorLine, letters: Path) -> None:
     assert line == "letters, split 'test': no query has a relevant document; give a split with judgements above 0"
 
 
-def test_a_model_without_its_tokenizer(
-    error_line: ErrorLine, letters: Path, tiny_encoder: Path, tmp_path: Path
-) -> None:
-    bare = Path(shutil.copytree(tiny_encoder, tmp_path / "bare"))
-    for file in bare.glob("tokenizer*"):
-        file.unlink()
-    line = error_line("evaluate", "--datasets", letters, "--model", "bm25", bare)
-    assert line == f"{bare}: has no tokenizer; copy tokenizer.json and tokenizer_config.json next to config.json"
-
-
 def test_an_output_with_other_files(error_line: ErrorLine, letters: Path, work: Path) -> None:
     (work / "out").mkdir()
     (work / "out" / "results.json").write_text('{"split": "test", "models": {}}')

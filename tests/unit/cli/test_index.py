@@ -34,10 +34,6 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
     [
         ("", "missing: --output"),
         ("--output i --index hnws", "--index: unknown value 'hnws'; did you mean 'hnsw'?"),
-        (
-            "--output i --index hnsw --lists 5",
-            "--lists: has no effect with --index hnsw; leave it out, or give --index ivf or ivfpq",
-        ),
         ("--output i --effort 0", "--effort: 0 is out of range; give a value at least 1"),
         ("--output i --top 0", "--top: 0 is out of range; give at least 1"),
         ("--output i --query  ", "--query: the query is empty; give a few words"),

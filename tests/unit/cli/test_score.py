@@ -212,10 +212,6 @@ def test_user_errors(
     ("flags", "expected"),
     [
         (
-            "--teacher s",
-            "--teacher: has no effect with --loss mw and without --soft-labels; leave it out, or give --loss kl",
-        ),
-        (
             "--loss kl",
             "--teacher: --loss kl needs the scores of a teacher; give the directory that `raytriever score` wrote",
         ),

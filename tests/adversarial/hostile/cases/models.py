@@ -64,7 +64,7 @@ CASES = of_area(
     Case(
         "a model without tokenizer",
         SEARCH,
-        "model: has no tokenizer",
+        "model: has no tokenizer; copy tokenizer.json and tokenizer_config.json next to config.json",
         (removed(TOKENIZER), removed("model/tokenizer_config.json")),
     ),
     Case(

@@ -84,11 +84,8 @@ def plan(source: Source) -> Plan:
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
     files = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
     if not files:
-        raise DataError(
-            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}",
-            source.where,
-            "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)",
-        )
+        remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
+        raise DataError(f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}", source.where, remedy)
     return files
 
 

@@ -64,11 +64,8 @@ def _json_lines(where: str) -> Iterator[bytes]:
             count += 1
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         message = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"cannot be read after row {count} ({type(error).__name__}: {message})",
-            where,
-            "check the network, or put its files under IR_DATASETS_HOME",
-        ) from error
+        what = f"cannot be read after row {count} ({type(error).__name__}: {message})"
+        raise DataError(what, where, "check the network, or put its files under IR_DATASETS_HOME") from error
 
 
 def _document(record: Any) -> dict[str, Any]:
@@ -91,11 +88,8 @@ def _package() -> Any:
     try:
         import ir_datasets
     except ImportError as error:
-        raise DataError(
-            "the package ir_datasets is not installed",
-            f"--dataset {IR_DATASETS}...",
-            "pip install 'raytriever[sources]'",
-        ) from error
+        what = "the package ir_datasets is not installed"
+        raise DataError(what, f"--dataset {IR_DATASETS}...", "pip install 'raytriever[sources]'") from error
     return ir_datasets
 
 

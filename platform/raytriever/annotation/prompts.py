@@ -50,14 +50,7 @@ class AnnotationPrompts:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
-        """Build the messages of a request.
-
-        Args:
-            stage: `relevance`, `answer` or `utility`.
-            query: the question.
-            passages: numbered 1, 2, ... in their order.
-            answer: the pseudo-answer, for `utility`.
-        """
+        """Build the messages of a request; passages are numbered from 1, and `answer` is for `utility` alone."""
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
         numbered = [_mark("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
         texts = {
@@ -71,11 +64,7 @@ class AnnotationPrompts:
     def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
         """Build the messages after a malformed answer, with the reason. A long answer is cut to its end."""
         repair = _PLACEHOLDER.sub(lambda match: reason, self.texts[_REPAIR])
-        return [
-            *messages,
-            {"role": "assistant", "content": content[-_REPEATED:]},
-            {"role": "user", "content": repair},
-        ]
+        return [*messages, {"role": "assistant", "content": content[-_REPEATED:]}, {"role": "user", "content": repair}]
 
 
 def load_prompts(folder: str) -> AnnotationPrompts:

@@ -19,9 +19,7 @@ class ImportConfig:
         form="FILE",
     )
     columns: str = option(
-        "",
-        "columns of --questions that have other names, such as `question=Frage,file=Datei`",
-        needs="questions",
+        "", "columns of --questions that have other names, such as `question=Frage,file=Datei`", needs="questions"
     )
     chunk_tokens: int | None = option(
         None, "largest number of tokens of a passage with its title (default: what the encoder reads)", minimum=16

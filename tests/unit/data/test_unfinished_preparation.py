@@ -125,15 +125,7 @@ def grow_old(leftover: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "again"),
-    [
-        (nothing, []),
-        (cut_off, []),
-        (grow_old, []),
-        (damage, [2]),
-        (lose, [2]),
-        (damage_record, [2]),
-        (add_field, [2]),
-    ],
+    [(nothing, []), (cut_off, []), (grow_old, []), (damage, [2]), (lose, [2]), (damage_record, [2]), (add_field, [2])],
 )
 def test_finished_shards_stay(
     harm: Callable[[Path], None],

@@ -70,10 +70,7 @@ class Spending:
 
     async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
         """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
-
-        Raises:
-            BudgetReached: the request exceeds the budget although no other is in flight.
-        """
+        Raise `BudgetReached` if the request exceeds the budget although no other is in flight."""
         while True:
             needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
             if self._fits(needed):

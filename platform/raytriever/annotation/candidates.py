@@ -42,11 +42,8 @@ Ranking = Int64[ndarray, "queries depth"]
 def open_checked(
     name: str, max_bad_rows: float, bm25_language: str | None, report: Callable[[str], None]
 ) -> RetrievalDataset:
-    """Open a data set with the judgements of all its splits, because the output contains all of them.
-
-    Raises:
-        DataError: the data set cannot be read, or has no documents or no queries.
-    """
+    """Open a data set with the judgements of all its splits, because the output contains all of them. Raise `DataError`
+    if the data set cannot be read, or has no documents or no queries."""
     dataset = open_all_splits(
         name, [], max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes, report=report
     )

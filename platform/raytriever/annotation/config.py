@@ -137,11 +137,8 @@ def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
 
 
 def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:
-    """Return the key from the environment, None if the default variable is not set.
-
-    Raises:
-        ConfigError: another variable is named but not set, or its value cannot be sent.
-    """
+    """Return the key from the environment, None if the default variable is not set. Raise `ConfigError` if another
+    variable is named but not set, or its value cannot be sent."""
     key = os.environ.get(config.key_variable, "").strip()
     if not key:
         if config.key_variable != ServiceConfig().key_variable:

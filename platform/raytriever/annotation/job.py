@@ -81,11 +81,8 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries, store the results in `work.annotations`, and return the number of retries by failure.
-
-    Raises:
-        UserError: the service fails, the budget is used up, the log cannot be written, or too many queries fail.
-    """
+    """Annotate all queries, store the results in `work.annotations`, and return the number of retries by failure. Raise
+    `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail."""
     job, settings, spending = work.job, work.job.annotation, work.annotator.spending
     service = Service(job.service, settings.temperature, settings.max_tokens, key)
     in_flight = job.service.in_flight

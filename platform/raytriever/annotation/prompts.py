@@ -68,11 +68,8 @@ class AnnotationPrompts:
 
 
 def load_prompts(folder: str) -> AnnotationPrompts:
-    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none.
-
-    Raises:
-        ConfigError: the folder does not exist, has no prompt, or has an invalid prompt.
-    """
+    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none. Raise `ConfigError`
+    if the folder does not exist, has no prompt, or has an invalid prompt."""
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
         texts |= _read_folder(expanded(folder))
@@ -145,11 +142,8 @@ def build_schema(stage: str, count: int) -> dict[str, Any]:
 
 
 def read_numbers(stage: str, content: str, count: int) -> list[int]:
-    """Read the passages in an answer, as indices from 0 in the order of the answer, each once.
-
-    Raises:
-        MalformedAnswer: the answer has no list, or an element is not the number of a passage in the prompt.
-    """
+    """Read the passages in an answer, as indices from 0 in the order of the answer, each once. Raise `MalformedAnswer`
+    if the answer has no list, or an element is not the number of a passage in the prompt."""
     values = _field(stage, content)
     if not isinstance(values, list):
         raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')

@@ -193,11 +193,8 @@ class Service:
         await self._session.close()
 
     async def check(self) -> None:
-        """Request the list of models, so that a wrong address, key or model name shows before any slow step.
-
-        Raises:
-            ServiceError: the service cannot be reached, rejects the key, or does not list the model.
-        """
+        """Request the list of models, so that a wrong address, key or model name shows before any slow step. Raise
+        `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
         except TemporaryFailure as failure:

@@ -207,11 +207,8 @@ def write_negatives(
     *,
     replace: bool = False,
 ) -> None:
-    """Write a table to the directory `path`, with `meta` in its manifest.
-
-    Raises:
-        StorageError: the directory exists or cannot be written; see `committed_directory`.
-    """
+    """Write a table to the directory `path`, with `meta` in its manifest. Raise `StorageError` if the directory exists
+    or cannot be written; see `committed_directory`."""
     import pyarrow as pa
 
     described = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}

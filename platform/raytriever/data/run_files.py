@@ -50,11 +50,8 @@ def read_run(
 
 
 def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[ndarray, "queries depth"]:
-    """Return the `depth` highest scores of each query, given by id, NaN in empty slots; others are skipped.
-
-    Raises:
-        DataError: the file cannot be read, or a line has another form.
-    """
+    """Return the `depth` highest scores of each query, given by id, NaN in empty slots; others are skipped. Raise
+    `DataError` if the file cannot be read, or a line has another form."""
     row_of = {query: row for row, query in enumerate(queries)}
     scores: list[list[float]] = [[] for _ in queries]
     for _, query, _, score in _rows(where):

@@ -36,11 +36,8 @@ def hub_file_system() -> Any:
 
 
 def pinned(uri: str) -> str:
-    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes.
-
-    Raises:
-        DataError: the URI has another form, the hub has no such data set or revision, or it cannot be reached.
-    """
+    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes. Raise
+    `DataError` if the URI has another form, the hub has no such data set or revision, or it cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -145,10 +142,7 @@ def reading(where: str, row: list[int]) -> Iterator[None]:
 
 def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
     """Return a URI, pinned to a revision if the store has such, and every file under it, or the one file it names.
-
-    Raises:
-        DataError: the store is unknown or unreachable, or has nothing there.
-    """
+    Raise `DataError` if the store is unknown or unreachable, or has nothing there."""
     from pyarrow.fs import FileSelector, FileType
 
     if uri.startswith(HUB):
@@ -247,10 +241,7 @@ def _list_local(name: str, path: Path) -> list[SourceFile]:
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the files of a folder and of those in it, links followed; names that begin with `.` or `_` are left out.
-
-    Raises:
-        OSError: a folder cannot be read, or links lead in a circle.
-    """
+    Raise `OSError` if a folder cannot be read, or links lead in a circle."""
     status = folder.stat()
     own = (status.st_dev, status.st_ino)
     if own in above:

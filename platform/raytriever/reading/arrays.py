@@ -160,11 +160,8 @@ def open_parquet(where: str, stream: Any) -> Any:
 
 
 def open_arrow_stream(where: str, stream: Any) -> Any:
-    """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`.
-
-    Raises:
-        DataError: it is empty, broken or no Arrow stream, or a column has an extension type.
-    """
+    """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`. Raise `DataError`
+    if it is empty, broken or no Arrow stream, or a column has an extension type."""
     import pyarrow as pa
 
     begin = stream.read(8)

@@ -46,11 +46,8 @@ def _part(name: str, what: str, parse: RowParser, split: str | None = None) -> P
 
 
 def read_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of JSON lines, see `rows.pieces_of`.
-
-    Raises:
-        DataError: `ir_datasets` is missing, or cannot read or download what was asked for.
-    """
+    """Yield pieces of JSON lines, see `rows.pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read
+    or download what was asked for."""
     return pieces_of(_json_lines(where), size, where, "choose another name")
 
 

@@ -94,11 +94,8 @@ class TableFile:
         return cls(where, separator, names)
 
     def rows(self) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad.
-
-        Raises:
-            DataError: the file is no UTF-8, or a quotation mark is never closed.
-        """
+        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad. Raise
+        `DataError` if the file is no UTF-8, or a quotation mark is never closed."""
         read, width = [0], len(self.columns)
         with reading(self.where, read), closing(open_stream(self.where)) as stream:
             lines = _lines(stream, self.where)

@@ -66,11 +66,8 @@ def _has(source: Source, pattern: re.Pattern[str]) -> bool:
 
 
 def plan(source: Source) -> Plan:
-    """Return the plan of a folder with topics.
-
-    Raises:
-        DataError: there is no corpus, there are no judgements, or there are several data sets.
-    """
+    """Return the plan of a folder with topics. Raise `DataError` if there is no corpus, there are no judgements, or
+    there are several data sets."""
     topics, qrels = _by_split(source, _TOPICS), _by_split(source, _QRELS)
     if not qrels:
         what = f"no judgements in it; it holds {shown(source)}"

@@ -291,11 +291,8 @@ _SHARED = [__name__, "pyarrow", "pandas"]
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Make the shards in a pool of processes; reports arrive in the order of completion.
-
-    Raises:
-        DataError: a file is broken, or processes died `TRIES` times while they had the same chunk.
-    """
+    """Make the shards in a pool of processes; reports arrive in the order of completion. Raise `DataError` if a file is
+    broken, or processes died `TRIES` times while they had the same chunk."""
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
     workers = usable_cores()

@@ -106,11 +106,8 @@ class DatasetMeta(TypedDict):
 
 
 def prepared_meta(folder: Path) -> DatasetMeta | None:
-    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version.
-
-    Raises:
-        StorageError: the manifest has changed.
-    """
+    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version. Raise
+    `StorageError` if the manifest has changed."""
     file = folder / MANIFEST
     if not file.is_file():
         return None

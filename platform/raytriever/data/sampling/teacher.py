@@ -43,11 +43,8 @@ class TeacherTable:
     def of(
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
-        """Build a table from pairs of positions and their scores in any order; `where` is the path for messages.
-
-        Raises:
-            DataError: there is no pair, a score is not finite, or a pair has two scores.
-        """
+        """Build a table from pairs of positions and their scores in any order; `where` is the path for messages. Raise
+        `DataError` if there is no pair, a score is not finite, or a pair has two scores."""
         if not len(scores):
             raise DataError("holds no score", where, "score some pairs first")
         with np.errstate(over="ignore"):
@@ -64,10 +61,9 @@ class TeacherTable:
         again = pairs[1:] == pairs[:-1]
         contrary = pairs[1:][again & (scores[1:] != scores[:-1])]
         if len(contrary):
-            query, document = divmod(int(contrary[0]), len(dataset.documents))
-            what = (
-                f"query {dataset.queries.ids[query]!r} and document {dataset.documents.ids[document]!r} have two scores"
-            )
+            at = divmod(int(contrary[0]), len(dataset.documents))
+            names = dataset.queries.ids[at[0]], dataset.documents.ids[at[1]]
+            what = f"query {names[0]!r} and document {names[1]!r} have two scores"
             raise DataError(what, where, "give each pair one")
         first = np.append(True, ~again)
         return cls(pairs[first], scores[first], len(dataset.documents))

@@ -51,11 +51,8 @@ def most_bytes(kind: str) -> int:
 
 
 def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
-    """Return the sections of a document of a kind of `KINDS`, not larger than `most_bytes`.
-
-    Raises:
-        DataError: it is empty, has no text, is encrypted or broken, or its bytes are not of its encoding.
-    """
+    """Return the sections of a document of a kind of `KINDS`, not larger than `most_bytes`. Raise `DataError` if it is
+    empty, has no text, is encrypted or broken, or its bytes are not of its encoding."""
     try:
         if kind == PDF:
             return parse_pdf(stream, where)

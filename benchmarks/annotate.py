@@ -33,9 +33,8 @@ from urllib.request import Request, urlopen
 import aiohttp
 
 from ends import End, parser, report
-from raytriever.annotation.annotator import AnnotationQuery
+from raytriever.annotation.annotator import AnnotationQuery, count_bytes
 from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts
-from raytriever.annotation.requests import count_bytes
 
 REPOSITORY = Path(__file__).parent.parent
 QUERIES, PASSAGES, IN_FLIGHT, SECONDS = 200, 4, 16, 0.2

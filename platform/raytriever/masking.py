@@ -36,32 +36,10 @@ _TOKEN = re.compile(
     r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|"
     r"\bgh[oprsu]_[A-Za-z0-9]{30,}|(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}"
 )
-_SECRET_WORDS = {
-    "sig",
-    "signature",
-    "key",
-    "apikey",
-    "accesskey",
-    "accountkey",
-    "secretkey",
-    "privatekey",
-    "pwd",
-    "pass",
-    "passwd",
-    "password",
-    "passphrase",
-    "auth",
-    "authorization",
-    "token",
-    "accesstoken",
-    "secret",
-    "credential",
-    "credentials",
-    "jwt",
-    "bearer",
-    "sas",
-    "accessid",
-}
+_SECRET_WORD = re.compile(
+    "sig|signature|key|apikey|accesskey|accountkey|secretkey|privatekey|pwd|pass|passwd|password|passphrase|auth|"
+    "authorization|token|accesstoken|secret|credential|credentials|jwt|bearer|sas|accessid"
+)
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # Stores whose addresses hold signatures and keys as parameters, and the parameters that are known to hold none.
 _STORES = re.compile(
@@ -69,22 +47,10 @@ _STORES = re.compile(
     r"(\.amazonaws\.com|\.blob\.core\.windows\.net|\.dfs\.core\.windows\.net|storage\.googleapis\.com))\b",
     re.IGNORECASE,
 )
-_HARMLESS = {
-    "region",
-    "scheme",
-    "endpoint_override",
-    "allow_bucket_creation",
-    "allow_bucket_deletion",
-    "force_virtual_addressing",
-    "anonymous",
-    "retry_limit_seconds",
-    "blob_storage_authority",
-    "dfs_storage_authority",
-    "blob_storage_scheme",
-    "dfs_storage_scheme",
-    "enable_tls",
-    "versionid",
-}
+_HARMLESS = re.compile(
+    "region|scheme|endpoint_override|allow_bucket_(?:creation|deletion)|force_virtual_addressing|anonymous|"
+    "retry_limit_seconds|(?:blob|dfs)_storage_(?:authority|scheme)|enable_tls|versionid"
+)
 _SECRET_VARIABLE = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|SAS|SIGNATURE|CONNECTION_STRING|"
     r"(API|ACCESS|ACCOUNT|AUTH|PRIVATE|SECRET)_?KEY)(_ID)?$",
@@ -147,7 +113,7 @@ def _secrets(text: str) -> Iterator[Secret]:
     for match in _PARAMETER.finditer(text):
         name = unquote(match[1])
         of_store = any(start <= match.start() < end for start, end in stores)
-        if _is_secret(name) or (of_store and name.lower() not in _HARMLESS):
+        if _is_secret(name) or (of_store and not _HARMLESS.fullmatch(name.lower())):
             secrets.append(Secret(*match.span(2), f"a value of {name}"))
     end = 0
     for secret in sorted(secrets, key=lambda one: (one.start, -one.end)):
@@ -159,7 +125,7 @@ def _secrets(text: str) -> Iterator[Secret]:
 def _is_secret(name: str) -> bool:
     """Return True if a parameter's name has a word such as `sig`, `key` or `token`; `monkey` and `author` have none."""
     words = [word.lower() for word in _WORDS.findall(name)]
-    return any(word in _SECRET_WORDS for word in words) or "".join(words) in _SECRET_WORDS
+    return any(map(_SECRET_WORD.fullmatch, [*words, "".join(words)]))
 
 
 def _environment_secrets() -> set[str]:

@@ -1,4 +1,4 @@
-"""Annotation of queries: relevance, pseudo-answer, utility.
+"""Annotation of queries: relevance, pseudo-answer, utility; and the requests of these three stages.
 
 The method is that of *Training dense retrievers with multiple positive passages*, section 4.2, stages 2 to 4, after
 Zhang et al. (2025).
@@ -7,22 +7,43 @@ Zhang et al. (2025).
 2. It writes an answer from the relevant passages.
 3. It selects the passages that were useful and necessary for the answer, the most useful first. They are the positives.
 
-More queries are processed at once than requests may be in flight. So the service stays busy while an answer is written
-to disk, and while the last queries end.
+A request without an answer in the log is sent, paid, logged and parsed. If the answer is malformed, it is repeated with
+the reason. Every answer is on disk before the job uses it. Identical requests are sent once. More queries are processed
+at once than requests may be in flight, and requests of the earliest stage go first. So the service stays busy while an
+answer is written to disk, and while the last queries end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, TypeVar
 
-from raytriever.annotation.budget import BudgetReached
-from raytriever.annotation.prompts import ANSWER, RELEVANCE, UTILITY, MalformedAnswer, number_reader, read_answer
-from raytriever.annotation.requests import Counts, StageClient
-from raytriever.annotation.service import RequestRefused, ServiceError
+from raytriever.annotation.answer_log import AnswerLog, Entry
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts
+from raytriever.annotation.config import AnnotationConfig
+from raytriever.annotation.prompts import (
+    ANSWER,
+    RELEVANCE,
+    STAGES,
+    UTILITY,
+    AnnotationPrompts,
+    MalformedAnswer,
+    Message,
+    build_schema,
+    number_reader,
+    read_answer,
+)
+from raytriever.annotation.service import RequestRefused, Service, ServiceError
 from raytriever.errors import UserError, setting
 
+T = TypeVar("T")
 _MIN_QUERIES = 20  # the share of failures means little before as many queries are finished
 _QUERIES_PER_REQUEST = 2  # queries processed at once for each request that may be in flight
 
@@ -46,16 +67,102 @@ class Annotation:
     failed: str = ""
 
 
-class Annotator(StageClient):
-    """Client that takes each query through the three stages."""
+class Slots:
+    """Semaphore with priorities: waiters are served by their step, then by their order of arrival.
+
+    Args:
+        free: number of slots, at least 1.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._turns = count()
+
+    @asynccontextmanager
+    async def hold(self, step: int) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it. `step` counts from 0."""
+        if self._free:
+            self._free -= 1
+        else:
+            granted = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (step, next(self._turns), granted))
+            try:
+                await granted
+            except asyncio.CancelledError:
+                if granted.done() and not granted.cancelled():  # granted just before
+                    self._release()
+                raise
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            granted = heappop(self._waiting)[2]
+            if not granted.done():
+                granted.set_result(None)
+                return
+        self._free += 1
+
+
+@dataclass
+class Counts:
+    """Counts of answers and failures."""
+
+    asked: int = 0
+    from_log: int = 0
+    malformed: int = 0
+    uncounted: int = 0
+    first_malformed: str = ""
+    failed: int = 0
+    first_failed: str = ""
+
+
+class MissingAnswer(Exception):
+    """Error for a request without an answer in the log, when no service is connected."""
+
+    def __init__(self, stage: str, messages: list[Message]) -> None:
+        super().__init__(stage)
+        self.stage, self.messages = stage, messages
+
+
+@dataclass
+class Annotator:
+    """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
+
+    Args:
+        prompts, config: the prompts and the settings of requests.
+        llm: name of the model, a part of the key of every request.
+        job: name of the job in the entries of the log, from which later runs compute its costs.
+        log: the answer log.
+        service: with None no request is sent, and an answer that the log lacks raises `MissingAnswer`.
+        spending: costs and budget.
+        in_flight: number of parallel requests.
+    """
+
+    prompts: AnnotationPrompts
+    config: AnnotationConfig
+    llm: str
+    job: str
+    log: AnswerLog
+    service: Service | None
+    spending: Spending
+    in_flight: int = 1
+    counts: Counts = field(default_factory=Counts)
+
+    def __post_init__(self) -> None:
+        self._slots = Slots(self.in_flight)
+        self._in_flight: dict[str, asyncio.Future[Entry]] = {}
+        self.stop_reasons: list[UserError | BudgetReached] = []
 
     async def run(
         self, questions: Iterator[tuple[int, AnnotationQuery]], on_result: Callable[[int, Annotation], None]
     ) -> UserError | BudgetReached | None:
-        """Annotate all questions, and call `on_result` after each. `on_result` may raise a `UserError` to stop the job.
+        """Annotate all questions, and call `on_result` after each, which may raise a `UserError` to stop the job.
 
-        Returns:
-            The reason if the job stopped early, else None. All requests in flight are answered and logged first.
+        Return the reason if the job stopped early. All requests in flight are answered and logged first.
         """
         stop_reasons = self.stop_reasons
 
@@ -104,6 +211,94 @@ class Annotator(StageClient):
             # Relevance is binary, so the order of the candidates stays.
             relevant += [start + index for index in sorted(indices)]
         return relevant
+
+    async def ask(
+        self, stage: str, query: str, passages: Sequence[str], read: Callable[[str], T], answer: str = ""
+    ) -> T:
+        """Return the answer of a stage, parsed by `read`. A malformed answer is requested again with the reason.
+
+        Raises:
+            MalformedAnswer: the answer is malformed after all repairs.
+            RequestRefused, ServiceError, StorageError, BudgetReached: there is no answer.
+        """
+        messages = self.prompts.build_messages(stage, query, passages, answer)
+        schema = build_schema(stage, len(passages))
+        for repair in range(self.config.repairs + 1):
+            entry = await self._entry(stage, messages, schema)
+            content = str(entry["content"])
+            try:
+                return read(content)
+            except MalformedAnswer as error:
+                reason = str(error) if entry["finish"] == "stop" else f"{error} (ended by {entry['finish']})"
+                self.counts.malformed += 1
+                self.counts.first_malformed = self.counts.first_malformed or f"{stage}: {reason}: {content[:120]!r}"
+                if repair == self.config.repairs:
+                    raise MalformedAnswer(f"{stage}: {reason}") from error
+                messages = self.prompts.build_repair_messages(messages, content, reason)
+        raise AssertionError("a range that begins at 0 is not empty")
+
+    def key(self, messages: list[Message], schema: dict[str, Any]) -> str:
+        """Return the SHA-256 of all inputs of an answer: model, parameters, messages and schema."""
+        config = self.config
+        parts = [self.llm, config.temperature, config.max_tokens, messages, schema]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    async def _entry(self, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+        key = self.key(messages, schema)
+        in_flight = self._in_flight.get(key)
+        if in_flight is not None:
+            return await asyncio.shield(in_flight)
+        entry = self.log.get(key)
+        if entry is not None:
+            self.counts.from_log += 1
+            return entry
+        if self.service is None:
+            raise MissingAnswer(stage, messages)
+        future = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        try:
+            entry = await self._pay(key, stage, messages, schema)
+            future.set_result(entry)
+            return entry
+        except BaseException as error:
+            future.set_exception(error if isinstance(error, Exception) else ServiceError("interrupted"))
+            with suppress(BaseException):
+                future.exception()  # marks the error as retrieved, because no other query may wait for it
+            raise
+        finally:
+            del self._in_flight[key]
+
+    async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
+        assert self.service is not None
+        size = count_bytes(messages)
+        async with self._slots.hold(STAGES.index(stage)):
+            reserved = await self.spending.reserve(size, self.config.max_tokens)
+            if self.stop_reasons:
+                self.spending.settle(reserved, TokenCounts())
+                raise self.stop_reasons[0]
+            paid = TokenCounts()
+            try:
+                reply = await self.service.chat(messages, schema)
+                guessed = reply.read is None or reply.written is None
+                self.counts.uncounted += guessed
+                estimator = self.spending.estimator
+                paid.read = estimator.estimate(size) if reply.read is None else reply.read
+                paid.written = estimator.estimate(len(reply.content.encode("utf-8", "replace")))
+                if reply.written is not None:
+                    paid.written = reply.written
+                if reply.read:
+                    estimator.record(size, reply.read)
+            finally:
+                self.spending.settle(reserved, paid)
+        entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
+        entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
+        await self.log.put(key, entry)
+        self.counts.asked += 1
+        return entry
+
+
+def count_bytes(messages: list[Message]) -> int:
+    """Return the size of a prompt in bytes of UTF-8, from which its tokens are estimated."""
+    return sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
 
 
 def split_evenly(passages: Sequence[str], size: int) -> Iterator[tuple[int, Sequence[str]]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.config import ServiceConfig
 
 # Bytes of UTF-8 per token, until a service has counted tokens: typical of English text and byte-pair vocabularies.
@@ -53,13 +54,7 @@ class TokenEstimator:
 
 @dataclass
 class Spending:
-    """Spent and reserved costs, and the budget.
-
-    Args:
-        config: prices and budgets.
-        spent: tokens that earlier runs of the job paid.
-        estimator: estimates tokens before they are counted.
-    """
+    """Spent costs, also of earlier runs of the job, and reserved costs, within the budgets of the settings."""
 
     config: ServiceConfig
     spent: TokenCounts = field(default_factory=TokenCounts)
@@ -75,10 +70,7 @@ class Spending:
 
     async def reserve(self, prompt_bytes: int, max_tokens: int) -> TokenCounts:
         """Reserve the largest possible cost of a request, as soon as the budget allows it next to those in flight.
-
-        Raises:
-            BudgetReached: the request exceeds the budget although no other is in flight.
-        """
+        Raise `BudgetReached` if the request exceeds the budget although no other is in flight."""
         while True:
             needed = TokenCounts(self.estimator.estimate(prompt_bytes), max_tokens)
             if self._fits(needed):
@@ -108,3 +100,16 @@ class Spending:
         if config.budget_tokens is not None and read + written > config.budget_tokens:
             return False
         return config.budget is None or TokenCounts(read, written).cost(config) <= config.budget
+
+
+def read_costs(log: AnswerLog, llm: str) -> tuple[dict[str, TokenCounts], TokenEstimator]:
+    """Return the tokens that each job paid, and a token estimator fitted to the answers of a model."""
+    paid: dict[str, TokenCounts] = {}
+    estimator = TokenEstimator()
+    for entry in log.entries():
+        tokens = paid.setdefault(entry["job"], TokenCounts())
+        tokens.read += entry["read"]
+        tokens.written += entry["written"]
+        if entry["llm"] == llm and not entry["guessed"]:
+            estimator.record(entry["bytes"], entry["read"])
+    return paid, estimator

@@ -1,4 +1,4 @@
-"""Candidates of each query: the merged results of several retrievers.
+"""Queries to annotate, and the candidates of each: the merged results of several retrievers.
 
 This is stage 1 of section 4.2 of *Training dense retrievers with multiple positive passages*.
 
@@ -10,6 +10,7 @@ of the query is left out, as in BEIR. Of documents with equal texts the first is
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from numpy import ndarray
 from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.run_files import read_run
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding
+from raytriever.errors import DataError
 from raytriever.index.exact.search import tie_order
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.bm25 import Bm25Index
@@ -33,6 +37,42 @@ from raytriever.search.exact import search_store
 
 _FUSION = 60
 Ranking = Int64[ndarray, "queries depth"]
+
+
+def open_checked(
+    name: str, max_bad_rows: float, bm25_language: str | None, report: Callable[[str], None]
+) -> RetrievalDataset:
+    """Open a data set with the judgements of all its splits, because the output contains all of them. Raise `DataError`
+    if the data set cannot be read, or has no documents or no queries."""
+    dataset = open_all_splits(
+        name, [], max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes, report=report
+    )
+    for kind, rows in (("documents", dataset.documents), ("queries", dataset.queries)):
+        if not len(rows):
+            raise DataError(f"contains no {kind}", name, f"give a data set with {kind}")
+    return dataset
+
+
+def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> list[int]:
+    """Choose at most `most` queries: those with judgements in a split, or for a new split those without judgements.
+
+    They are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller one.
+
+    Raises:
+        DataError: no query qualifies.
+    """
+    if split in dataset.judgements:
+        chosen = np.unique(dataset.judgements[split].queries).tolist()
+    else:
+        everything = np.arange(len(dataset.queries))
+        judged = [everything[:0], *(rows.queries for rows in dataset.judgements.values())]
+        chosen = np.setdiff1d(everything, np.concatenate(judged)).tolist()
+    if not chosen:
+        splits = ", ".join(dataset.judgements) or "none"
+        what = f"has no split {split!r} and no query without judgements"
+        raise DataError(what, dataset.name, f"choose one of its splits: {splits}")
+    ids = dataset.queries.ids
+    return sorted(chosen, key=lambda query: hashlib.sha256(ids[query].encode()).digest())[:most]
 
 
 def find_candidates(
@@ -47,13 +87,8 @@ def find_candidates(
 ) -> list[list[int]]:
     """Return for each query the documents that any retriever ranks among its first `depth`, best first.
 
-    Args:
-        dataset: the corpus and the queries.
-        queries: positions of the queries.
-        retrievers: `bm25`, `dense`, or the path of a run.
-        model, precision: the encoder of `dense`.
-        embeddings: path of its embeddings of the passages. With None they come from the cache or are computed.
-        report: receives a line for each slow step.
+    Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` are the encoder of `dense`, and
+    `embeddings` the path of its embeddings of the passages; with None they come from the cache or are computed.
 
     Raises:
         UserError: a run, the encoder or the embeddings cannot be used.

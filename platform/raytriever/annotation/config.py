@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -101,11 +103,8 @@ class ServiceConfig:
 def check_service(config: ServiceConfig) -> None:
     """Raise `ConfigError` for an invalid address, a missing model name or a budget without prices."""
     if not config.endpoint:
-        raise ConfigError(
-            "is missing",
-            setting("endpoint"),
-            "give the address of an OpenAI-compatible service, such as http://localhost:8000/v1",
-        )
+        remedy = "give the address of an OpenAI-compatible service, such as http://localhost:8000/v1"
+        raise ConfigError("is missing", setting("endpoint"), remedy)
     try:
         address = urlsplit(config.endpoint)
         is_valid = address.scheme in ("http", "https") and address.hostname is not None and address.port != 0
@@ -114,24 +113,17 @@ def check_service(config: ServiceConfig) -> None:
     if not is_valid:
         raise ConfigError("is not a valid address", setting("endpoint"), "give one such as http://localhost:8000/v1")
     if address.username is not None or address.password is not None or address.query or address.fragment:
-        raise ConfigError(
-            "contains more than host and path",
-            setting("endpoint"),
-            f"store a key in the variable that {setting('key_variable')} names",
-        )
+        remedy = f"store a key in the variable that {setting('key_variable')} names"
+        raise ConfigError("contains more than host and path", setting("endpoint"), remedy)
     if not config.llm.strip():
         raise ConfigError("is missing", setting("llm"), "give the name of the model at the service")
     # A user may pass the key itself, so no message shows this value.
     if not _VARIABLE.fullmatch(config.key_variable):
-        raise ConfigError(
-            "is not the name of an environment variable", setting("key_variable"), "give the name, never the key"
-        )
+        what = "is not the name of an environment variable"
+        raise ConfigError(what, setting("key_variable"), "give the name, never the key")
     if config.budget is not None and not (config.price_in or config.price_out):
-        raise ConfigError(
-            "needs the prices of tokens",
-            setting("budget"),
-            f"give {setting('price_in')} and {setting('price_out')}, or {setting('budget_tokens')}",
-        )
+        remedy = f"give {setting('price_in')} and {setting('price_out')}, or {setting('budget_tokens')}"
+        raise ConfigError("needs the prices of tokens", setting("budget"), remedy)
 
 
 def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
@@ -143,3 +135,21 @@ def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
             raise ConfigError(f"contains {name!r} twice", setting("candidates"), "give each source once")
     if embeddings and DENSE not in config.retrievers:
         raise ConfigError(f"are used by {DENSE} only", setting("embeddings"), f"add {DENSE} to {setting('candidates')}")
+
+
+def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:
+    """Return the key from the environment, None if the default variable is not set. Raise `ConfigError` if another
+    variable is named but not set, or its value cannot be sent."""
+    key = os.environ.get(config.key_variable, "").strip()
+    if not key:
+        if config.key_variable != ServiceConfig().key_variable:
+            what = "names an environment variable that is not set"
+            raise ConfigError(what, setting("key_variable"), "export it, or name another")
+        return None
+    if not key.isascii() or not key.isprintable() or " " in key:
+        what = "names a variable with a character that is invalid in a key"
+        raise ConfigError(what, setting("key_variable"), "set it to the key alone")
+    address = urlsplit(config.base)
+    if address.scheme == "http" and address.hostname not in LOCAL:
+        report(f"The key is sent to {address.hostname} without encryption. Use https in an untrusted network.")
+    return key

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from raytriever.annotation.annotator import AnnotationQuery, Annotator, split_evenly
+from raytriever.annotation.annotator import AnnotationQuery, Annotator, MissingAnswer, count_bytes, split_evenly
 from raytriever.annotation.budget import TokenCounts, TokenEstimator
 from raytriever.annotation.config import ServiceConfig
 from raytriever.annotation.prompts import (
@@ -24,7 +24,6 @@ from raytriever.annotation.prompts import (
     number_reader,
     read_answer,
 )
-from raytriever.annotation.requests import MissingAnswer, count_bytes
 
 # Tokens assumed by `likely`: a short paragraph; a number with its comma; the braces and the name of the field.
 _ANSWER_TOKENS, _NUMBER_TOKENS, _FORM_TOKENS = 80, 2, 6

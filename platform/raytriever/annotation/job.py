@@ -10,16 +10,20 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, check_failures
+from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotator, Counts, check_failures
 from raytriever.annotation.answer_log import AnswerLog
-from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator
-from raytriever.annotation.candidates import find_candidates
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation, check_service
+from raytriever.annotation.budget import BudgetReached, Spending, TokenCounts, TokenEstimator, read_costs
+from raytriever.annotation.candidates import choose_queries, find_candidates, open_checked
+from raytriever.annotation.config import (
+    AnnotationConfig,
+    ServiceConfig,
+    check_annotation,
+    check_service,
+    read_service_key,
+)
 from raytriever.annotation.estimate import estimate
-from raytriever.annotation.inputs import choose_queries, open_checked, read_costs, read_service_key
 from raytriever.annotation.output import write_annotated
 from raytriever.annotation.prompts import AnnotationPrompts, load_prompts
-from raytriever.annotation.requests import Counts
 from raytriever.annotation.service import Service
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
@@ -57,13 +61,8 @@ class AnnotationJob:
 
 @dataclass(kw_only=True)
 class OpenedJob:
-    """Job with its data set, candidates and annotator.
-
-    Args:
-        queries: positions of the queries, in the order of annotation.
-        candidates: positions of the candidate documents of each query.
-        annotator: has no service until `annotate` replaces it.
-        annotations: result of each finished query, by its index in `queries`.
+    """Job with its data set, the positions of its queries in the order of annotation and of their candidates, and the
+    annotator, which `annotate` connects to a service. `annotations` are by index in `queries`.
     """
 
     job: AnnotationJob
@@ -82,29 +81,12 @@ class OpenedJob:
 
 
 async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], None]) -> dict[str, int]:
-    """Annotate all queries, and store the results in `work.annotations`.
-
-    Returns:
-        Number of repeated requests by the kind of failure.
-
-    Raises:
-        UserError: the service fails, the budget is used up, the log cannot be written, or too many queries fail.
-    """
-    job, unconnected = work.job, work.annotator
-    settings = job.annotation
+    """Annotate all queries, store the results in `work.annotations`, and return the number of retries by failure. Raise
+    `UserError` if the service fails, the budget is used up, the log cannot be written, or too many queries fail."""
+    job, settings, spending = work.job, work.job.annotation, work.annotator.spending
     service = Service(job.service, settings.temperature, settings.max_tokens, key)
-    spending = unconnected.spending
-    annotator = Annotator(
-        prompts=unconnected.prompts,
-        config=settings,
-        llm=unconnected.llm,
-        job=unconnected.job,
-        log=unconnected.log,
-        service=service,
-        spending=spending,
-        in_flight=job.service.in_flight,
-    )
-    work.annotator = annotator
+    in_flight = job.service.in_flight
+    annotator = work.annotator = replace(work.annotator, service=service, in_flight=in_flight, counts=Counts())
     counts = annotator.counts
     with Progress("annotation", len(work.queries), "question") as progress:
 
@@ -120,10 +102,8 @@ async def annotate(work: OpenedJob, key: str | None, report: Callable[[str], Non
     if isinstance(ended, BudgetReached):
         raise _out_of_budget(work)
     if ended is not None:
-        report(
-            f"{len(work.annotations):,} of {len(work.queries):,} queries are annotated. "
-            f"Their answers are kept in {annotator.log.path}."
-        )
+        done = f"{len(work.annotations):,} of {len(work.queries):,} queries are annotated"
+        report(f"{done}. Their answers are kept in {annotator.log.path}.")
         raise ended
     if failure := check_failures(counts, len(work.annotations), settings.max_failed, is_complete=True):
         raise failure
@@ -152,11 +132,8 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
     annotations = {work.queries[number]: work.annotations[number] for number in numbers}
     candidates: dict[int, Sequence[int]] = {work.queries[number]: work.candidates[number] for number in numbers}
     if not any(annotation.useful for annotation in annotations.values()):
-        raise DataError(
-            "the model found no positive for any query",
-            work.dataset.name,
-            f"check the prompts, {setting('llm')} and {setting('candidates')}",
-        )
+        what = "the model found no positive for any query"
+        raise DataError(what, work.dataset.name, f"check the prompts, {setting('llm')} and {setting('candidates')}")
     spent = annotator.spending.spent
     meta: dict[str, Any] = {
         "kind": "annotations",
@@ -184,15 +161,8 @@ def write(work: OpenedJob, output: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AnnotationResult:
-    """Result of a job.
-
-    Args:
-        meta: meta of the manifest.
-        human: True if people judged a document of the split relevant.
-        counts: counts of answers and failures.
-        retried: number of repeated requests by the kind of failure.
-        quarantined: line about bad rows, None if there are none.
-    """
+    """Result of a job: meta of the manifest, whether people judged a document of the split relevant, counts of answers
+    and failures, repeated requests by the kind of failure, and a line about bad rows, if there are any."""
 
     meta: dict[str, Any]
     human: bool
@@ -204,12 +174,9 @@ class AnnotationResult:
 def run_annotation(
     job: AnnotationJob, output: Path, dry_run: bool, report: Callable[[str], None], wait: bool = False
 ) -> tuple[str, AnnotationResult | None]:
-    """Annotate, and write the data set to `output`. A dry run ends with the estimate.
+    """Annotate, write the data set to `output`, and return the estimate and the result; a dry run ends with the first.
 
     With `wait` the job waits for another job that holds the answer log.
-
-    Returns:
-        The estimate, and the result or None for a dry run.
 
     Raises:
         UserError: an input is invalid, or the service fails. Only answers are kept, and the same command continues
@@ -249,9 +216,7 @@ def run_annotation(
         log.close()
     bad = str(dataset.quarantine) if dataset.quarantine.total else None
     human = job.split in dataset.judgements and bool((dataset.judgements[job.split].scores > 0).any())
-    return table, AnnotationResult(
-        meta=meta, human=human, counts=work.annotator.counts, retried=retried, quarantined=bad
-    )
+    return table, AnnotationResult(meta, human, work.annotator.counts, retried, bad)
 
 
 def _prepare(
@@ -266,15 +231,11 @@ def _prepare(
     """Find the candidates, and create an annotator without a service."""
     settings = job.annotation
     queries = choose_queries(dataset, job.split, settings.max_queries)
-    retrievers = settings.retrievers
     model = job.model, job.precision, job.embeddings
-    candidates = find_candidates(dataset, queries, retrievers, settings.depth, *model, report)
+    candidates = find_candidates(dataset, queries, settings.retrievers, settings.depth, *model, report)
     if not any(candidates):
-        raise DataError(
-            f"has no candidate passage for any of {len(queries):,} queries",
-            dataset.name,
-            f"add sources to {setting('candidates')}",
-        )
+        what = f"has no candidate passage for any of {len(queries):,} queries"
+        raise DataError(what, dataset.name, f"add sources to {setting('candidates')}")
     name = job_name(job, dataset, prompts)
     spending = Spending(job.service, paid.get(name, TokenCounts()), estimator)
     unconnected = Annotator(

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -38,19 +38,11 @@ def write_annotated(
     agreed: str,
     meta: dict[str, Any],
 ) -> dict[str, int]:
-    """Write the data set to the directory `path`.
+    """Write the data set to the new directory `path`, with all its splits and the annotated one, which may be new.
 
-    Args:
-        path: a new directory.
-        dataset: data set with all its splits.
-        split: name of the annotated split, which may be new.
-        annotations, candidates: by the position of the query.
-        agreed: `human` or `llm`.
-        meta: meta of the manifest; the returned counts are added to it.
-
-    Returns:
-        Counts: positives of the model; those that people also judged relevant; those left out because people judged
-        them 0; copied hard negatives.
+    Annotations and candidates are by the position of the query, `agreed` is `human` or `llm`. Counts are returned and
+    added to `meta`: positives of the model; those that people also judged relevant; those left out because people
+    judged them 0; copied hard negatives.
 
     Raises:
         StorageError: `path` exists already, or cannot be written.
@@ -59,22 +51,20 @@ def write_annotated(
     merged, counts = merge_positives(rows, annotations, agreed)
     with committed_directory(path, meta) as temporary:
         documents, queries = dataset.documents, dataset.queries
-        with open(temporary / "corpus.jsonl", "w", encoding="utf-8") as file:
-            for name, title, text in zip(documents.ids, documents.titles, documents.texts, strict=True):
-                _row(file, {"_id": name, "title": title, "text": text})
-        with open(temporary / "queries.jsonl", "w", encoding="utf-8") as file:
-            for name, text in zip(queries.ids, queries.texts, strict=True):
-                _row(file, {"_id": name, "text": text})
-        if dataset.answers is not None:
-            with open(temporary / "answers.jsonl", "w", encoding="utf-8") as file:
-                for query in np.unique(dataset.answers.queries).tolist():
-                    _row(file, {"_id": queries.ids[query], "answers": dataset.answers.of(query)})
+        passages = zip(documents.ids, documents.titles, documents.texts, strict=True)
+        corpus = ({"_id": name, "title": title, "text": text} for name, title, text in passages)
+        _write_rows(temporary / "corpus.jsonl", corpus)
+        questions = ({"_id": name, "text": text} for name, text in zip(queries.ids, queries.texts, strict=True))
+        _write_rows(temporary / "queries.jsonl", questions)
+        if (answers := dataset.answers) is not None:
+            answered = np.unique(answers.queries).tolist()
+            rows_of_answers = ({"_id": queries.ids[query], "answers": answers.of(query)} for query in answered)
+            _write_rows(temporary / "answers.jsonl", rows_of_answers)
         (temporary / "qrels").mkdir()
         for name, table in {**dataset.judgements, split: merged}.items():
             _write_judgements(temporary / "qrels", name, table, dataset)
-        with open(temporary / ANNOTATIONS, "w", encoding="utf-8") as file:
-            for query, annotation in annotations.items():
-                _row(file, _annotation_row(dataset, query, annotation, candidates[query]))
+        replies = (_annotation_row(dataset, query, one, candidates[query]) for query, one in annotations.items())
+        _write_rows(temporary / ANNOTATIONS, replies)
         counts["negatives"] = _write_negatives(temporary / NEGATIVES, dataset)
         meta |= counts
     return counts
@@ -121,9 +111,7 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
         for query, document, score in zip(lost.queries.tolist(), lost.documents, lost.scores.tolist(), strict=True):
             lines.append([dataset.queries.ids[query], document, score, SOURCES[0], 0])
     if any(_BREAKS.search(line[0]) or _BREAKS.search(line[1]) for line in lines):
-        with open(folder / f"{split}.jsonl", "w", encoding="utf-8") as file:
-            for line in lines:
-                _row(file, dict(zip(header, line, strict=True)))
+        _write_rows(folder / f"{split}.jsonl", (dict(zip(header, line, strict=True)) for line in lines))
         return
     with open(folder / f"{split}.tsv", "w", encoding="utf-8") as file:
         for line in [header, *lines]:
@@ -136,12 +124,8 @@ def _write_negatives(path: Path, dataset: RetrievalDataset) -> int:
     if rows is None:
         return 0
     size = len(dataset.documents)
-    judged = [each.queries * size + each.documents for each in dataset.judgements.values()]
-    keep = (
-        ~np.isin(rows.queries * size + rows.documents, np.concatenate(judged))
-        if judged
-        else np.ones(len(rows.queries), bool)
-    )
+    judged = [np.zeros(0, np.int64), *(each.queries * size + each.documents for each in dataset.judgements.values())]
+    keep = ~np.isin(rows.queries * size + rows.documents, np.concatenate(judged))
     if not keep.any():
         return 0
     columns = (column[keep] for column in (rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores))
@@ -161,5 +145,6 @@ def _annotation_row(
     return {**row, "relevant": relevant, "answer": annotation.answer, "useful": useful}
 
 
-def _row(file: TextIO, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

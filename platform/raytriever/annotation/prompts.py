@@ -50,14 +50,7 @@ class AnnotationPrompts:
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
     def build_messages(self, stage: str, query: str, passages: Sequence[str], answer: str = "") -> list[Message]:
-        """Build the messages of a request.
-
-        Args:
-            stage: `relevance`, `answer` or `utility`.
-            query: the question.
-            passages: numbered 1, 2, ... in their order.
-            answer: the pseudo-answer, for `utility`.
-        """
+        """Build the messages of a request; passages are numbered from 1, and `answer` is for `utility` alone."""
         seal = hashlib.sha256(json.dumps([query, *passages, answer]).encode()).hexdigest()[:12]
         numbered = [_mark("passage", text, seal, f" number={n}") for n, text in enumerate(passages, start=1)]
         texts = {
@@ -71,19 +64,12 @@ class AnnotationPrompts:
     def build_repair_messages(self, messages: list[Message], content: str, reason: str) -> list[Message]:
         """Build the messages after a malformed answer, with the reason. A long answer is cut to its end."""
         repair = _PLACEHOLDER.sub(lambda match: reason, self.texts[_REPAIR])
-        return [
-            *messages,
-            {"role": "assistant", "content": content[-_REPEATED:]},
-            {"role": "user", "content": repair},
-        ]
+        return [*messages, {"role": "assistant", "content": content[-_REPEATED:]}, {"role": "user", "content": repair}]
 
 
 def load_prompts(folder: str) -> AnnotationPrompts:
-    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none.
-
-    Raises:
-        ConfigError: the folder does not exist, has no prompt, or has an invalid prompt.
-    """
+    """Load the prompts. Those in a folder replace the built-in ones. An empty `folder` means none. Raise `ConfigError`
+    if the folder does not exist, has no prompt, or has an invalid prompt."""
     texts = {name: (_OWN / f"{name}.txt").read_text(encoding="utf-8") for name in PLACEHOLDERS}
     if folder:
         texts |= _read_folder(expanded(folder))
@@ -156,11 +142,8 @@ def build_schema(stage: str, count: int) -> dict[str, Any]:
 
 
 def read_numbers(stage: str, content: str, count: int) -> list[int]:
-    """Read the passages in an answer, as indices from 0 in the order of the answer, each once.
-
-    Raises:
-        MalformedAnswer: the answer has no list, or an element is not the number of a passage in the prompt.
-    """
+    """Read the passages in an answer, as indices from 0 in the order of the answer, each once. Raise `MalformedAnswer`
+    if the answer has no list, or an element is not the number of a passage in the prompt."""
     values = _field(stage, content)
     if not isinstance(values, list):
         raise MalformedAnswer(f'"{FIELDS[stage]}" is no list')

@@ -42,12 +42,8 @@ class TemporaryFailure(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """Answer of a model.
-
-    Args:
-        content: the text, possibly empty.
-        finish: the reason for its end: `stop`, `length`, `content_filter`...
-        read, written: input and output tokens as counted by the service, None without a count.
+    """Answer of a model: the text, the reason for its end (`stop`, `length`, `content_filter`...), and the input and
+    output tokens as counted by the service, None without a count.
     """
 
     content: str
@@ -135,11 +131,9 @@ class Dialect:
         return result
 
     def adapt(self, sent: int, message: str) -> bool:
-        """Drop the parameter that an error names. Return True if the request may be sent again.
+        """Drop the parameter that an error names; return True if the request may be sent again.
 
-        Args:
-            sent: `version` of the rejected request. Parallel requests may be rejected for the same reason.
-            message: error message of the service.
+        `sent` is the `version` of the rejected request: parallel requests may be rejected for the same reason.
         """
         if sent != self.version:
             return True
@@ -172,13 +166,7 @@ class RequestRefused(Exception):
 
 
 class Service:
-    """Service with its connections, as an asynchronous context manager.
-
-    Args:
-        config: address, timeout and retries.
-        temperature, max_tokens: parameters of every request.
-        key: bearer token, None for a service without a key.
-    """
+    """Service with its connections, as an asynchronous context manager; `key` is a bearer token, if it needs one."""
 
     def __init__(self, config: ServiceConfig, temperature: float, max_tokens: int, key: str | None) -> None:
         self.dialect = Dialect(config.llm, temperature, max_tokens)
@@ -205,11 +193,8 @@ class Service:
         await self._session.close()
 
     async def check(self) -> None:
-        """Request the list of models, so that a wrong address, key or model name shows before any slow step.
-
-        Raises:
-            ServiceError: the service cannot be reached, rejects the key, or does not list the model.
-        """
+        """Request the list of models, so that a wrong address, key or model name shows before any slow step. Raise
+        `ServiceError` if the service cannot be reached, rejects the key, or does not list the model."""
         try:
             status, body, _ = await self._exchange("GET", "/models", None)
         except TemporaryFailure as failure:
@@ -324,11 +309,8 @@ class Service:
         )
 
     def _unreachable(self, failure: TemporaryFailure) -> ServiceError:
-        return ServiceError(
-            f"gives no answer: {failure}",
-            self._config.base,
-            f"check {setting('endpoint')} and the service, then run the same command again",
-        )
+        remedy = f"check {setting('endpoint')} and the service, then run the same command again"
+        return ServiceError(f"gives no answer: {failure}", self._config.base, remedy)
 
     def _clean(self, text: str) -> str:
         """Return a short text of the service without secrets."""

@@ -67,17 +67,13 @@ def write_some(work: Path, stem: str, name: str, texts: Sequence[tuple[str, str]
     if texts:
         keys = keys_of(key_of(query) for query, _ in texts)
         columns = {"first": keys[:, 0], "second": keys[:, 1], "text": pa.array([text for _, text in texts])}
-        _write(work / f"{stem}.{name}", columns)
+        write_table(work / f"{stem}.{name}", columns)
 
 
 def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
-    """Write the texts of all shards to the file `to`, if there are any.
+    """Write the texts of all shards in a work folder, given the stems of their names in order, to the file `to`.
 
-    Args:
-        work: folder with the texts of the shards.
-        stems: stems of the shards' names, in order.
-        positions: function that maps keys of query ids to positions, -1 for unknown ones.
-        to: the file.
+    `positions` maps keys of query ids to positions, -1 for unknown ones.
     """
     import pyarrow as pa
 
@@ -93,22 +89,17 @@ def gather(work: Path, stems: Sequence[str], positions: Any, to: Path) -> None:
     if to.name == PROMPTS:  # a query has one prompt; a row with another one is a bad row
         order = order[np.unique(of[order], return_index=True)[1]]
     if len(order):
-        _write(to, {"query": of[order], "text": pa.chunked_array(texts).combine_chunks().take(pa.array(order))})
+        write_table(to, {"query": of[order], "text": pa.chunked_array(texts).combine_chunks().take(pa.array(order))})
 
 
-def read_answers(file: Path, full: bool = False) -> Answers:
-    """Return the answers of a prepared data set; see `read_arrow` for `full` and the errors."""
+def read_texts(file: Path, full: bool = False) -> tuple[Int64[ndarray, " texts"], Any]:
+    """Return the query positions and the texts of such a file; see `read_arrow` for `full` and the errors."""
     table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
-    return Answers(table["query"].to_numpy(), table["text"].chunk(0))
+    return table["query"].to_numpy(), table["text"].chunk(0)
 
 
-def read_query_prompts(file: Path, full: bool = False) -> QueryPrompts:
-    """Return the prompts of a prepared data set; see `read_arrow` for `full` and the errors."""
-    table = read_arrow(file, _COLUMNS, PREPARE_AGAIN, full)
-    return QueryPrompts(table["query"].to_numpy(), table["text"].chunk(0))
-
-
-def _write(file: Path, columns: Mapping[str, Any]) -> None:
+def write_table(file: Path, columns: Mapping[str, Any]) -> None:
+    """Write columns as one uncompressed Arrow file, which can be memory-mapped."""
     import pyarrow as pa
 
     table = pa.table(dict(columns))

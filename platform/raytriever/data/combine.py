@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -30,12 +30,7 @@ from raytriever.data.quarantine import QuarantineReport
 
 
 class Chained(Sequence[str]):
-    """Concatenation of columns that reads each text from its own column.
-
-    Args:
-        parts: the columns.
-        prefixes: prefix of the texts of each column; by default none.
-    """
+    """Concatenation of columns, each with a prefix of its texts, that reads each text from its own column."""
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
         self._parts = tuple(parts)
@@ -92,26 +87,13 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     documents = [dataset.documents for dataset in datasets]
     queries = [dataset.queries for dataset in datasets]
     query_starts, document_starts = _starts([len(side) for side in queries]), _starts([len(side) for side in documents])
+    starts = list(zip(datasets, query_starts[:-1].tolist(), document_starts[:-1].tolist(), strict=True))
     judgements = {
-        split: _concatenated(
-            [
-                (dataset.judgements[split], query_start, document_start)
-                for dataset, query_start, document_start in zip(
-                    datasets, query_starts[:-1], document_starts[:-1], strict=True
-                )
-                if split in dataset.judgements
-            ]
-        )
+        split: _concatenated([(part.judgements[split], *at) for part, *at in starts if split in part.judgements])
         for split in dict.fromkeys(split for dataset in datasets for split in dataset.judgements)
     }
     absent = {
-        split: _concatenated_absent(
-            [
-                (dataset.absent[split], start)
-                for dataset, start in zip(datasets, query_starts[:-1], strict=True)
-                if split in dataset.absent
-            ]
-        )
+        split: _concatenated_absent([(part.absent[split], start) for part, start, _ in starts if split in part.absent])
         for split in dict.fromkeys(split for dataset in datasets for split in dataset.absent)
     }
     return CombinedDataset(
@@ -155,14 +137,12 @@ def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
+def _concatenated(parts: Sequence[Any]) -> Judgements:
     """Concatenate judgements, shifted by the starts of their queries and documents. The order stays ascending."""
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
         np.concatenate([rows.documents + document_start for rows, _, document_start in parts]),
-        np.concatenate([rows.scores for rows, _, _ in parts]),
-        np.concatenate([rows.sources for rows, _, _ in parts]),
-        np.concatenate([rows.ranks for rows, _, _ in parts]),
+        *(np.concatenate([getattr(rows, name) for rows, *_ in parts]) for name in ("scores", "sources", "ranks")),
     )
 
 
@@ -200,12 +180,8 @@ def _chained_column(columns: Sequence[TokenColumn]) -> TokenColumn:
     live = None
     if any(column.rows.live is not None for column in columns):
         starts = _starts([int(column.rows.starts[-1]) for column in columns])
-        live = np.concatenate(
-            [
-                start + (np.arange(len(column)) if column.rows.live is None else column.rows.live)
-                for start, column in zip(starts[:-1], columns, strict=True)
-            ]
-        )
+        rows = [np.arange(len(column)) if column.rows.live is None else column.rows.live for column in columns]
+        live = np.concatenate([start + each for start, each in zip(starts[:-1], rows, strict=True)])
     ids, offsets = ([shard for column in columns for shard in getattr(column, name)] for name in ("ids", "offsets"))
     return TokenColumn(ids, offsets, Rows.of(sizes, live))
 
@@ -227,13 +203,8 @@ def _number_repeats(names: Sequence[str]) -> list[str]:
 
 def _clash(columns: Sequence[Sequence[str]]) -> bool:
     """Return True if two columns share an id. Compares hashes of eight bytes: a collision only adds a prefix."""
-    hashes = [
-        np.unique(np.fromiter((_hash(text) for text in column), dtype=np.uint64, count=len(column)))
-        for column in columns
-    ]
-    together = np.concatenate(hashes)
+    digests = (
+        b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column) for column in columns
+    )
+    together = np.concatenate([np.unique(np.frombuffer(joined, dtype=np.uint64)) for joined in digests])
     return len(np.unique(together)) < len(together)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -14,24 +14,15 @@ from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
 class DataConfig:
     """Data sets, their splits, the examples made of them, and the share of bad rows that is allowed."""
 
-    dataset: str = option(
-        "pydocs",
-        "`pydocs`, path or URI; see docs/reference/formats.md",
-        reads=DATASET,
-        form="PATH",
-    )
+    dataset: str = option("pydocs", "`pydocs`, path or URI; see docs/reference/formats.md", reads=DATASET, form="PATH")
     extra_datasets: str = option(
-        "",
-        "further data sets to train on, separated by commas",
-        reads=DATASETS,
-        form="PATH,PATH",
+        "", "further data sets to train on, separated by commas", reads=DATASETS, form="PATH,PATH"
     )
     train_split: str = option("train", "split that is trained on")
     dev_split: str = option("dev", "split for validation, which decides when training stops")
     test_split: str = option("test", "split that is evaluated before and after training")
     allow_split_overlap: bool = option(
-        False,
-        "allow training on an evaluated split, or on more than 5 % of its queries",
+        False, "allow training on an evaluated split, or on more than 5 % of its queries"
     )
     max_bad_rows: float = option(
         0.01, "share of a file's rows that may be bad before the job stops", minimum=0, maximum=1

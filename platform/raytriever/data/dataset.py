@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import overload
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.answers import Answers, QueryPrompts
@@ -27,9 +27,8 @@ from raytriever.prompts import TITLE, fill_title
 class Documents:
     """Corpus: three columns of equal length. A title may be empty, a text may not.
 
-    `stored_digest` and `stored_forms` are what the process that wrote the columns recorded of them: `digest`, and the
-    forms of the joined titles and texts (`copies`). `bm25_language` is the
-    language that the user names for BM25, a code of `languages.LANGUAGES`; None to detect it.
+    `stored_digest` and `stored_forms` are what the writer of the columns recorded: `digest`, and the forms of the
+    passages (`copies`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
     """
 
     ids: Sequence[str]
@@ -103,16 +102,12 @@ class TextPrompts:
     def chained(cls, columns: Sequence[TextPrompts]) -> TextPrompts:
         """Return the prompts of columns in a row."""
         starts = np.cumsum([0, *(sum(size for size, _ in column.runs) for column in columns)])
+        runs = tuple(run for column in columns for run in column.runs)
         own = [(start, column.own) for start, column in zip(starts, columns, strict=False) if column.own is not None]
-        return cls(
-            tuple(run for column in columns for run in column.runs),
-            QueryPrompts(
-                np.concatenate([start + each.queries for start, each in own]),
-                [str(text) for _, each in own for text in each.texts],
-            )
-            if own
-            else None,
-        )
+        if not own:
+            return cls(runs)
+        queries = np.concatenate([start + each.queries for start, each in own])
+        return cls(runs, QueryPrompts(queries, [str(text) for _, each in own for text in each.texts]))
 
     def of(self, positions: ndarray) -> list[str]:
         """Return the prompt of each text."""
@@ -176,12 +171,7 @@ class AbsentDocuments:
     """Relevant documents of one split that are not in the corpus: one row for each, sorted by query position.
 
     No search can find them. They count as relevant documents of their query, as in trec_eval and BEIR: in recall, MAP,
-    R-precision and the ideal order of nDCG. Training does not use them.
-
-    Args:
-        queries: query positions.
-        documents: ids that the judgements name.
-        scores: grades, above 0.
+    R-precision and the ideal order of nDCG. Training does not use them. Documents are ids, and the scores above 0.
     """
 
     queries: Int64[ndarray, " rows"]
@@ -218,6 +208,13 @@ class Positives:
         """Return the positives of the query `queries[index]`."""
         return self.documents[self.offsets[index] : self.offsets[index + 1]]
 
+    def where(self, keep: Bool[ndarray, " queries"]) -> Positives:
+        """Return the queries for which `keep` is true, with all their positives."""
+        counts = np.diff(self.offsets)
+        rows = np.repeat(keep, counts)
+        offsets = np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64)
+        return Positives(self.queries[keep], offsets, self.documents[rows], self.sources[rows], self.ranks[rows])
+
 
 @dataclass(frozen=True)
 class NegativeRows:
@@ -241,7 +238,7 @@ def joined(title: str, text: str) -> str:
 
 @dataclass(frozen=True)
 class Passages(Sequence[str]):
-    """Title and text of each document, joined as in BEIR when they are read: no copy of the corpus is in memory."""
+    """Title and text of each document, joined when they are read: no copy of the corpus is in memory."""
 
     documents: Documents
 
@@ -263,10 +260,8 @@ class Passages(Sequence[str]):
 
 
 def prompted(documents: Documents, rows: Sequence[int], prompt: str) -> tuple[list[str], str | list[str]]:
-    """Return the texts of some passages, and their prompt: one for all, or one for each.
-
-    Title and text are joined, unless the prompt has a place for the title.
-    """
+    """Return the texts of some passages, joined with their titles unless the prompt has a place for these, and the
+    prompt: one for all, or one for each."""
     part = slice(rows.start, rows.stop) if isinstance(rows, range) and rows.step == 1 else None
     titles, texts = (
         column[part] if part else [column[row] for row in rows] for column in (documents.titles, documents.texts)

@@ -42,11 +42,8 @@ def content_digest(file: SourceFile) -> str:
 def check_directory(folder: Path, examine: Callable[[], object] | None = None, against: str = "") -> None:
     """Compare every file of a committed directory with the digest in its manifest, unless no file has changed since.
 
-    Args:
-        folder: the directory.
-        examine: raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
-            called once for the same files.
-        against: key of the data that the contents are compared with. With another key, `examine` is called again.
+    `examine` raises `StorageError` if a file with the correct digest has wrong contents. Like the comparison, it is
+    called once for the same files, and again with another `against`, the key of the data that it compares them with.
 
     Raises:
         StorageError: a file is missing, damaged or changed, or `examine` raised it.
@@ -83,7 +80,7 @@ def _remember(where: str, state: list[Any], value: str) -> None:
 
 @cache
 def _bound_memos() -> None:
-    """Remove the older half of the memos, if there are more than `MOST_MEMOS`; once in a process."""
+    """Remove the older half of the memos, if there are too many; once in a process."""
     with suppress(OSError):
         memos = list(os.scandir(cache_folder() / "digests"))
         if len(memos) > MOST_MEMOS:

@@ -21,13 +21,10 @@ _LEAST_LETTERS = 0.3
 
 @dataclass(frozen=True)
 class Language:
-    """A language that BM25 can analyse.
+    """Language that BM25 can analyse.
 
-    Args:
-        name: its name, and that of its Snowball stemmer in lower case.
-        has_stemmer: whether Snowball has a stemmer for it.
-        ngram: characters of a term, for a language whose terms are all runs of so many characters; 0 for words.
-        function_words: its most frequent words, for the detection.
+    `name` in lower case is its Snowball stemmer, if it has one. `ngram` is the number of characters of a term, for a
+    language whose terms are all runs of so many characters; 0 for words. `function_words` are for the detection.
     """
 
     name: str

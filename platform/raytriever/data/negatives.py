@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,16 +85,11 @@ class NegativesTable:
         """
         _check_positions(dataset, queries, documents)
         code: ndarray | int = ORIGINS.index(origins) if isinstance(origins, str) else origins
+        values = (queries, documents, code, ranks, scores, rounds)
+        kinds = (np.int64, np.int64, np.int8, np.int32, np.float32, np.int32)
         columns = [
-            np.ascontiguousarray(np.broadcast_to(np.asarray(values, dtype=kind), np.shape(queries)))
-            for values, kind in (
-                (queries, np.int64),
-                (documents, np.int64),
-                (code, np.int8),
-                (ranks, np.int32),
-                (scores, np.float32),
-                (rounds, np.int32),
-            )
+            np.ascontiguousarray(np.broadcast_to(np.asarray(column, dtype=kind), np.shape(queries)))
+            for column, kind in zip(values, kinds, strict=True)
         ]
         pairs = columns[0] * len(dataset.documents) + columns[1]
         relevant = np.isin(_first_pairs(dataset, columns[0], columns[1]), _relevant_pairs(dataset))
@@ -131,13 +126,10 @@ class NegativesTable:
     def chained(cls, tables: Sequence[NegativesTable], document_starts: Sequence[int]) -> NegativesTable:
         """Concatenate the tables of several data sets into one table of the combined data set.
 
-        Args:
-            tables: one table for each data set, in order; `NegativesTable.none` for one without negatives.
-            document_starts: position of the first document of each data set.
+        `document_starts` has the position of the first document of each data set.
         """
-        offsets = reduce(
-            lambda done, table: np.append(done, done[-1] + table.offsets[1:]), tables, np.zeros(1, np.int64)
-        )
+        counts = np.concatenate([np.diff(table.offsets) for table in tables])
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         documents = [table.documents + start for table, start in zip(tables, document_starts, strict=True)]
         columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in TABLE_COLUMNS[1:]}
         return cls(
@@ -195,11 +187,8 @@ def _check_positions(dataset: RetrievalDataset, queries: ndarray, documents: nda
     ):
         outside = (positions < 0) | (positions >= size)
         if outside.any():
-            raise DataError(
-                f"the negatives table names {name} {positions[outside][0]} of {size}",
-                dataset.name,
-                "mine the negatives of this data set",
-            )
+            what = f"the negatives table names {name} {positions[outside][0]} of {size}"
+            raise DataError(what, dataset.name, "mine the negatives of this data set")
 
 
 PART_ROWS = 1 << 22
@@ -218,58 +207,58 @@ def write_negatives(
     *,
     replace: bool = False,
 ) -> None:
-    """Write a table to the directory `path`, with `meta` in its manifest.
+    """Write a table to the directory `path`, with `meta` in its manifest. Raise `StorageError` if the directory exists
+    or cannot be written; see `committed_directory`."""
+    import pyarrow as pa
 
-    Raises:
-        StorageError: the directory exists or cannot be written; see `committed_directory`.
-    """
+    described = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
+    origins = pa.DictionaryArray.from_arrays(pa.array(table.origins), pa.array(ORIGINS))
+    columns = {"origin": origins, "rank": table.ranks, "score": table.scores, "round": table.rounds}
+    with committed_directory(path, described, replace=replace) as aside:
+        write_pairs(aside, dataset, table.queries, table.documents, columns)
+
+
+def write_pairs(
+    folder: Path, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, columns: Mapping[str, Any]
+) -> None:
+    """Write pairs, given by position, with their ids and further columns, as Parquet files `part-00000.parquet`..."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
-    queries = table.queries
-    described = {"dataset": dataset.digest, "rows": len(table), **(meta or {})}
-    with committed_directory(path, described, replace=replace) as aside:
-        for part, start in enumerate(range(0, max(1, len(table)), PART_ROWS)):
-            rows = slice(start, start + PART_ROWS)
-            columns = {
-                "query": query_ids.take(pa.array(queries[rows])),
-                "document": document_ids.take(pa.array(table.documents[rows])),
-                "origin": pa.DictionaryArray.from_arrays(pa.array(table.origins[rows]), pa.array(ORIGINS)),
-                "rank": pa.array(table.ranks[rows]),
-                "score": pa.array(table.scores[rows]),
-                "round": pa.array(table.rounds[rows]),
-            }
-            pq.write_table(pa.table(columns), aside / f"part-{part:05d}.parquet", compression="zstd")
+    query_ids, document_ids = id_array(dataset.queries.ids), id_array(dataset.documents.ids)
+    for part, start in enumerate(range(0, max(1, len(queries)), PART_ROWS)):
+        rows = slice(start, start + PART_ROWS)
+        ids = {
+            "query": query_ids.take(pa.array(queries[rows])),
+            "document": document_ids.take(pa.array(documents[rows])),
+        }
+        table = pa.table(ids | {name: values[rows] for name, values in columns.items()})
+        pq.write_table(table, folder / f"part-{part:05d}.parquet", compression="zstd")
 
 
 def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTable:
-    """Read a table for a data set.
+    """Read the table of a directory that `write_negatives` made, or of one Parquet file, for a data set.
 
-    Args:
-        path: a directory that `write_negatives` made, or one Parquet file. A null score counts as no score.
-        dataset: data set with every query and document of the table.
+    A null score counts as no score.
 
     Raises:
         DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
             hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
         StorageError: the directory was never completed, or is damaged.
     """
-    query_ids, document_ids = _ids(dataset.queries.ids), _ids(dataset.documents.ids)
+    query_ids, document_ids = id_array(dataset.queries.ids), id_array(dataset.documents.ids)
     parts = [_part(file, query_ids, document_ids) for file in _files(Path(path))]
     return NegativesTable.of(dataset, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def read_ids(path: Path) -> Any:
-    """Read the rows of a table as they are stored, with ids, as an Arrow table; the errors are those of
-    `read_negatives`."""
+    """Read the rows of a table with ids, as an Arrow table; raises as `read_negatives`."""
     import pyarrow as pa
 
     return pa.concat_tables([_columns(file) for file in _files(path)])
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the Parquet files of a table."""
     if not path.exists():
         raise NEGATIVES.error_of_missing(str(path))
     if not path.is_dir():
@@ -295,26 +284,21 @@ def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
         outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]
         if len(outside):
             raise DataError(f"{name} {outside[0]} is out of range", str(file), "count from 0, below 2^31")
-    origins = pa.array(ORIGINS, pa.large_string())
+    known = {"query": query_ids, "document": document_ids, "origin": pa.array(ORIGINS, pa.large_string())}
+
+    def remedy(name: str, unknown: str) -> str:
+        return did_you_mean(unknown, ORIGINS) if name == "origin" else "give the table of this data set"
+
     return (
-        positions_of(table["query"], query_ids, "query", file, _of_another),
-        positions_of(table["document"], document_ids, "document", file, _of_another),
-        positions_of(table["origin"], origins, "origin", file, lambda first: did_you_mean(first, ORIGINS)),
+        *(positions_of(table[name], ids, name, file, partial(remedy, name)) for name, ids in known.items()),
         table["rank"].to_numpy(),
         table["score"].to_numpy(),
         table["round"].to_numpy(),
     )
 
 
-def _of_another(first: str) -> str:
-    return "give the table of this data set"
-
-
-def _ids(ids: Sequence[str]) -> Any:
+def id_array(ids: Sequence[str]) -> Any:
+    """Return ids as an Arrow array."""
     import pyarrow as pa
 
-    return (
-        pa.array(ids, pa.large_string(), size=len(ids))
-        if isinstance(ids, list)
-        else pa.array(list(ids), pa.large_string())
-    )
+    return pa.array(ids if isinstance(ids, list) else list(ids), pa.large_string())

@@ -99,12 +99,7 @@ def bad_entry(where: str, row: int, reason: str, raw: bytes) -> dict[str, Any]:
 def check_share(where: str, rows: int, bad: int, first: Mapping[str, Any] | None, max_share: float) -> None:
     """Check the share of bad rows of a file that was read to its end.
 
-    Args:
-        where: the file.
-        rows: number of its rows.
-        bad: number of its bad rows.
-        first: the first bad row.
-        max_share: allowed share of bad rows, 0 to 1, rounded up to a whole row; not all rows below 1.
+    `first` is the first bad row. `max_share`, from 0 to 1, is rounded up to a whole row; below 1 not all may be bad.
 
     Raises:
         DataError: too many rows are bad.

@@ -20,16 +20,10 @@ _FORM = "a line is `query Q0 document rank score tag`"
 def read_run(
     where: str, dataset: RetrievalDataset, queries: Sequence[int], depth: int
 ) -> Int64[ndarray, "queries depth"]:
-    """Return the best documents of each query, -1 in empty slots. Lines of other queries are skipped.
+    """Return the `depth` best documents of each query in a path or URI, -1 in empty slots; others are skipped.
 
     As in trec_eval, scores order the documents and written ranks are ignored. Of equal scores, the larger document id
-    comes first.
-
-    Args:
-        where: a path or URI.
-        dataset: data set with the ids. Percent-encoded ids are decoded, because white space must be encoded.
-        queries: query positions.
-        depth: number of documents for each query.
+    comes first. Percent-encoded ids are decoded, because white space must be encoded.
 
     Raises:
         DataError: the file cannot be read, a line has another form, a document is unknown, or the file ranks none of
@@ -56,16 +50,8 @@ def read_run(
 
 
 def read_run_scores(where: str, queries: Sequence[str], depth: int) -> Float64[ndarray, "queries depth"]:
-    """Read the scores of each query, the highest first, NaN in empty slots. Lines of other queries are skipped.
-
-    Args:
-        where: a path or URI.
-        queries: ids of the queries.
-        depth: number of scores for each query.
-
-    Raises:
-        DataError: the file cannot be read, or a line has another form.
-    """
+    """Return the `depth` highest scores of each query, given by id, NaN in empty slots; others are skipped. Raise
+    `DataError` if the file cannot be read, or a line has another form."""
     row_of = {query: row for row, query in enumerate(queries)}
     scores: list[list[float]] = [[] for _ in queries]
     for _, query, _, score in _rows(where):
@@ -83,15 +69,11 @@ def _rows(where: str) -> Iterator[tuple[str, str, str, float]]:
     """Yield the place of each line that is not blank, its query, document and score."""
     for number, line in numbered_rows(where):
         place = f"{where}:{number}"
-        yield place, *_columns(line, place)
-
-
-def _columns(line: bytes, where: str) -> tuple[str, str, float]:
-    try:
-        query, _, document, _, score, _ = line.decode().split()
-        value = float(score)
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise DataError("is no line of a run", where, _FORM) from error
-    if not math.isfinite(value):
-        raise DataError(f"score {score!r} is no finite number", where, _FORM)
-    return query, document, value
+        try:
+            query, _, document, _, score, _ = line.decode().split()
+            value = float(score)
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise DataError("is no line of a run", place, _FORM) from error
+        if not math.isfinite(value):
+            raise DataError(f"score {score!r} is no finite number", place, _FORM)
+        yield place, query, document, value

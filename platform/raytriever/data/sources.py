@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
 from raytriever.errors import DataError, UserError, setting
@@ -36,11 +36,8 @@ def hub_file_system() -> Any:
 
 
 def pinned(uri: str) -> str:
-    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes.
-
-    Raises:
-        DataError: the URI has another form, the hub has no such data set or revision, or it cannot be reached.
-    """
+    """Return the URI with its revision as a commit, so that every worker, and a later run, reads the same bytes. Raise
+    `DataError` if the URI has another form, the hub has no such data set or revision, or it cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -49,49 +46,44 @@ def pinned(uri: str) -> str:
         RevisionNotFoundError,
     )
 
+    where = setting("dataset", uri)
     match = _FORM.fullmatch(uri.rstrip("/"))
     if match is None:
-        raise DataError("not an address on the hub", setting("dataset", uri), "write hf://datasets/ORG/NAME[@REVISION]")
+        raise DataError("not an address on the hub", where, "write hf://datasets/ORG/NAME[@REVISION]")
     try:
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         commit = api.dataset_info(match["name"], revision=match["revision"], timeout=30).sha
     except RepositoryNotFoundError as error:
-        raise DataError(
-            "the hub has no such data set, or you may not read it",
-            setting("dataset", uri),
-            "check its name; for a private one set HF_TOKEN",
-        ) from error
+        what = "the hub has no such data set, or you may not read it"
+        raise DataError(what, where, "check its name; for a private one set HF_TOKEN") from error
     except RevisionNotFoundError as error:
-        raise DataError(
-            f"the data set has no revision {match['revision']!r}",
-            setting("dataset", uri),
-            "leave it out, or name another",
-        ) from error
+        what = f"the data set has no revision {match['revision']!r}"
+        raise DataError(what, where, "leave it out, or name another") from error
     except OfflineModeIsEnabled as error:
-        raise DataError(
-            "the hub is switched off by HF_HUB_OFFLINE", setting("dataset", uri), "unset it or give a local copy"
-        ) from error
+        what = "the hub is switched off by HF_HUB_OFFLINE"
+        raise DataError(what, where, "unset it or give a local copy") from error
     except HfHubHTTPError as error:
         message = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"the hub refused ({message})", setting("dataset", uri), "check its name and revision"
-        ) from error
+        raise DataError(f"the hub refused ({message})", where, "check its name and revision") from error
     except Exception as error:  # the client's transport is one of several libraries, each with errors of its own
-        raise DataError(
-            f"the hub cannot be reached ({type(error).__name__})",
-            setting("dataset", uri),
-            "check the network, or give the path of a local copy",
-        ) from error
+        what = f"the hub cannot be reached ({type(error).__name__})"
+        raise DataError(what, where, "check the network, or give the path of a local copy") from error
     return f"hf://datasets/{match['name']}@{commit}{match['folder'] or ''}"
 
 
 HUB = "hf://"
 LOCAL = "file://"
+IR_DATASETS = "ir_datasets:"
 _REACH = "check the address, the network and your credentials"
 
 
-class Listed(NamedTuple):
-    """File of a listing: relative path, whole URI, size in bytes, time of modification in ns (0: unknown)."""
+@dataclass(frozen=True)
+class SourceFile:
+    """File of a source.
+
+    `path` is relative to the source, with `/`. `where` is the absolute path or URI, so it is valid in a worker too.
+    `size` is in bytes, and `modified_ns` counts since 1970; it is 0 if the store does not report it.
+    """
 
     path: str
     where: str
@@ -105,8 +97,7 @@ def is_uri(name: str) -> bool:
 
 
 def open_raw(where: str) -> Any:
-    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError` if it cannot be
-    reached."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`."""
     from pyarrow.fs import LocalFileSystem
 
     with _reaching(where), disk_errors(where, reading=True):
@@ -139,9 +130,8 @@ def reading(where: str, row: list[int]) -> Iterator[None]:
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"the gzip is broken after row {row[0]} ({error})", where, "copy or compress it again"
-        ) from error
+        what = f"the gzip is broken after row {row[0]} ({error})"
+        raise DataError(what, where, "copy or compress it again") from error
     except UserError:
         raise
     except Exception as error:
@@ -150,15 +140,9 @@ def reading(where: str, row: list[int]) -> Iterator[None]:
         raise DataError(f"cannot be read after row {row[0]} ({_one_line(error)})", where, _REACH) from error
 
 
-def list_remote(uri: str) -> tuple[str, list[Listed]]:
-    """Return every file under a URI, or the one file it names.
-
-    Returns:
-        The URI itself, pinned to a revision where the store has such, and the files.
-
-    Raises:
-        DataError: the store is unknown or unreachable, or has nothing there.
-    """
+def list_remote(uri: str) -> tuple[str, list[SourceFile]]:
+    """Return a URI, pinned to a revision if the store has such, and every file under it, or the one file it names.
+    Raise `DataError` if the store is unknown or unreachable, or has nothing there."""
     from pyarrow.fs import FileSelector, FileType
 
     if uri.startswith(HUB):
@@ -179,12 +163,12 @@ def list_remote(uri: str) -> tuple[str, list[Listed]]:
             below = info.path[len(path) :].strip("/")
             escaped = below if uri.startswith(HUB) else quote(below)
             where = f"{root}/{escaped}" if below else root
-            listed.append(Listed(below or info.base_name, where + query, int(info.size or 0), int(info.mtime_ns or 0)))
+            size, modified = int(info.size or 0), int(info.mtime_ns or 0)
+            listed.append(SourceFile(below or info.base_name, where + query, size, modified))
     return root + query, listed
 
 
 def _file_system(uri: str) -> tuple[Any, str]:
-    """Return the pyarrow file system of a URI, and the path in it."""
     refuse_secrets(uri, "dataset")
     if uri.startswith(HUB):
         return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
@@ -212,23 +196,6 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-IR_DATASETS = "ir_datasets:"
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """File of a source.
-
-    `path` is relative to the source, with `/`. `where` is the absolute path or URI, so it is valid in a worker too.
-    `size` is in bytes, and `modified_ns` counts since 1970; it is 0 if the store does not report it.
-    """
-
-    path: str
-    where: str
-    size: int
-    modified_ns: int
-
-
 @dataclass(frozen=True)
 class Source:
     """Files of a data set, sorted by path. A name of `ir_datasets` has no files; `where` contains the name."""
@@ -241,9 +208,8 @@ class Source:
     def open(cls, name_or_path: str | Path) -> Source:
         """List the files of a data set without reading them. Names that begin with `.` or `_` are skipped.
 
-        Args:
-            name_or_path: a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...);
-                `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`; or `ir_datasets:NAME`.
+        It is a file or folder; a `pyarrow.fs` URI (`file://`, `s3://`, `gs://`, ...); `hf://datasets/ORG/NAME[@REVISION]`
+        `[/FOLDER]`; or `ir_datasets:NAME`.
 
         Raises:
             DataError: the path does not exist, has no files, or cannot be reached.
@@ -256,13 +222,13 @@ class Source:
         else:
             path = expanded(unquote(name[len(LOCAL) :]) if name.startswith(LOCAL) else name)
             where, listed = os.path.abspath(path), _list_local(name, path)
-        files = sorted((SourceFile(*one) for one in listed if _is_data(one.path)), key=lambda file: file.path)
+        files = sorted((file for file in listed if _is_data(file.path)), key=lambda file: file.path)
         if not files:
             raise DataError("no file in it", setting("dataset", name), "give a folder with data")
         return cls(_last_part(where), where, tuple(files))
 
 
-def _list_local(name: str, path: Path) -> list[Listed]:
+def _list_local(name: str, path: Path) -> list[SourceFile]:
     with disk_errors(path, reading=True):
         if path.exists() and not path.is_dir():
             check_regular(path)
@@ -275,10 +241,7 @@ def _list_local(name: str, path: Path) -> list[Listed]:
 
 def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[Path]:
     """Yield the files of a folder and of those in it, links followed; names that begin with `.` or `_` are left out.
-
-    Raises:
-        OSError: a folder cannot be read, or links lead in a circle.
-    """
+    Raise `OSError` if a folder cannot be read, or links lead in a circle."""
     status = folder.stat()
     own = (status.st_dev, status.st_ino)
     if own in above:
@@ -293,9 +256,9 @@ def _files_below(folder: Path, above: frozenset[tuple[int, int]] = frozenset()) 
             yield path
 
 
-def _local(relative: str, path: Path) -> Listed:
+def _local(relative: str, path: Path) -> SourceFile:
     status = path.stat()
-    return Listed(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
+    return SourceFile(relative, os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 def _is_data(path: str) -> bool:

@@ -22,13 +22,10 @@ PERCENTILES = (50, 90, 99)
 def describe(
     dataset: RetrievalDataset, sides: Mapping[str, Any], lengths: Mapping[str, int], around: int
 ) -> dict[str, str]:
-    """Return the lines of a table by name.
+    """Return the lines of a table by name, for a data set with all splits opened.
 
-    Args:
-        dataset: data set with all splits opened.
-        sides: figures of documents and queries in the manifest of `prepare`.
-        lengths: for `documents` and `queries`, the maximum number of tokens that a model reads of a text.
-        around: number of special tokens among them.
+    `sides` are the figures in the manifest of `prepare`. `lengths` has, for `documents` and `queries`, the largest
+    number of tokens that a model reads of a text, with `around` special tokens.
     """
     figures = {
         "documents": f"{len(dataset.documents):,}",
@@ -63,10 +60,7 @@ def describe(
 
 
 def _spread(counts: ndarray) -> str:
-    """Format the mean and the range of whole numbers."""
-    if not len(counts):
-        return "-"
-    return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})"
+    return f"{counts.mean():.2f} ({counts.min():,} to {counts.max():,})" if len(counts) else "-"
 
 
 # Each query that was trained on adds at most 1 to the sum behind a mean metric, so at this share a metric may be too
@@ -78,14 +72,7 @@ ALLOW = setting("allow_split_overlap", True)
 
 @dataclass(frozen=True)
 class Overlap:
-    """Overlap of a measured split with the training queries.
-
-    Args:
-        dataset: name of the data set.
-        split: the measured split.
-        shared: number of its queries with the text of a training query.
-        queries: number of its queries with a positive.
-    """
+    """Number of the queries of a measured split, and of those of them with the text of a training query."""
 
     dataset: str
     split: str
@@ -107,12 +94,7 @@ class Overlap:
 def overlaps(
     trained: Iterable[tuple[RetrievalDataset, str]], measured: Sequence[tuple[RetrievalDataset, str]]
 ) -> list[Overlap]:
-    """Count, for each measured split, its queries that are trained on.
-
-    Args:
-        trained: data sets and the split of each that is trained on.
-        measured: data sets and the split of each that is measured.
-    """
+    """Count, for each measured split of a data set, its queries that are trained on."""
     known = [_forms(dataset, split) for dataset, split in trained]
     counts = []
     for dataset, split in measured:
@@ -130,8 +112,5 @@ def _forms(dataset: RetrievalDataset, split: str) -> Forms:
 def check_overlap(overlap: Overlap, allowed: bool) -> None:
     """Refuse a measured split of which too many queries are trained on, unless it is allowed; raises `DataError`."""
     if overlap.share > MOST_SHARED and not allowed:
-        raise DataError(
-            f"{overlap}, more than {MOST_SHARED:.0%}",
-            overlap.dataset,
-            f"leave these queries out of the training split, or give {ALLOW} and distrust the figures",
-        )
+        remedy = f"leave these queries out of the training split, or give {ALLOW} and distrust the figures"
+        raise DataError(f"{overlap}, more than {MOST_SHARED:.0%}", overlap.dataset, remedy)

@@ -1,17 +1,19 @@
 """Import of a folder: each file is read once, divided into passages and written; memory is bounded by one file.
 
 The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
-every command reads. It appears whole, or not at all.
+every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
+belong to one split.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import json
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +27,6 @@ from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
-from raytriever.documents.splits import SPLITS, assign_splits
 from raytriever.errors import DataError, UserError
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
@@ -37,6 +38,8 @@ from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.storage import check_writable, committed_directory, refuse_existing
 
+SPLITS = ("train", "dev", "test")
+_SHARE = 0.1  # of dev, and of test
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats an eighth of the one before it
@@ -52,8 +55,7 @@ class ImportSummary:
         path: the folder that was written.
         files: number of files that were read, by kind.
         lengths: number of passages by their number of tokens, for each kind.
-        documents: number of files by split.
-        passages: number of passages by split.
+        documents, passages: numbers of files and of passages by split.
         skipped: documents that could not be read, each with the reason.
         others: number of files that are no documents, by the ending of their names.
         examples: passages, the same ones for the same folder.
@@ -78,14 +80,9 @@ class ImportSummary:
 def import_folder(
     folder: str, output: Path, config: ImportConfig, model: ModelConfig, log: Callable[[str], None]
 ) -> ImportSummary:
-    """Write the passages of a folder of documents, and the questions that they answer, as a data set.
+    """Write the passages of a folder of documents, and the questions that they answer, as a new data set.
 
-    Args:
-        folder: path or URI of the folder.
-        output: path of the data set, which must not exist.
-        config: questions, size of the passages, and the seed.
-        model: the encoder whose tokens and length the passages have.
-        log: called with lines about long work.
+    `model` is the encoder whose tokens and length the passages have; `log` is called with lines about long work.
 
     Raises:
         UserError: the folder, the questions, the model or the output cannot be used.
@@ -119,6 +116,33 @@ def import_folder(
         skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
         QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
     return summary
+
+
+def assign_splits(paths: Iterable[str], seed: int, groups: Iterable[Sequence[str]] = ()) -> dict[str, str]:
+    """Return the split of each document, given its path relative to the folder; the paths of a group have one split.
+
+    The split is decided by the hash of the seed and the path alone, so further documents move no other one. Documents
+    that answer the same question share the split of the one whose path comes first.
+    """
+    first: dict[str, str] = {}
+
+    def root(path: str) -> str:
+        while (above := first.get(path, path)) != path:
+            first[path] = first.get(above, above)
+            path = above
+        return path
+
+    for group in groups:
+        for path in group[1:]:
+            one, other = sorted((root(group[0]), root(path)))
+            first[other] = one
+    return {path: _split_of(root(path), seed) for path in paths}
+
+
+def _split_of(path: str, seed: int) -> str:
+    digest = hashlib.blake2b(f"{seed}\0{path}".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest) / 2**64
+    return "test" if number < _SHARE else "dev" if number < 2 * _SHARE else "train"
 
 
 class _Import:
@@ -200,11 +224,8 @@ class _Import:
         texts = {question.id: question for question in sorted([*asked, *questions.unjudged], key=lambda one: one.line)}
         if not texts:
             first = min(questions.bad, key=lambda entry: entry["row"])
-            raise DataError(
-                f"no question can be used: {first['reason']}",
-                f"{questions.where} line {first['row']}",
-                "correct the rows",
-            )
+            what = f"no question can be used: {first['reason']}"
+            raise DataError(what, f"{questions.where} line {first['row']}", "correct the rows")
         questions.bad.sort(key=lambda entry: entry["row"])
         lines = [_line({"_id": name, "text": question.text}) for name, question in texts.items()]
         (self._folder / "queries.jsonl").write_bytes(b"".join(lines))

@@ -28,16 +28,7 @@ _UNSAFE = re.compile(r"[\s%#:\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Passage:
-    """Passage of a section.
-
-    Args:
-        id: unique in the folder.
-        anchor: of its section.
-        heading: the innermost heading of its section, which may be empty.
-        title: title of the document and headings.
-        text: the text.
-        tokens: of title and text.
-    """
+    """Passage of a section: innermost heading, title of the document and headings, and the tokens of title and text."""
 
     id: str
     anchor: str
@@ -48,12 +39,9 @@ class Passage:
 
 
 class Chunker:
-    """Divider of documents into passages.
+    """Divider of documents into passages of at most `tokens` tokens with their titles, given a serialised tokenizer.
 
-    Args:
-        tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
-        tokens: largest number of tokens of a passage with its title.
-        overlap: tokens that a passage repeats of the one before it.
+    A passage repeats `overlap` tokens of the one before it.
 
     Raises:
         ConfigError: the overlap is not below half of what the text may have.
@@ -66,11 +54,8 @@ class Chunker:
         self.tokens, self.overlap = tokens, overlap
         smallest = self._text_tokens(tokens // _SHARE_OF_TITLE)
         if 2 * overlap >= smallest:
-            raise ConfigError(
-                f"{overlap} is too many: next to a title a passage has {smallest} tokens",
-                setting("overlap_tokens"),
-                f"give less than {smallest // 2}",
-            )
+            what = f"{overlap} is too many: next to a title a passage has {smallest} tokens"
+            raise ConfigError(what, setting("overlap_tokens"), f"give less than {smallest // 2}")
 
     def passages(self, path: str, document: ParsedDocument) -> Iterator[Passage]:
         """Yield the passages of a document; `path` is relative to the folder, with `/`."""

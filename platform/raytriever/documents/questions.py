@@ -56,13 +56,10 @@ class Question:
 
 
 class Questions:
-    """Questions of a file, by the document that answers them.
+    """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
-    Args:
-        where: CSV, TSV or JSONL file.
-        columns: `--columns`, or empty to recognise all columns.
-        paths: files of the folder that can be read, relative to it.
-        root: path of the folder; files may be named with it.
+    `columns` is `--columns`, or empty to recognise all columns. `paths` are the files of the folder `root` that can be
+    read, relative to it.
 
     Raises:
         DataError: the file is broken or empty, or a column is missing.

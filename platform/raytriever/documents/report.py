@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from raytriever.documents.config import ImportConfig
-from raytriever.documents.job import ImportSummary
-from raytriever.documents.splits import SPLITS
+from raytriever.documents.job import SPLITS, ImportSummary
 from raytriever.errors import flag_of
 from raytriever.terminal import one_line, text_table
 

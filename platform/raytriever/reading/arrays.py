@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 Shape = tuple[int | None, ...]
 _MOST_UNPACKED = 1 << 32  # bytes of one array in an archive, which may be compressed a thousandfold
 
-_NPY = b"\x93NUMPY"
-_NPY_HEADER = re.compile(
-    rb"\{'descr': '([<>|]?[a-zA-Z]\d{0,9})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,200})\), \} *\n"
-)
 _ARROW, _PARQUET = b"ARROW1", b"PAR1"
 _CONTINUED, _MOST_SCHEMA = b"\xff" * 4, 1 << 26  # the mark before each message of a stream
 _SCHEMA, _SCHEMA_HIDDEN = b"ARROW:schema", b"ARROW:schem_"
@@ -39,18 +35,17 @@ _EXTENSION, _EXTENSION_HIDDEN = b"ARROW:extension:name", b"ARROW:extension:nam_"
 def read_array(
     file: Path, dtypes: Collection[str], shape: Shape, remedy: str, mapped: Literal["r", "c"] | None = None
 ) -> ndarray:
-    """Read a `.npy` file.
+    """Read a `.npy` file that `numpy.save` wrote.
 
     Args:
-        file: written by `numpy.save`.
+        file: the file.
         dtypes: the types it may have, such as `int64`; `str` for texts of any length.
         shape: the length of each dimension; None for any.
-        remedy: what the user can do where it is another.
+        remedy: for the message.
         mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
 
     Raises:
-        StorageError: the file is missing; its header is broken, names another type or shape, or another number of
-            bytes than there are.
+        StorageError: the file is missing, or its header is broken, or names another type, shape or number of bytes.
     """
     import numpy as np
 
@@ -59,21 +54,14 @@ def read_array(
         stream.seek(0)
         dtype, lengths = _npy_header(stream, str(file), dtypes, shape, remedy)
         start, count = stream.tell(), prod(lengths)
-        if size - start != count * dtype.itemsize:
-            wrong = f"has {size - start:,} bytes of values, its shape {lengths} needs {count * dtype.itemsize:,}"
-            raise StorageError(wrong, str(file), remedy)
+        _check_size(size - start, dtype, lengths, str(file), remedy)
         if mapped is None or not count:
             return np.fromfile(stream, dtype, count).reshape(lengths)
     return np.memmap(file, dtype, mapped, start, lengths)
 
 
 def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]], remedy: str) -> dict[str, ndarray]:
-    """Read arrays of a `.npz` file that `numpy.savez` wrote; others in it are passed over.
-
-    Args:
-        file: the file.
-        arrays: the types and the shape of each, see `read_array`.
-        remedy: what the user can do where one is missing or another.
+    """Read arrays of a `.npz` file that `numpy.savez` wrote, given their types and shapes; others are passed over.
 
     Raises:
         StorageError: the file is missing, no archive, damaged, or lacks an array; or an array is another than expected.
@@ -90,15 +78,10 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
                 about, where = archive.getinfo(f"{name}.npy"), f"{file}: {name}"
                 with archive.open(about) as stream:
                     dtype, lengths = _npy_header(cast(BinaryIO, stream), where, dtypes, shape, remedy)
-                    size = prod(lengths) * dtype.itemsize
-                    if not size <= about.file_size <= _MOST_UNPACKED:
-                        wrong = f"has {about.file_size:,} bytes, its shape {lengths} needs {size:,}"
-                        raise StorageError(wrong, where, remedy)
+                    if about.file_size > _MOST_UNPACKED:
+                        raise StorageError(f"has {about.file_size:,} bytes, which are too many", where, remedy)
                     values = bytearray(stream.read())
-                if len(values) != size:
-                    raise StorageError(
-                        f"has {len(values):,} bytes of values, its shape {lengths} needs {size:,}", where, remedy
-                    )
+                _check_size(len(values), dtype, lengths, where, remedy)
                 contents[name] = np.frombuffer(values, dtype).reshape(lengths)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise StorageError(f"is damaged or changed: {error}", str(file), remedy) from error
@@ -108,17 +91,14 @@ def read_arrays(file: Path, arrays: Mapping[str, tuple[Collection[str], Shape]],
 
 
 def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool = False) -> Any:
-    """Map the columns of an uncompressed Arrow file of one record batch; no bytes are copied.
+    """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied.
 
     Args:
         file: the file.
         columns: the Arrow type of each, exactly those that there are, in their order.
-        remedy: what the user can do where they are others.
+        remedy: for the message.
         full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
             Without it the cost does not grow with the rows, and offsets within a column are trusted.
-
-    Returns:
-        The table; the mapping lives as long as it does.
 
     Raises:
         StorageError: it is missing, or no such file; a column has another type, or an extension type, which may hold
@@ -147,13 +127,9 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 
 
 def open_parquet(where: str, stream: Any) -> Any:
-    """Open Parquet with the types of its own columns alone, as a `pyarrow.parquet.ParquetFile`.
+    """Open Parquet, a `pyarrow.NativeFile` that can seek, as a `pyarrow.parquet.ParquetFile`.
 
     Arrow's schema in the footer is hidden from pyarrow, which would build the extension types that it names.
-
-    Args:
-        where: its path or address, for messages.
-        stream: a `pyarrow.NativeFile` that can seek.
 
     Raises:
         DataError: it is empty, broken or no Parquet, or a column has an extension type.
@@ -184,15 +160,8 @@ def open_parquet(where: str, stream: Any) -> Any:
 
 
 def open_arrow_stream(where: str, stream: Any) -> Any:
-    """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`.
-
-    Args:
-        where: its path or address, for messages.
-        stream: a `pyarrow.NativeFile` that can seek.
-
-    Raises:
-        DataError: it is empty, broken or no Arrow stream, or a column has an extension type.
-    """
+    """Open an Arrow stream, as `datasets` writes to the disk, as a `pyarrow.RecordBatchStreamReader`. Raise `DataError`
+    if it is empty, broken or no Arrow stream, or a column has an extension type."""
     import pyarrow as pa
 
     begin = stream.read(8)
@@ -221,11 +190,6 @@ def broken_parquet(where: str, error: Exception, after: str = "") -> DataError:
 def open_tensors(file: Path, remedy: str, error: type[UserError] = StorageError) -> Iterator[Any]:
     """Open a safetensors file as `safetensors.safe_open` does, for torch.
 
-    Args:
-        file: the file.
-        remedy: what the user can do where it is broken.
-        error: the kind of error.
-
     Raises:
         UserError: of the kind `error`: the header is broken, or names other bytes than there are.
         OSError: the file cannot be opened, or is a folder.
@@ -250,27 +214,32 @@ def _opened(file: Path, remedy: str) -> BinaryIO:
 def _npy_header(
     stream: BinaryIO, where: str, dtypes: Collection[str], shape: Shape, remedy: str
 ) -> tuple[Any, tuple[int, ...]]:
-    """Return the type and the shape that a header names, where they are as expected; the stream is left behind the
-    header."""
+    """Return the type and the shape that a header names, if they are as expected; the stream is left behind it."""
     import numpy as np
+    from numpy.lib import format as npy
 
-    begin = stream.read(8)
-    width = {b"\1\0": 2, b"\2\0": 4, b"\3\0": 4}.get(begin[6:], 0)
-    header = stream.read(min(int.from_bytes(stream.read(width), "little"), 10_000)) if begin[:6] == _NPY else b""
-    named = _NPY_HEADER.fullmatch(header)
-    if not named:
-        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy)
-    kind = named[1].decode()
-    lengths = [length.strip() for length in named[3].decode().split(",")]
-    if any(len(length) > 18 or " " in length for length in lengths) or named[2] != b"False":
-        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy)
-    actual = tuple(int(length) for length in lengths if length)
-    if re.sub(r"^<U\d+$", "<U0", kind) not in {np.dtype(name).str for name in dtypes}:
-        raise StorageError(f"holds values of type {kind!r}, expected {' or '.join(dtypes)}", where, remedy)
+    try:
+        version = npy.read_magic(stream)
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        actual, is_fortran, dtype = read(stream)
+        if is_fortran or not all(0 <= length < 1 << 63 for length in actual) or dtype.names or dtype.subdtype:
+            raise ValueError(actual)
+    except OSError:
+        raise
+    except Exception:  # numpy's parser has errors of its own, of tokens and of types
+        raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy) from None
+    if re.sub(r"^<U\d+$", "<U0", dtype.str) not in {np.dtype(name).str for name in dtypes}:
+        raise StorageError(f"holds values of type {dtype.str!r}, expected {' or '.join(dtypes)}", where, remedy)
     if len(actual) != len(shape) or any(want not in (None, have) for want, have in zip(shape, actual, strict=True)):
         expected = " x ".join("any" if length is None else str(length) for length in shape)
         raise StorageError(f"has the shape {' x '.join(map(str, actual))}, expected {expected}", where, remedy)
-    return np.dtype(kind), actual
+    return dtype, actual
+
+
+def _check_size(size: int, dtype: Any, lengths: tuple[int, ...], where: str, remedy: str) -> None:
+    if size != (needed := prod(lengths) * dtype.itemsize):
+        wrong = f"has {size:,} bytes of values, its shape {lengths} needs {needed:,}"
+        raise StorageError(wrong, where, remedy)
 
 
 def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: str) -> None:
@@ -295,8 +264,7 @@ def _check_schema(where: str, whole: Any, columns: Mapping[str, str], remedy: st
 
 
 def _first_extension(fields: Sequence[Any]) -> tuple[str, str] | None:
-    """Return the name and the type of the first column of an extension type, in a schema whose extension names are
-    hidden."""
+    """Return the name and the type of the first column of an extension type, in a schema that hides their names."""
     waiting = list(fields)
     while waiting:
         field = waiting.pop(0)

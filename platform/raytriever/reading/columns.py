@@ -16,13 +16,9 @@ TEXT, INTEGER, NUMBER = "text", "integer", "number"
 
 
 def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
-    """Return the columns as an Arrow table.
+    """Return the columns of a Parquet file as an Arrow table, each of the kind `TEXT`, `INTEGER` or `NUMBER`.
 
-    Args:
-        file: path of a Parquet file.
-        columns: name and kind of each column: `TEXT`, `INTEGER` or `NUMBER`.
-        remedy: remedy for the user if a column is missing or holds no numbers.
-        may_lack: columns that may hold nulls.
+    Only those that `may_lack` names may hold nulls.
 
     Raises:
         DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.

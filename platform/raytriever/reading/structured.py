@@ -17,17 +17,7 @@ import types
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import (
-    Any,
-    Literal,
-    NotRequired,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, NotRequired, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from raytriever.errors import StorageError, UserError
 from raytriever.reading.regular import open_regular
@@ -65,16 +55,9 @@ def read_json(
     most: int = MOST_JSON_BYTES,
     needed: bool = False,
 ) -> T:
-    """Read a JSON file; see `parse_json`.
+    """Read a JSON file of at most `most` bytes; see `conform`.
 
-    Args:
-        file: the file.
-        kind: the type of its content.
-        remedy: what the user can do where it is another.
-        wrong: how the sentence begins that says what differs.
-        error: the kind of error.
-        most: the bytes beyond which the file is refused unread.
-        needed: whether a missing file is an error of the same kind, and no `FileNotFoundError`.
+    If it is `needed`, a missing file is an error of the same kind, and no `FileNotFoundError`.
     """
     try:
         with open_regular(file) as stream:
@@ -96,15 +79,7 @@ def parse_json(
     wrong: str = _CHANGED,
     error: type[UserError] = StorageError,
 ) -> T:
-    """Parse JSON and compare it with a type.
-
-    Args:
-        text: the content of a file or a line.
-        where: its path, for messages.
-        kind: `conform` says which types there are.
-        remedy: what the user can do where it is another.
-        wrong: how the sentence begins that says what differs.
-        error: the kind of error.
+    """Parse the content of a file or a line; see `conform`.
 
     Raises:
         UserError: of the kind `error`: not JSON, nested more than 100 deep, or not of the type.
@@ -122,12 +97,7 @@ def parse_json(
 
 
 def conform(
-    value: object,
-    where: str,
-    kind: type[T],
-    remedy: str,
-    wrong: str = _CHANGED,
-    error: type[UserError] = StorageError,
+    value: object, where: str, kind: type[T], remedy: str, wrong: str = _CHANGED, error: type[UserError] = StorageError
 ) -> T:
     """Return a value that JSON or YAML held as the type `kind`.
 
@@ -156,11 +126,6 @@ def read_yaml(file: Path, remedy: str, error: type[UserError] = StorageError) ->
     """Read a YAML file of plain values.
 
     YAML 1.1 reads `1:4` as sixty-four, a number of base sixty; here it is a text.
-
-    Args:
-        file: the file.
-        remedy: what the user can do where it is broken.
-        error: the kind of error.
 
     Raises:
         UserError: of the kind `error`: the file is not YAML, larger than 1 MB, nested more than 100 deep, has more than

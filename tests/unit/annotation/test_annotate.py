@@ -11,7 +11,6 @@ from raytriever.annotation.annotator import Annotation, AnnotationQuery, Annotat
 from raytriever.annotation.answer_log import AnswerLog
 from raytriever.annotation.budget import Spending
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
-from raytriever.annotation.estimate import Estimate, estimate
 from raytriever.annotation.prompts import load_prompts
 from raytriever.annotation.service import Service
 
@@ -96,24 +95,3 @@ def test_another_prompt_model_or_setting_is_another_request(tmp_path: Path) -> N
     assert len(set(keys)) == 5
     assert key(repairs=5, max_failed=0.5, agreed="llm") == keys[0]
     log.close()
-
-
-def test_an_estimate_counts_what_the_log_lacks(serve: Callable[..., Any], tmp_path: Path) -> None:
-    log = AnswerLog(tmp_path / "empty")
-
-    def guess(log: AnswerLog) -> Estimate:
-        prompts, spending = load_prompts(""), Spending(ServiceConfig())
-        annotator = Annotator(
-            prompts=prompts, config=AnnotationConfig(), llm="judge", job="job", log=log, service=None, spending=spending
-        )
-        return asyncio.run(estimate(annotator, [WOOD, NOTHING]))
-
-    before = guess(log)
-    log.close()
-    assert (before.likely.requests, before.most.requests, before.from_log) == (6, 6, 0)
-    _, annotator = run(serve().endpoint, tmp_path / "log", [WOOD, NOTHING])
-    assert annotator.spending.spent.read <= before.most.tokens(annotator.spending.estimator).read
-    full = AnswerLog(tmp_path / "log")
-    after = guess(full)
-    full.close()
-    assert (after.likely.requests, after.most.requests, after.from_log) == (0, 0, 4)

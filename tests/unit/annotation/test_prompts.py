@@ -28,12 +28,6 @@ def test_no_text_can_leave_its_marks() -> None:
     assert said.count("\nthis\n") == 1
 
 
-def test_the_same_question_is_the_same_prompt() -> None:
-    assert OURS.build_messages(UTILITY, "which?", ["a", "b"], "this") == OURS.build_messages(
-        UTILITY, "which?", ["a", "b"], "this"
-    )
-
-
 def test_folder_replaces_prompts_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "answer.txt").write_text('{query} from {passages}: {"answer"}')
     mine = load_prompts(str(tmp_path))

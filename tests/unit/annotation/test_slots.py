@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from raytriever.annotation.requests import Slots
+from raytriever.annotation.annotator import Slots
 
 SERVED, QUERIES, BEGUN, STEPS = 4, 18, 8, 3
 

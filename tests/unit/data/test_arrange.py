@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from raytriever.data.combine import combine
-from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.mixture import arrange
 from raytriever.data.sampling.order import Order
 from raytriever.data.sampling.spread import shared
 from raytriever.errors import ConfigError
-from raytriever.options import check_options
 
 
 def dataset(name: str, queries: int, split: str = "train") -> RetrievalDataset:
@@ -64,11 +62,3 @@ def test_a_data_set_without_the_split_has_no_turn() -> None:
         assert sorted(stream(arrange(examples, 6, 0, mixing=mixing), 1)) == list(range(60))
     with pytest.raises(ConfigError, match="without training examples"):
         arrange(examples, 6, 0, weights="1,1")
-
-
-def test_the_settings_are_declared() -> None:
-    settings = DataConfig()
-    check_options(settings)
-    assert settings.duplicates
-    order = arrange(BOTH, 8, 0, weights=settings.dataset_weights, mixing=settings.mixing)
-    assert sorted(stream(order, 1)[:150]) == list(range(150))

@@ -114,8 +114,7 @@ def test_without_copies_the_known_documents_are_the_positives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranking", "count"),
-    [([1, 0, 2], 1), ([0, 1, 2], 0), ([2, 1, 5], 1), ([2, 5, 4], 0), ([0, 2, 1], 0)],
+    ("ranking", "count"), [([1, 0, 2], 1), ([0, 1, 2], 0), ([2, 1, 5], 1), ([2, 5, 4], 0), ([0, 2, 1], 0)]
 )
 def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(ranking: list[int], count: int) -> None:
     dataset = _dataset([[0, 4]], TEXTS, ["where is the kettle"], ("test",))

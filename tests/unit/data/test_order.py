@@ -72,15 +72,6 @@ def test_the_shared_permutation_cannot_be_written() -> None:
         permutation(10, 0, 0)[0] = 3
 
 
-@settings(deadline=None)
-@given(local=st.integers(1, 20), size=st.integers(1, 8))
-def test_the_workers_share_the_batch(local: int, size: int) -> None:
-    batch = np.arange(local * size)
-    shares = [worker_slice(batch, rank, size) for rank in range(size)]
-    assert {len(share) for share in shares} == {local}
-    assert (np.concatenate(shares) == batch).all()
-
-
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--batch-size: 10 is not divisible by 4 workers; give a multiple.*as 12"):
         worker_slice(np.arange(10), 0, 4)

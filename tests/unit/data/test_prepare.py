@@ -128,13 +128,6 @@ def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenisati
     assert lengths[42] == 1
 
 
-@pytest.mark.parametrize("name", ["corpus.jsonl", "queries.jsonl", "qrels/test.tsv"])
-def test_a_file_without_a_byte_stops(small: Path, name: str) -> None:
-    (small / name).write_bytes(b"")
-    with pytest.raises(DataError, match=name.replace(".", r"\.")):
-        open_dataset(small, ["test"])
-
-
 def test_rows_that_crash_the_tokenizer_are_quarantined_alone(
     small: Path, words_json: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,9 +139,9 @@ def test_rows_that_crash_the_tokenizer_are_quarantined_alone(
     add(small / "corpus.jsonl", _id="last", text="text")
     deadly = Deadly(words_json)
     dataset = open_dataset(small, ["test"], tokenisation=deadly, max_bad_rows=0.1, run=in_processes)
-    assert [(entry["row"], entry["reason"][:14]) for entry in dataset.quarantine.entries] == [
-        (41, "kills the toke"),
-        (42, "cannot be toke"),
+    assert [(entry["row"], entry["reason"]) for entry in dataset.quarantine.entries] == [
+        (41, "kills the tokenizer's process (signal 9)"),
+        (42, "cannot be tokenised (BaseException: a panic, which is no Exception)"),
     ]
     assert list(dataset.documents.ids)[-2:] == ["d39", "last"]
     assert dataset.tokens is not None

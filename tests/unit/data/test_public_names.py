@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raytriever.data.pydocs.modules import PublicNames, is_public
+from raytriever.data.pydocs.modules import PublicNames
 
 
 def test_the_shortest_public_name_wins() -> None:
@@ -29,8 +29,3 @@ def test_imports_in_a_ring_come_to_an_end() -> None:
     names.read("a", "a", "from .b import *\n")
     names.read("a.b", "a.b", "from .. import *\nfrom a import x\n")
     assert names.of("a.b", "x") == "a.x"
-
-
-def test_private_parts() -> None:
-    assert is_public("a.b.c")
-    assert not is_public("a._b.c")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sysconfig
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.pydocs import builder as pydocs
 from raytriever.data.pydocs.docstrings import normalised
 from raytriever.data.pydocs.modules import installed_versions, modules_of, source_roots
-from raytriever.errors import StorageError
 from raytriever.storage import read_manifest
 
 REST = (
@@ -67,40 +65,12 @@ def test_is_built_once_and_again_when_a_package_changes(site: Path, monkeypatch:
     assert pydocs.pydocs_folder() != folder
 
 
-def test_a_damaged_cache_is_built_again(site: Path) -> None:
-    folder = pydocs.pydocs_folder()
-    content = (folder / "queries.jsonl").read_bytes()
-    assert content.count(b"\n") == 201
-    (folder / "queries.jsonl").write_bytes(content[:-7])
-    assert pydocs.pydocs_folder() == folder
-    assert (folder / "queries.jsonl").read_bytes() == content
-
-
 def test_a_cache_without_its_manifest_is_built_again(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pydocs.pydocs_folder()
     (folder / "manifest.json").unlink()
     assert pydocs.pydocs_folder() == folder
     assert (folder / "manifest.json").is_file()
     assert f"{folder}: is damaged or has no manifest; making it again" in capsys.readouterr().err
-
-
-def test_of_builders_at_the_same_time_one_builds(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    builds, build = [], pydocs.pairs_of
-    monkeypatch.setattr(pydocs, "pairs_of", lambda roots: builds.append(1) or build(roots))
-    with ThreadPoolExecutor(4) as pool:
-        folders = {future.result() for future in [pool.submit(pydocs.pydocs_folder) for _ in range(8)]}
-    assert len(folders) == len(builds) == 1
-    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == [folders.pop().name]
-
-
-def test_a_cache_that_cannot_be_written_is_one_line_before_the_work(
-    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(pydocs, "pairs_of", lambda roots: pytest.fail("built in vain"))
-    with pytest.raises(StorageError, match="a file is in the way"):
-        pydocs.pydocs_folder()
 
 
 def test_equal_sentences_and_passages_count_once() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.data.answers import QueryPrompts
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes, in_this_process
@@ -112,9 +111,3 @@ def test_prompts_by_data_set_change_one_preparation(small: Path, words: Tokenisa
     with pytest.raises(DataError, match="another tokenizer or prompt"):
         open_dataset(str(locations["small"][0]), ["train"], tokenisation=after)
     assert after.for_dataset("other").digest == before.digest
-
-
-def test_prompts_of_positions() -> None:
-    prompts = QueryPrompts(np.array([2, 5]), ["two", "five"])
-    assert prompts.of([5, 0, 2, 9], "-") == ["five", "-", "two", "-"]
-    assert QueryPrompts(np.zeros(0, np.int64), []).of([0], "-") == ["-"]

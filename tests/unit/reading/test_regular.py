@@ -55,13 +55,6 @@ def test_a_flag_names_no_pipe(kind: PathKind, irregular: Path) -> None:
         kind.check(str(irregular), "flag")
 
 
-@pytest.mark.timeout(20)
-def test_a_data_set_that_holds_a_pipe(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "train.jsonl")
-    with pytest.raises(StorageError, match=MESSAGE):
-        open_stream(Source.open(tmp_path).files[0].where)
-
-
 def test_a_file_is_read_and_a_folder_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"text")
     (tmp_path / "link").symlink_to("a")

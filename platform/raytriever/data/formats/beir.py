@@ -59,11 +59,8 @@ def is_begun(source: Source) -> bool:
 
 
 def plan(source: Source) -> Plan:
-    """Return the plan of a BEIR folder. A corpus may be alone.
-
-    Raises:
-        DataError: there is no corpus, or there are judgements without queries; with the names in the folder.
-    """
+    """Return the plan of a BEIR folder. A corpus may be alone. Raise `DataError` if there is no corpus, or there are
+    judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = [file for file in plain_before_packed(source.files) if _is_judged(file)]
     has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
@@ -84,11 +81,8 @@ def plan(source: Source) -> Plan:
 def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFile]:
     files = [file for file in plain_before_packed(source.files) if pattern.fullmatch(file.path)]
     if not files:
-        raise DataError(
-            f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}",
-            source.where,
-            "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)",
-        )
+        remedy = "give a folder in BEIR layout (corpus.jsonl, queries.jsonl, qrels/<split>.tsv)"
+        raise DataError(f"no {stem}.jsonl or {stem}.jsonl.gz in it; it holds {shown(source)}", source.where, remedy)
     return files
 
 

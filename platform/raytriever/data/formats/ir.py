@@ -46,11 +46,8 @@ def _part(name: str, what: str, parse: RowParser, split: str | None = None) -> P
 
 
 def read_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of JSON lines, see `rows.pieces_of`.
-
-    Raises:
-        DataError: `ir_datasets` is missing, or cannot read or download what was asked for.
-    """
+    """Yield pieces of JSON lines, see `rows.pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read
+    or download what was asked for."""
     return pieces_of(_json_lines(where), size, where, "choose another name")
 
 
@@ -64,11 +61,8 @@ def _json_lines(where: str) -> Iterator[bytes]:
             count += 1
     except (OSError, RuntimeError, ValueError, AssertionError) as error:
         message = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"cannot be read after row {count} ({type(error).__name__}: {message})",
-            where,
-            "check the network, or put its files under IR_DATASETS_HOME",
-        ) from error
+        what = f"cannot be read after row {count} ({type(error).__name__}: {message})"
+        raise DataError(what, where, "check the network, or put its files under IR_DATASETS_HOME") from error
 
 
 def _document(record: Any) -> dict[str, Any]:
@@ -91,11 +85,8 @@ def _package() -> Any:
     try:
         import ir_datasets
     except ImportError as error:
-        raise DataError(
-            "the package ir_datasets is not installed",
-            setting("dataset", f"{IR_DATASETS}..."),
-            "pip install 'raytriever[sources]'",
-        ) from error
+        what = "the package ir_datasets is not installed"
+        raise DataError(what, setting("dataset", f"{IR_DATASETS}..."), "pip install 'raytriever[sources]'") from error
     return ir_datasets
 
 

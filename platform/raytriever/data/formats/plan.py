@@ -41,12 +41,11 @@ RowParser = Callable[[Any, Records], None]
 
 @dataclass(frozen=True)
 class JudgedRow:
-    """Row parser whose judgements are of one split."""
+    """Base of row parsers whose judgements are of one split."""
 
     split: str
 
     def __call__(self, row: Any, records: Records) -> None:
-        """Add the records of a row."""
         raise NotImplementedError
 
 

@@ -68,10 +68,8 @@ Peeks = list[tuple[SourceFile, Peek]]
 def recognise(source: Source, format: str | None = None, columns: str = "") -> Plan:
     """Return the plan for reading a data set.
 
-    Args:
-        source: files of the data set.
-        format: one of `FORMATS`; None to recognise it. With a format, files of other formats are skipped.
-        columns: columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised.
+    `format` is one of `FORMATS`, or None to recognise it; with a format, files of other formats are skipped. `columns`
+    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised.
 
     Raises:
         DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
@@ -178,11 +176,8 @@ def _plan(source: Source, name: str, matched: Peeks) -> Plan:
         folders.add(base_of(file.path))
         judged.append(Part(file.where, kind, parse, split=None if by_row else split))
     if len(folders) > 1:
-        raise DataError(
-            f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}",
-            source.where,
-            "give one of these folders",
-        )
+        what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
+        raise DataError(what, source.where, "give one of these folders")
     if not judged or (not texts and any(isinstance(part.parse, TevatronIdsRow) for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")

@@ -22,11 +22,8 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def numbered_rows(file: Path | str) -> Iterator[tuple[int, bytes]]:
-    """Yield the rows that are not blank, without their line ends, counted from 1.
-
-    Raises:
-        DataError: the gzip is cut off, or none at all.
-    """
+    """Yield the rows that are not blank, without their line ends, counted from 1. Raise `DataError` if the gzip is cut
+    off, or none at all."""
     read = [0]
     with reading(str(file), read), closing(open_stream(str(file))) as stream:
         for number, line in enumerate(stream, start=1):
@@ -173,20 +170,14 @@ _NEWLINES = bytes.maketrans(b"\r\n", b"  ")
 
 
 def read_elements(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of the array's objects as lines, see `pieces_of`.
-
-    Raises:
-        DataError: the file is no array, is cut off, is empty, or its gzip is broken.
-    """
+    """Yield pieces of the array's objects as lines, see `pieces_of`. Raise `DataError` if the file is no array, is cut
+    off, is empty, or its gzip is broken."""
     return pieces_of(_elements(where, size), size, where, "give an array of JSON objects")
 
 
 def pieces_of(rows: Iterable[bytes], size: int, where: str, remedy: str) -> Iterator[tuple[int, bytes]]:
-    """Yield pieces of at least `size` bytes, but for the last, each with the number of its first row.
-
-    Raises:
-        DataError: there is no row.
-    """
+    """Yield pieces of at least `size` bytes, but for the last, each with the number of its first row. Raise `DataError`
+    if there is no row."""
     first, lines, length = 1, list[bytes](), 0
     for row in rows:
         lines.append(row)
@@ -247,10 +238,7 @@ def column_names(where: str) -> list[str]:
 
 def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield batches of Parquet of about `size` bytes unpacked, each with the number of its first row, counted from 1.
-
-    Raises:
-        DataError: the file is empty, broken or no Parquet, or a column is of an extension type.
-    """
+    Raise `DataError` if the file is empty, broken or no Parquet, or a column is of an extension type."""
     import pyarrow as pa
 
     read = [0]

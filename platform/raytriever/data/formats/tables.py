@@ -94,11 +94,8 @@ class TableFile:
         return cls(where, separator, names)
 
     def rows(self) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad.
-
-        Raises:
-            DataError: the file is no UTF-8, or a quotation mark is never closed.
-        """
+        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad. Raise
+        `DataError` if the file is no UTF-8, or a quotation mark is never closed."""
         read, width = [0], len(self.columns)
         with reading(self.where, read), closing(open_stream(self.where)) as stream:
             lines = _lines(stream, self.where)
@@ -120,11 +117,8 @@ class TableFile:
                     else:
                         yield begin, f"{len(fields)} fields, the header has {width}"
             except csv.Error as error:
-                raise DataError(
-                    f"is no CSV ({error})",
-                    f"{self.where} line {end + 1}",
-                    "close its quotation marks, or write them twice",
-                ) from error
+                remedy = "close its quotation marks, or write them twice"
+                raise DataError(f"is no CSV ({error})", f"{self.where} line {end + 1}", remedy) from error
 
     @property
     def description(self) -> str:
@@ -196,11 +190,8 @@ def _lines(stream: object, where: str) -> Iterator[str]:
         try:
             yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode()
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"is no CSV file in UTF-8 (byte 0x{line[error.start]:02x} in line {number})",
-                where,
-                "save it again as UTF-8",
-            ) from error
+            what = f"is no CSV file in UTF-8 (byte 0x{line[error.start]:02x} in line {number})"
+            raise DataError(what, where, "save it again as UTF-8") from error
 
 
 def _fields_of(line: str, separator: str) -> list[str]:
@@ -230,11 +221,8 @@ class Division:
         """Return the bounds for the texts of the queries; raises `DataError` for fewer than three different ones."""
         ordered = sorted({_digest(text) for text in texts})
         if len(ordered) < 3:
-            raise DataError(
-                f"has {len(ordered)} different queries, too few to divide into train, dev and test",
-                where,
-                "give at least 3, or a column `split`",
-            )
+            what = f"has {len(ordered)} different queries, too few to divide into train, dev and test"
+            raise DataError(what, where, "give at least 3, or a column `split`")
         size = max(1, int(len(ordered) * _HELD_OUT))
         return cls(ordered[size - 1], ordered[2 * size - 1])
 
@@ -361,11 +349,7 @@ def _names(table: TableFile, named: Mapping[str, str]) -> tuple[str, ...]:
 def column_names(columns: Sequence[str], first: Sequence[Any], query: str, passage: str) -> tuple[str, ...]:
     """Return the name that each column of a table of pairs has in its format, "" for a column that is not read.
 
-    Args:
-        columns: their names in the table.
-        first: values of the first row; a column of scores holds numbers.
-        query: column of queries.
-        passage: column of passages.
+    `first` has the values of the first row: a column of scores holds numbers.
     """
     own, names = {query: "anchor", passage: "positive"}, []
     for column, value in zip_longest(columns, first):

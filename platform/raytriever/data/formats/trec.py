@@ -66,18 +66,12 @@ def _has(source: Source, pattern: re.Pattern[str]) -> bool:
 
 
 def plan(source: Source) -> Plan:
-    """Return the plan of a folder with topics.
-
-    Raises:
-        DataError: there is no corpus, there are no judgements, or there are several data sets.
-    """
+    """Return the plan of a folder with topics. Raise `DataError` if there is no corpus, there are no judgements, or
+    there are several data sets."""
     topics, qrels = _by_split(source, _TOPICS), _by_split(source, _QRELS)
     if not qrels:
-        raise DataError(
-            f"no judgements in it; it holds {shown(source)}",
-            source.where,
-            "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt",
-        )
+        what = f"no judgements in it; it holds {shown(source)}"
+        raise DataError(what, source.where, "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt")
     corpus = _corpus(source)
     parts = [Part(file.where, "tsv", TopicColumns()) for file, _ in topics]
     parts += [Part(file.where, "tsv", QrelsColumns(split), split=split) for file, split in qrels]
@@ -94,11 +88,8 @@ def plan_mkqa(source: Source) -> Plan:
 def _corpus(source: Source) -> list[Part]:
     files = [file for file in plain_before_packed(source.files) if _CORPUS.fullmatch(file.path)]
     if not files:
-        raise DataError(
-            f"no corpus in it; it holds {shown(source)}",
-            source.where,
-            "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)",
-        )
+        what = f"no corpus in it; it holds {shown(source)}"
+        raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
     return [Part(file.where, kind_of(file.path), PyseriniRow()) for file in files]
 
 

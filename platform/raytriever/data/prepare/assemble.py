@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -25,6 +26,7 @@ from raytriever.data.copies import Copies
 from raytriever.data.keys import KeyIndex, digest_of
 from raytriever.data.prepare.shards import (
     ABSENT,
+    ABSENT_COLUMNS,
     DOCUMENT_COLUMNS,
     DOCUMENTS,
     FORMS,
@@ -35,7 +37,6 @@ from raytriever.data.prepare.shards import (
     QUERY_COLUMNS,
     WORK,
     ShardReport,
-    write_table,
 )
 from raytriever.data.records import ANY_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
@@ -62,18 +63,12 @@ class AssembledSide:
     Args:
         index: index of rows by the key of their id.
         live: rows that count, ascending.
-        rows: number of all rows, with those that do not count.
-        digest: SHA-256 over ids and contents in order.
-        repeated: number of rows that repeat an earlier row.
-        same_text: number of rows that are copies of an earlier one; see `copies`.
+        meta: figures for the manifest, see `prepared.SideMeta`.
     """
 
     index: KeyIndex
     live: Int64[ndarray, " positions"]
-    rows: int
-    digest: str
-    repeated: int
-    same_text: int
+    meta: dict[str, Any]
 
     def positions(self, keys: ndarray) -> Int64[ndarray, " asked"]:
         """Return the position of each key, -1 for an unknown one."""
@@ -83,15 +78,12 @@ class AssembledSide:
 
 @activity("assembling the prepared shards")
 def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, AssembledSide], BadRows]:
-    """Write `live` and the pairs' tables into the folder of the shards.
-
-    Returns:
-        Documents and queries, and the bad rows that only the whole data set reveals.
-    """
+    """Write `live` and the pairs' tables into the folder of the shards; return documents and queries, and the bad rows
+    that only the whole data set reveals."""
     bad: BadRows = {}
     sides = {name: _settle(folder, name, reports, bad) for name in (DOCUMENTS, QUERIES)}
     for name, side in sides.items():
-        if len(side.live) < side.rows:
+        if len(side.live) < side.meta["rows"]:
             np.save(folder / f"{name}.live.npy", side.live)
     _judgements(folder, reports, sides, bad)
     _negatives(folder, reports, sides, bad)
@@ -124,7 +116,8 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
         keys, contents, forms = keys[live], contents[live], forms[live]
     digest = digest_of([keys], [contents])
     np.save(folder / f"{name}.{FORMS}", forms)
-    return AssembledSide(index, live, len(first), digest, within + len(again) - len(other), len(Copies.of(forms)))
+    counts = {"rows": len(first), "live": len(live), "repeated": within + len(again) - len(other)}
+    return AssembledSide(index, live, counts | {"digest": digest, "same_text": len(Copies.of(forms))})
 
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
@@ -139,10 +132,8 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, A
             pair = int(queries[row]), pairs["documents"][row].tobytes()
             judged = int(pairs["scores"][row]), ids[row].as_py()
             absent.setdefault(str(pairs["splits"][row]), {}).setdefault(pair, judged)
-        columns = np.stack(
-            [queries, documents, *(pairs[name] for name in ("scores", "kinds", "ranks", "rows"))]
-        ).astype(np.int64)
-        columns = np.append(columns, [np.full(len(queries), report.part)], axis=0)
+        others = (pairs[name] for name in ("scores", "kinds", "ranks", "rows"))
+        columns = np.stack([queries, documents, *others, np.full(len(queries), report.part)]).astype(np.int64)
         for split in np.unique(pairs["splits"]):
             exist = (queries >= 0) & (documents >= 0)
             tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & exist])
@@ -169,13 +160,9 @@ def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]])
     import pyarrow as pa
 
     table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
-    queries, documents, scores = zip(*table, strict=True)
-    columns = {
-        "query": pa.array(queries, pa.int64()),
-        "document": pa.array(documents, pa.large_string()),
-        "score": pa.array(scores, pa.int64()),
-    }
-    write_table(file, pa.table(columns))
+    types = (pa.int64(), pa.large_string(), pa.int64())
+    columns = map(pa.array, zip(*table, strict=True), types)
+    answers.write_table(file, dict(zip(ABSENT_COLUMNS, columns, strict=True)))
 
 
 def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:

@@ -78,9 +78,8 @@ def _check_name(name: str, uri: str) -> None:
     """Raise `StorageError` for a name that leads out of its folder."""
     parts = name.split("/")
     if not name or "\\" in name or "\0" in name or any(part in ("", ".", "..") for part in parts):
-        raise StorageError(
-            f"names a file {name!r}, which is none below it", _below(uri, MANIFEST), "copy it there again"
-        )
+        what = f"names a file {name!r}, which is none below it"
+        raise StorageError(what, _below(uri, MANIFEST), "copy it there again")
 
 
 def _copy(where: str, file: Path, size: int, digest: str) -> None:
@@ -93,7 +92,7 @@ def _copy(where: str, file: Path, size: int, digest: str) -> None:
                 state.update(block)
                 target.write(block)
     if left or state.hexdigest() != digest:
-        raise StorageError("differs from its manifest", where, "copy the prepared data set there again")
+        raise StorageError("differs from its manifest", where, _REMEDY)
 
 
 def _below(uri: str, name: str) -> str:
@@ -133,8 +132,8 @@ def open_dataset(
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))
-    folder, reachable = _locate(request, run, report)
-    return _located(_read_splits(folder, requested, request), reachable, bm25_language)
+    folder, location = _locate(request, run, report)
+    return _read_splits(folder, requested, request, location, bm25_language)
 
 
 def open_all_splits(
@@ -148,22 +147,14 @@ def open_all_splits(
 ) -> RetrievalDataset:
     """Open a data set without tokens, with the judgements of every split: a positive of any split is no negative.
 
-    Args:
-        name_or_path, max_bad_rows, bm25_language, run, report: see `open_dataset`.
-        checked: splits that must exist, and whose files are checked; None to check the files of all splits.
-
-    Raises:
-        UserError: see `open_dataset`.
+    `checked` names splits that must exist, and whose files are checked; None checks the files of all splits. The other
+    arguments and the errors are those of `open_dataset`.
     """
     required = [] if checked is None else list(checked)
     splits = None if checked is None else _with_lender(required)
     request = Request(str(name_or_path), max_bad_rows=max_bad_rows, splits=splits)
-    folder, reachable = _locate(request, run, report)
-    return _located(_read_splits(folder, [*required, *splits_of(folder)], request), reachable, bm25_language)
-
-
-def _located(dataset: RetrievalDataset, location: str, bm25_language: str | None) -> RetrievalDataset:
-    return replace(dataset, documents=replace(dataset.documents, bm25_language=bm25_language), location=location)
+    folder, location = _locate(request, run, report)
+    return _read_splits(folder, [*required, *splits_of(folder)], request, location, bm25_language)
 
 
 def _with_lender(splits: list[str]) -> tuple[str, ...]:
@@ -171,7 +162,9 @@ def _with_lender(splits: list[str]) -> tuple[str, ...]:
     return (*splits, TRAIN) if DEV in splits else tuple(splits)
 
 
-def _read_splits(folder: Path, splits: list[str], request: Request) -> RetrievalDataset:
+def _read_splits(
+    folder: Path, splits: list[str], request: Request, location: str, bm25_language: str | None
+) -> RetrievalDataset:
     """Return the data set of a directory with the judgements of some splits, `dev` taken from `train` if necessary."""
     requested, there = list(dict.fromkeys(splits)), splits_of(folder)
     lent = DEV in requested and DEV not in there and TRAIN in there
@@ -182,13 +175,17 @@ def _read_splits(folder: Path, splits: list[str], request: Request) -> Retrieval
         dataset = with_lent_dev(dataset, request.dataset)
     if request.tokenisation is not None and dataset.tokens is not None:
         dataset = replace(dataset, tokens=_with_prompts(dataset.tokens, dataset, request.tokenisation))
-    judgements = {split: dataset.judgements[split] for split in requested}
-    absent = {split: rows for split, rows in dataset.absent.items() if split in requested}
-    return replace(dataset, judgements=judgements, absent=absent)
+    return replace(
+        dataset,
+        documents=replace(dataset.documents, bm25_language=bm25_language),
+        judgements={split: dataset.judgements[split] for split in requested},
+        absent={split: rows for split, rows in dataset.absent.items() if split in requested},
+        location=location,
+    )
 
 
 def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Tokenisation) -> Tokens:
-    """Return the tokens of a data set with the prompts that the tokenisation has put in front of its texts."""
+    """Return tokens with the prompts that the tokenisation has put in front of the texts."""
     prompts = tokenisation.for_dataset(dataset.name)
     return replace(
         tokens,
@@ -199,10 +196,7 @@ def _with_prompts(tokens: Tokens, dataset: RetrievalDataset, tokenisation: Token
 
 
 def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
-    """Return the directory of the prepared data set, and the path or URI from which any process opens it.
-
-    The directory is the one that the request names, or that `prepare` finds or makes. Each node fetches a remote one.
-    """
+    """Return the directory that the request names or `prepare` makes, and the path or URI to open it elsewhere."""
     stored = fetch_dataset(request.dataset)
     folder = stored or expanded(request.dataset)
     meta = prepared_meta(folder) if os.path.isdir(folder) else None
@@ -227,18 +221,13 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     if TRAIN in absent:
         lost = absent.pop(TRAIN)
         is_dev = np.isin(lost.queries, dev.queries)
-        absent |= {
-            split: rows for split, rows in ((TRAIN, lost.where(~is_dev)), (DEV, lost.where(is_dev))) if len(rows)
-        }
+        divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
+        absent |= {split: rows for split, rows in divided.items() if len(rows)}
     return replace(dataset, judgements={**dataset.judgements, TRAIN: train, DEV: dev}, absent=absent)
 
 
 def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:
-    """Part `train` into what is trained on and a dev split, by the hash of the query ids alone.
-
-    Returns:
-        The rest, and the held-out queries' judgements.
-    """
+    """Return the judgements of `train` that are trained on and those of a dev split, by the hash of the query ids."""
     queries = np.unique(train.queries)
     if len(queries) < 2:
         raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")

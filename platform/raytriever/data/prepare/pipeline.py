@@ -28,17 +28,10 @@ from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
-from raytriever.data.prepare.assemble import AssembledSide, BadRows, assemble
+from raytriever.data.prepare.assemble import BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
 from raytriever.data.prepare.reuse import ReusingShardWriter, find_earlier, settings_digest
-from raytriever.data.prepare.shards import (
-    DOCUMENTS,
-    QUERIES,
-    WORK,
-    ShardReport,
-    ShardWriter,
-    bytes_of_shards,
-)
+from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, bytes_of_shards
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.prepare.unfinished import begin, find_unfinished, gather
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
@@ -77,10 +70,6 @@ class FirstChunks:
     """Check of the first chunk of every file: a file whose first rows are all bad is not read to its end.
 
     Chunks arrive in any order. If several files are bad, the error always names the first of them.
-
-    Args:
-        parts: files of the data set, in order.
-        max_share: allowed share of bad rows, 0 to 1.
     """
 
     def __init__(self, parts: Sequence[Part], max_share: float) -> None:
@@ -109,26 +98,16 @@ class FirstChunks:
 
 
 def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Sequence[str] | None) -> None:
-    """Raise `DataError` if a file has too many bad rows.
-
-    Args:
-        files: figures of the files, from `count_rows`.
-        max_share: allowed share of bad rows, 0 to 1.
-        splits: splits whose files are checked; None for all.
-    """
+    """Raise `DataError` if a file, of the figures of `count_rows`, has too many bad rows; `splits` None checks all."""
     for file in files:
         if splits is None or file["split"] is None or file["split"] in splits:
             check_share(file["where"], file["rows"], file["bad"], file["first"], max_share)
 
 
-# Changes when more is read from the same files: the cache is made again, and older prepared data sets stay readable.
-_READS = "absent, forms"
-# The same for single formats.
-_READS_OF_FORMAT = {"flagembedding": "prompts"}
-
-
 def _reads(plan: Plan) -> str | list[str]:
-    return [_READS, _READS_OF_FORMAT[plan.format]] if plan.format in _READS_OF_FORMAT else _READS
+    """Return what changes when more is read from the same files: the cache is made again, and older prepared data sets
+    stay readable."""
+    return ["absent, forms", "prompts"] if plan.format == "flagembedding" else "absent, forms"
 
 
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256
@@ -151,26 +130,16 @@ def in_this_process(writer: ShardWriter, total_bytes: int) -> Iterator[ShardRepo
 
 
 def chunk_bytes(total_bytes: int) -> int:
-    """Return the size of chunks in bytes: a few hundred chunks, within limits for speed and memory.
-
-    It is a power of two, so that a corpus that grows keeps its chunks.
-    """
+    """Return the size of chunks, for a few hundred within limits: a power of two, which a growing corpus keeps."""
     size = min(_LARGEST, max(_SMALLEST, total_bytes // _SHARDS))
     return 1 << size.bit_length() - 1
 
 
 @dataclass(frozen=True)
 class Request:
-    """Request to prepare a data set.
+    """Request to prepare a data set; see `sources.Source.open`, `recognise` and `open.open_dataset`.
 
-    Args:
-        dataset: `pydocs`, `pydocs-part`, a path, or a URI; see `sources.Source.open`.
-        tokenisation: tokenizer and prompts; None for texts without tokens.
-        format: name of the format, or None to recognise it.
-        max_bad_rows: allowed share of bad rows of each file, 0 to 1.
-        splits: splits whose files are checked; None for all. Bad rows in files of other splits are quarantined and stop
-            nothing.
-        columns: columns of CSV and TSV files, see `recognise`.
+    Bad rows in files of other splits than `splits` are quarantined and stop nothing; None checks all files.
     """
 
     dataset: str
@@ -197,13 +166,7 @@ class Request:
 def prepare(
     request: Request, run: Runner = in_this_process, output: Path | None = None, report: Report = ignore_line
 ) -> Path:
-    """Return the directory of a prepared data set; prepare it first if necessary.
-
-    Args:
-        request: data set and settings.
-        run: runner that makes the shards.
-        output: path of the directory; None for the cache.
-        report: called with lines about the work.
+    """Return the directory of a prepared data set; prepare it first if necessary, in `output` or in the cache.
 
     Raises:
         DataError: the data set does not exist, its format is unknown, a file is broken, or too many rows are bad.
@@ -302,7 +265,7 @@ def _fill(
         "tokenisation": request.tokenisation.digest if request.tokenisation else None,
         "files": files,
         "chunks": {shard.stem: shard.digest for shard in reports if shard.digest},
-        "sides": {side: _side_meta(assembled) for side, assembled in sides.items()},
+        "sides": {name: side.meta for name, side in sides.items()},
     }
     check_files(files, request.max_bad_rows, request.splits)
     for side, what in ((DOCUMENTS, "document"), (QUERIES, "query")):
@@ -325,27 +288,14 @@ def _cached(folder: Path, key: str, report: Report) -> DatasetMeta | None:
     return None
 
 
-def _side_meta(side: AssembledSide) -> dict[str, Any]:
-    return {
-        "rows": side.rows,
-        "live": len(side.live),
-        "digest": side.digest,
-        "repeated": side.repeated,
-        "same_text": side.same_text,
-    }
-
-
 TRIES = 3
 # PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.
 _SHARED = [__name__, "pyarrow", "pandas"]
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
-    """Make the shards in a pool of processes, for small data sets; reports arrive in the order of completion.
-
-    Raises:
-        DataError: a file is broken, or processes died `TRIES` times while they had the same chunk.
-    """
+    """Make the shards in a pool of processes; reports arrive in the order of completion. Raise `DataError` if a file is
+    broken, or processes died `TRIES` times while they had the same chunk."""
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
     workers = usable_cores()
@@ -374,11 +324,8 @@ def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]
             losses[chunk.part, chunk.number] += 1
             if losses[chunk.part, chunk.number] == TRIES:
                 where = f"{writer.parts[chunk.part].where} row {chunk.first_row}"
-                raise DataError(
-                    f"{TRIES} processes died while they wrote this chunk or one next to it",
-                    where,
-                    "free memory, or correct the rows",
-                )
+                what = f"{TRIES} processes died while they wrote this chunk or one next to it"
+                raise DataError(what, where, "free memory, or correct the rows")
 
 
 _writers: list[ShardWriter] = []

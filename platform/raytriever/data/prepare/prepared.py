@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.cache import hold
-from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_answers, read_query_prompts
+from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_texts
 from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
 from raytriever.data.copies import Forms
 from raytriever.data.dataset import (
@@ -62,7 +62,15 @@ class FileMeta(TypedDict):
 
 
 class SideMeta(TypedDict):
-    """Figures of the documents or the queries, see `assemble.AssembledSide`."""
+    """Figures of the documents or the queries.
+
+    Args:
+        rows: number of all rows, with those that do not count.
+        live: number of rows that count.
+        digest: SHA-256 over ids and contents in order.
+        repeated: number of rows that repeat an earlier row.
+        same_text: number of rows that are copies of an earlier one; see `copies`.
+    """
 
     rows: int
     live: int
@@ -98,11 +106,8 @@ class DatasetMeta(TypedDict):
 
 
 def prepared_meta(folder: Path) -> DatasetMeta | None:
-    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version.
-
-    Raises:
-        StorageError: the manifest has changed.
-    """
+    """Return the metadata of a prepared data set, damaged or not; None if there is none of this version. Raise
+    `StorageError` if the manifest has changed."""
     file = folder / MANIFEST
     if not file.is_file():
         return None
@@ -121,11 +126,8 @@ def prepared_meta(folder: Path) -> DatasetMeta | None:
 def read_prepared(folder: Path, splits: Iterable[str] | None = None, vocabulary: int | None = None) -> RetrievalDataset:
     """Open the directory that `prepare` made.
 
-    Args:
-        folder: the directory.
-        splits: splits whose judgements, and bad rows of judgements, are read; None for all. Missing splits are
-            skipped.
-        vocabulary: number of token ids of the tokenizer, if known.
+    Only the judgements of `splits` are read, and the bad rows of these; None for all. Missing splits are skipped.
+    `vocabulary` is the number of token ids of the tokenizer, if known.
 
     Raises:
         StorageError: a file is missing, damaged or changed, or has other contents than `prepare` writes.
@@ -159,7 +161,7 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
     meta = prepared_meta(folder)
     if meta is None:
         raise StorageError("holds no prepared data set of this version", str(folder), PREPARE_AGAIN)
-    tokenised = meta["tokenisation"]
+    tokenised, sides = meta["tokenisation"], meta["sides"]
     files = partial(_files, folder, sorted(read_manifest(folder, verify=None)["files"]))
     tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
     (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
@@ -169,28 +171,19 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
         for file in files(f"{JUDGEMENTS}/", ".npy")
         if splits is None or file.stem in splits
     }
-    # Data sets prepared by an earlier version have no such files.
-    absent = {
+    absent = {  # data sets of earlier versions have no such files
         file.stem: _absent(file, len(query_ids), full)
         for file in files(f"{ABSENT}/", ".arrow")
         if splits is None or file.stem in splits
     }
     negatives = [_negatives(file, len(query_ids), len(ids)) for file in files(f"{NEGATIVES}.npy")]
-    answers = [_answers(file, len(query_ids), full) for file in files(FILE)]
-    prompts = [_prompts(file, len(query_ids), full) for file in files(PROMPTS)]
+    answers = [Answers(*_query_texts(file, len(query_ids), full, 0)) for file in files(FILE)]
+    prompts = [QueryPrompts(*_query_texts(file, len(query_ids), full, 1)) for file in files(PROMPTS)]
     other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     return RetrievalDataset(
         name=meta["name"],
-        documents=Documents(
-            ids,
-            titles,
-            texts,
-            meta["sides"]["documents"]["digest"],
-            stored_forms=_forms(files, DOCUMENTS, len(ids)),
-        ),
-        queries=Queries(
-            query_ids, query_texts, meta["sides"]["queries"]["digest"], _forms(files, QUERIES, len(query_ids))
-        ),
+        documents=Documents(ids, titles, texts, sides["documents"]["digest"], None, _forms(files, DOCUMENTS, len(ids))),
+        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(files, QUERIES, len(query_ids))),
         judgements=judgements,
         quarantine=QuarantineReport.read(folder).without(other),
         negatives=next(iter(negatives), None),
@@ -205,8 +198,7 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
 
 
 def _files(folder: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
-    """Return the files of a directory by the names in its manifest; one that the manifest does not name does not
-    exist."""
+    """Return the files that the manifest of a directory names; others do not exist."""
     return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
 
 
@@ -222,7 +214,7 @@ def _side(
     lengths = [len(table) for table in tables]
     live = [_live(file, sum(lengths)) for file in files(f"{name}.live.npy")]
     rows = Rows.of(lengths, next(iter(live), None))
-    texts = [TextColumn([_whole(table[column]) for table in tables], rows) for column in columns]
+    texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
     # Without shards the column of tokens is empty, not missing: there was no document.
@@ -234,11 +226,6 @@ def _forms(files: Callable[..., list[Path]], name: str, rows: int) -> Forms | No
     """Return the forms of the texts of a side; None for a data set that an earlier version prepared."""
     stored = [read_array(file, ["uint64"], (rows,), PREPARE_AGAIN, mapped="r") for file in files(f"{name}.{FORMS}")]
     return next(iter(stored), None)
-
-
-def _whole(column: Any) -> Any:
-    """Return a column as one array; a shard is one record batch, so nothing is copied."""
-    return column.chunk(0)
 
 
 def _live(file: Path, rows: int) -> ndarray:
@@ -291,18 +278,12 @@ def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:
     return NegativeRows(columns[0], columns[1], columns[2], columns[3], scores)
 
 
-def _answers(file: Path, queries: int, full: bool) -> Answers:
-    answers = read_answers(file, full)
-    _check_range(file, "the position of a query", answers.queries, queries)
-    _check_order(file, "queries", bool((np.diff(answers.queries) >= 0).all()))
-    return answers
-
-
-def _prompts(file: Path, queries: int, full: bool) -> QueryPrompts:
-    prompts = read_query_prompts(file, full)
-    _check_range(file, "the position of a query", prompts.queries, queries)
-    _check_order(file, "queries", bool((np.diff(prompts.queries) > 0).all()))
-    return prompts
+def _query_texts(file: Path, queries: int, full: bool, least_step: int) -> tuple[ndarray, Any]:
+    """Return texts of queries and the positions of these, which ascend by at least `least_step`."""
+    positions, texts = read_texts(file, full)
+    _check_range(file, "the position of a query", positions, queries)
+    _check_order(file, "queries", bool((np.diff(positions) >= least_step).all()))
+    return positions, texts
 
 
 def _check_pairs(file: Path, queries: ndarray, documents: ndarray, of_queries: int, of_documents: int) -> None:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.answers import FILE, PROMPTS, write_some
+from raytriever.data.answers import FILE, PROMPTS, write_some, write_table
 from raytriever.data.copies import Forms, forms_of
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import FileChunk, Parsed, parse_chunk
@@ -31,6 +30,11 @@ from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.prompts import TITLE, fill_title
 from raytriever.storage import disk_errors
 
+# Bytes by bytes of uncompressed source; texts include keys and judgements.
+_SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
+DOCUMENTS, QUERIES, WORK = "documents", "queries", "work"
+SIDES = (DOCUMENTS, QUERIES)
 JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
 FORMS = "forms.npy"  # behind the name of documents or queries
 # Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
@@ -64,10 +68,7 @@ class Side:
 
     @classmethod
     def of_documents(cls, parsed: Parsed, tokenisation: Tokenisation | None) -> Side:
-        """Return the documents of a chunk; their text for the tokenizer is title and text joined.
-
-        A place for the title in the prompt is filled with the title, and the text alone follows.
-        """
+        """Return the documents of a chunk; the tokenizer reads title and text joined, or the prompt with the title."""
         rows = parsed.records.documents
         ids, titles, texts = [list(column) for column in zip(*rows, strict=True)] if rows else ([], [], [])
         passages = list(map(joined, titles, texts))
@@ -102,10 +103,7 @@ class Side:
         )
 
     def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
-        """Write texts and tokens to files; return the reasons by row for texts that cannot be tokenised.
-
-        Those rows are left out.
-        """
+        """Write texts and tokens; return the reasons by row for texts that cannot be tokenised, which are left out."""
         killers: dict[int, str] = {}
         token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
@@ -150,20 +148,10 @@ def _tokenise(
 def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
     """Write judgements and negatives: queries and documents by key for matching, and by id for messages."""
     judgements, negatives = parsed.records.judgements, parsed.records.negatives
-    _write_pairs(
-        folder / f"{stem}.{JUDGEMENTS}",
-        judgements,
-        rows=parsed.rows_of("judgements"),
-        kinds=[SOURCES.index(row.source) for row in judgements],
-        splits=[row.split for row in judgements],
-    )
-    _write_pairs(
-        folder / f"{stem}.{NEGATIVES}",
-        negatives,
-        rows=parsed.rows_of("negatives"),
-        kinds=[ORIGINS.index(row.origin) for row in negatives],
-        splits=[],
-    )
+    kinds, splits = [SOURCES.index(row.source) for row in judgements], [row.split for row in judgements]
+    _write_pairs(folder / f"{stem}.{JUDGEMENTS}", judgements, parsed.rows_of("judgements"), kinds, splits)
+    kinds = [ORIGINS.index(row.origin) for row in negatives]
+    _write_pairs(folder / f"{stem}.{NEGATIVES}", negatives, parsed.rows_of("negatives"), kinds, [])
 
 
 def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[int], splits: list[str]) -> None:
@@ -184,37 +172,15 @@ def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[in
 
 
 def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
-    """Write columns of texts as one Arrow file."""
     import pyarrow as pa
 
-    write_table(file, pa.table({name: pa.array(column, pa.large_string()) for name, column in columns.items()}))
-
-
-def write_table(file: Path, table: Any) -> None:
-    """Write a table as one uncompressed Arrow file, which can be memory-mapped."""
-    import pyarrow as pa
-
-    with pa.OSFile(str(file), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
-        writer.write_table(table)
+    write_table(file, {name: pa.array(column, pa.large_string()) for name, column in columns.items()})
 
 
 def bytes_of_shards(files: Iterable[tuple[str, int]], tokens: bool) -> int:
-    """Estimate the bytes that a preparation writes, temporary files included.
-
-    Args:
-        files: path and bytes of each source file.
-        tokens: whether texts are tokenised.
-    """
+    """Estimate the bytes that a preparation of files, given by path and size, writes, temporary files included."""
     texts = sum(size * (_EXPANSION if where.endswith(_COMPRESSED) else 1) for where, size in files)
     return int(texts * (_SHARE_OF_TEXTS + (_SHARE_OF_TOKENS if tokens else 0)))
-
-
-# Bytes by bytes of uncompressed source; texts include keys and judgements.
-_SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
-
-DOCUMENTS, QUERIES, WORK = "documents", "queries", "work"
-SIDES = (DOCUMENTS, QUERIES)
 
 
 @dataclass(frozen=True)
@@ -248,13 +214,7 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of shards, which is sent to the worker processes.
-
-    Args:
-        parts: parts of the data set; a chunk has the index of its part.
-        folder: directory of the data set, which every process can write; it has marks of the begun shards.
-        tokenisation: tokenizer and prompts; None for texts without tokens.
-    """
+    """Writer of the shards of all parts to a folder that every process can write; sent to the worker processes."""
 
     parts: tuple[Part, ...]
     folder: Path
@@ -271,7 +231,8 @@ class ShardWriter:
         where = self.parts[chunk.part].where
         with disk_errors(self.folder):
             mark = self.folder / WORK / f"{report.stem}.begun"
-            died_before = not _leave(mark)
+            died_before = mark.exists()
+            mark.touch()
             sides = self.sides_of(parsed)
             killers: dict[int, str] = {}
             for name, side in sides.items():
@@ -299,7 +260,6 @@ class ShardWriter:
 
 
 def _is_repeatable(chunk: FileChunk, parsed: Parsed, documents: Side) -> bool:
-    """Return whether a chunk has one document from each row, all kept, and nothing else."""
     rows = np.arange(chunk.first_row, chunk.first_row + parsed.rows)
     kept = documents.rows[documents.kept]
     has_others = any(getattr(parsed.records, name) for name in ("queries", "judgements", "negatives", "answers"))
@@ -310,11 +270,3 @@ def make_folders(folder: Path) -> None:
     """Make the folders that a writer writes to."""
     for name in (*SIDES, WORK):
         (folder / name).mkdir()
-
-
-def _leave(mark: Path) -> bool:
-    """Make the mark; return False if it existed."""
-    with suppress(FileExistsError):
-        mark.touch(exist_ok=False)
-        return True
-    return False

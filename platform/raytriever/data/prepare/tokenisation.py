@@ -27,15 +27,10 @@ Work = Callable[[Sequence[str]], Sequence[Any]]
 
 
 def try_each(work: Work, texts: Sequence[str]) -> tuple[list[Any], dict[int, str]]:
-    """Return the result of `work` for each text, and the reasons for texts without a result.
+    """Return the result of `work` for each text, and the reasons for texts without one, by the index of the text.
 
-    Args:
-        work: function that returns one value for each text; it runs in other processes.
-        texts: the texts.
-
-    Returns:
-        The results in the order of the texts, None for a text that ended its process or raised; and the reasons by the
-        index of the text.
+    `work` returns one value for each text, and runs in other processes. The result is None for a text that ended its
+    process or raised.
     """
     results: list[Any] = [None] * len(texts)
     reasons: dict[int, str] = {}
@@ -91,13 +86,9 @@ MAX_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Tokenisation:
-    """Tokenizer and prompts of the two sides of a data set.
+    """Serialised tokenizer of `tokenizers`, without truncation and padding, and the prompts in front of texts.
 
-    Args:
-        tokenizer: serialised tokenizer of the library `tokenizers`, without truncation and padding.
-        query_prompt: text in front of every query.
-        passage_prompt: text in front of every passage.
-        table: prompts by data set, from which `for_dataset` chooses; None if the two prompts are for every data set.
+    `table` has prompts by data set, from which `for_dataset` chooses; None if the two prompts are for all.
     """
 
     tokenizer: str = field(repr=False)
@@ -115,15 +106,12 @@ class Tokenisation:
     @property
     def digest(self) -> str:
         """SHA-256 over everything that decides the tokens."""
-        parts = (self.tokenizer, self.query_prompt, self.passage_prompt)
-        return hashlib.sha256(
-            "\0".join(hashlib.sha256(part.encode()).hexdigest() for part in parts).encode()
-        ).hexdigest()
+        return _sha256("\0".join(map(_sha256, (self.tokenizer, self.query_prompt, self.passage_prompt))))
 
     @property
     def tokenizer_digest(self) -> str:
         """SHA-256 over the tokenizer alone."""
-        return hashlib.sha256(self.tokenizer.encode()).hexdigest()
+        return _sha256(self.tokenizer)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -140,6 +128,10 @@ class Tokenisation:
         prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
         encodings = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def flat(token_ids: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> tuple[ndarray, ndarray]:

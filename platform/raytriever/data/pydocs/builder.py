@@ -115,11 +115,7 @@ def distinct(pairs: Iterable[Pair]) -> list[Pair]:
     seen: set[tuple[str, str]] = set()
     unique = []
     for pair in sorted(pairs, key=lambda pair: (pair.name.count("."), pair)):
-        marks = {
-            ("name", pair.name.lower()),
-            ("query", normalised(pair.query)),
-            ("passage", normalised(pair.passage)),
-        }
+        marks = {("name", pair.name.lower()), ("query", normalised(pair.query)), ("passage", normalised(pair.passage))}
         if not marks & seen:
             seen |= marks
             unique.append(pair)

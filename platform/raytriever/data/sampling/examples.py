@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.combine import starts_of
@@ -23,7 +23,7 @@ from raytriever.data.copies import NO_COPIES, Copies
 from raytriever.data.dataset import Positives, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import SOURCES
-from raytriever.data.sampling.order import WORD, words
+from raytriever.data.sampling.order import WORD, positions_of_runs, words
 from raytriever.data.sampling.origins import RANDOM, counts_by_origin
 from raytriever.errors import DataError, setting
 
@@ -31,17 +31,10 @@ ALL, HUMAN_FIRST = "all", "human-first"
 
 
 def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, tuple[Positives, ...]]:
-    """Return the examples, and the positives that their groups are drawn from.
+    """Return the queries that are examples, and the positives that their groups are drawn from.
 
-    Args:
-        positives: the queries of a split and their relevant documents.
-        which: `all`, one of `records.SOURCES`, or `human-first`.
-        where: the data set and split, for the error message.
-
-    Returns:
-        The queries that are examples, with all their relevant documents; and for the same queries, the positives that
-        the first one of a group is drawn from, and, for `human-first`, those that the others are drawn from. In the
-        latter a query may have none.
+    The latter are the positives that the first one of a group is drawn from, and, for `human-first`, those that the
+    others are drawn from, of which a query may have none.
 
     Raises:
         DataError: no query has such a positive.
@@ -56,7 +49,7 @@ def groups_of(positives: Positives, which: str, where: str) -> tuple[Positives, 
         raise DataError(
             f"no query has a positive of source {source!r}", where, f"choose another value of {setting('positives')}"
         )
-    return _of_queries(positives, begins), tuple(_of_queries(each, begins) for each in drawn)
+    return positives.where(begins), tuple(each.where(begins) for each in drawn)
 
 
 def _of_source(positives: Positives, source: str) -> Positives:
@@ -65,15 +58,6 @@ def _of_source(positives: Positives, source: str) -> Positives:
     before = np.concatenate([[0], np.cumsum(keep)])
     columns = (column[keep] for column in (positives.documents, positives.sources, positives.ranks))
     return Positives(positives.queries, before[positives.offsets], *columns)
-
-
-def _of_queries(positives: Positives, keep: Bool[ndarray, " queries"]) -> Positives:
-    """Return the queries for which `keep` is true, with all their positives."""
-    counts = np.diff(positives.offsets)
-    rows = np.repeat(keep, counts)
-    offsets = np.concatenate([[0], np.cumsum(counts[keep])]).astype(np.int64)
-    columns = (column[rows] for column in (positives.documents, positives.sources, positives.ranks))
-    return Positives(positives.queries[keep], offsets, *columns)
 
 
 # Purposes of draws: draws of one example for two purposes must be independent.
@@ -130,13 +114,9 @@ class Examples:
         ranked: bool = False,
         shares: Float64[ndarray, " origins"] | None = None,
     ) -> Examples:
-        """Return the examples of an opened split.
+        """Return the examples of an opened split of one data set, or of several combined (`combine`).
 
-        Args:
-            dataset: one data set, or several combined (`combine`).
-            split: name of the split.
-            seed, negatives, ranked, shares: see the class.
-            sources: source of the positives in groups: `all`, `human`, `llm` or `human-first`.
+        `sources` are those of the positives in groups: `all`, `human`, `llm` or `human-first`.
 
         Raises:
             DataError: the split has no positive (of the source), or only positives, or the table does not fit.
@@ -147,11 +127,8 @@ class Examples:
         query_starts, document_starts = starts_of(dataset)
         starts = np.searchsorted(positives.queries, query_starts)
         if negatives is not None and len(negatives.offsets) != len(dataset.queries) + 1:
-            raise DataError(
-                f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}",
-                dataset.name,
-                "mine the negatives of this data set",
-            )
+            what = f"the negatives table is of {len(negatives.offsets) - 1} queries, not {len(dataset.queries)}"
+            raise DataError(what, dataset.name, "mine the negatives of this data set")
         copies = dataset.queries.copies, dataset.documents.copies
         return cls(positives, drawn, starts, document_starts, seed, negatives, shares, ranked, *copies)
 
@@ -168,10 +145,8 @@ class Examples:
         """Return all known relevant documents of a batch of examples: the index of the example of each, and the
         document, the first of equal ones."""
         offsets, documents = self._known
-        starts = offsets[examples]
-        counts = offsets[examples + 1] - starts
-        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        return np.repeat(np.arange(len(examples)), counts), documents[np.repeat(starts, counts) + within]
+        counts = np.diff(offsets)[examples]
+        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_runs(offsets[examples], counts)]
 
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int
@@ -270,8 +245,7 @@ class Examples:
         starts, ends = (np.searchsorted(pairs, (queries + more) * size) for more in (0, 1))
         counts = ends - starts
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-        return offsets, pairs[np.repeat(starts, counts) + within] % size
+        return offsets, pairs[positions_of_runs(starts, counts)] % size
 
 
 def _rows(offsets: ndarray, of: ndarray, least: int) -> tuple[ndarray, ndarray]:

@@ -17,7 +17,6 @@ from math import lcm
 
 import numpy as np
 
-from raytriever.data.dataset import Positives
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Epoch, Order, Shuffled, Stream, derived_seed, permutation, read
 from raytriever.data.sampling.spread import Spread
@@ -27,13 +26,9 @@ _FLAG = setting("dataset_weights")
 
 
 class Mixture:
-    """Stream (`order.Stream`) of the streams of several data sets.
+    """Stream (`order.Stream`) of the streams of several data sets, whose examples count from 0.
 
-    Args:
-        streams: one stream for each data set; its examples count from 0.
-        weights: relative weights, integers.
-        seed: seed of the turns.
-        run: slots of a turn: 1, or the batch size for batches of one data set each.
+    `run` is the number of slots of a turn: 1, or the batch size for batches of one data set each.
     """
 
     def __init__(self, streams: Sequence[Stream], weights: Sequence[int], seed: int, run: int = 1) -> None:
@@ -124,10 +119,10 @@ def arrange(
     mixing: str = EXAMPLES,
     no_duplicates: bool = False,
 ) -> Order:
-    """Return the order of a split's examples.
+    """Return the order of a split's examples, of one data set or of several combined.
 
     Args:
-        examples: examples of one data set, or of several combined.
+        examples: the examples.
         batch_size: number of examples in the global batch, over all workers.
         seed: seed of the order.
         weights: weights of the data sets, see `parse_weights`; "" for their sizes.
@@ -147,19 +142,12 @@ def arrange(
         own = seed if alone else derived_seed(seed, part)
         stream: Stream = Shuffled(sizes[part], own)
         if no_duplicates and by_batch:
-            rows = slice(int(examples.starts[part]), int(examples.starts[part + 1]))
-            stream = Spread(stream, batch_size, _part(examples.positives, rows), own)
+            numbers = np.arange(len(examples))
+            mine = (numbers >= examples.starts[part]) & (numbers < examples.starts[part + 1])
+            stream = Spread(stream, batch_size, examples.positives.where(mine), own)
         streams.append(stream)
     turn = batch_size if by_batch else 1
     whole = streams[0] if alone else Mixture(streams, [shares[part] for part in parts], seed, turn)
     if no_duplicates and not by_batch:
         whole = Spread(whole, batch_size, examples.positives, seed)
     return Order(len(examples), batch_size, seed, whole)
-
-
-def _part(positives: Positives, queries: slice) -> Positives:
-    """Return the queries of one data set with their positives."""
-    offsets = positives.offsets[queries.start : queries.stop + 1]
-    rows = slice(int(offsets[0]), int(offsets[-1]))
-    columns = (column[rows] for column in (positives.documents, positives.sources, positives.ranks))
-    return Positives(positives.queries[queries], offsets - offsets[0], *columns)

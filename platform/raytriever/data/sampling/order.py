@@ -57,13 +57,9 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of the training examples.
+    """Order of the training examples of an epoch, in global batches over all workers.
 
-    Args:
-        examples: number of examples of an epoch.
-        batch_size: number of examples in the global batch, over all workers.
-        seed: seed of the order.
-        stream: stream that is read, see `mixture.arrange`; `Shuffled` by default.
+    `stream` is the stream that is read, see `mixture.arrange`; `Shuffled` by default.
     """
 
     examples: int
@@ -116,16 +112,12 @@ def read(stream: Stream, start: int, stop: int) -> Epoch:
 def worker_slice(batch: Int64[ndarray, " batch"], rank: int, size: int) -> Int64[ndarray, " local"]:
     """Return the contiguous share of worker `rank` of `size`; raises `ConfigError` if the shares are not equal."""
     if len(batch) % size:
-        raise ConfigError(
-            f"{len(batch)} is not divisible by {size} workers",
-            setting("batch_size"),
-            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another {setting('num_workers')}",
+        remedy = (
+            f"give a multiple of {size}, such as {-(-len(batch) // size) * size}, or another {setting('num_workers')}"
         )
+        raise ConfigError(f"{len(batch)} is not divisible by {size} workers", setting("batch_size"), remedy)
     local = len(batch) // size
     return batch[rank * local : (rank + 1) * local]
-
-
-# ------------------------------------------------------------------------------------------------------- random choices
 
 
 WORD = 2**64 - 1
@@ -143,17 +135,13 @@ def permutation(size: int, seed: int, epoch: int) -> Int64[ndarray, " size"]:
 def words(
     seed: int, epochs: ndarray, examples: ndarray, purpose: int, columns: ndarray | None = None
 ) -> UInt64[ndarray, "..."]:
-    """Return splitmix64 over the arguments, one after another.
+    """Return splitmix64 over the arguments: a word for each example, `[batch]`, or for each draw, `[batch, columns]`.
 
     Args:
         seed: any integer.
-        epochs: epoch of each example, `[batch]`.
-        examples: examples, `[batch]`.
+        epochs, examples: `[batch]`.
         purpose: number of the purpose: draws of one example for two purposes must be independent.
         columns: numbers of the draws of each example.
-
-    Returns:
-        A word for each example, `[batch]`, or with `columns` for each draw, `[batch, columns]`.
     """
     state = _mix(np.full(len(examples), seed & WORD, dtype=np.uint64) + np.uint64(purpose))
     state = _mix(state ^ np.asarray(epochs).astype(np.uint64))
@@ -161,6 +149,11 @@ def words(
     if columns is None:
         return state
     return _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
+
+
+def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
+    """Return the positions of runs one after another: `counts[i]` positions from `starts[i]` on."""
+    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
 
 
 def derived_seed(seed: int, number: int) -> int:

@@ -28,7 +28,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import Positives
-from raytriever.data.sampling.order import Epoch, Order, Stream, words
+from raytriever.data.sampling.order import Epoch, Order, Stream, positions_of_runs, words
 
 # Number of batches an item may try before it is left over: interleaved chains of different documents end here.
 ROUNDS = 64
@@ -38,7 +38,7 @@ EXCHANGES = 32
 
 @numba.njit(cache=True)
 def place_all(offsets, documents, size, items, begins, head, batch, batches):  # type: ignore[no-untyped-def]
-    """Assign a batch to each item.
+    """Return the item of each free slot, batch by batch, and the number of steps. All slots are filled.
 
     Args:
         offsets, documents: the documents of example i are `documents[offsets[i]:offsets[i + 1]]`, from 0 to `size`.
@@ -46,10 +46,7 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
         begins: batch at which each item begins its search; it tries all later batches, then the earlier ones.
         head: examples that are in the first batch already.
         batch: number of slots of a batch.
-        batches: number of batches; all slots are filled in the end.
-
-    Returns:
-        The item of each free slot, batch by batch, and the number of steps.
+        batches: number of batches.
     """
     pairs = 0
     for item in items:
@@ -245,11 +242,7 @@ def _exchange(  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True)
 def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-untyped-def]
-    """Choose `count` of the items, from the last one, so that no two share a document if possible.
-
-    Returns:
-        For each item whether it was chosen.
-    """
+    """Choose `count` of the items, from the last one, so that no two share a document if possible; return a mask."""
     seen = np.zeros(size, np.bool_)
     chosen = np.zeros(len(items), np.bool_)
     for strict in (True, False):
@@ -285,15 +278,9 @@ def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-unt
 
 
 class Spread:
-    """Stream (`order.Stream`) that rearranges the epochs of another for one batch size.
+    """Stream (`order.Stream`) that rearranges the epochs of another for one batch size, given all positives.
 
     An epoch smaller than a batch does not change: each batch contains some query twice.
-
-    Args:
-        stream: stream to rearrange.
-        batch_size: number of slots of a window.
-        positives: relevant documents of each example.
-        seed: seed of the arrangement.
     """
 
     def __init__(self, stream: Stream, batch_size: int, positives: Positives, seed: int) -> None:
@@ -349,8 +336,7 @@ class Spread:
     def _choosers(self, examples: ndarray, windows: int, number: int) -> tuple[ndarray, ndarray]:
         """Return the order in which examples choose, and the first window that each tries."""
         starts, counts = self._offsets[examples], np.diff(self._offsets)[examples]
-        inner = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        documents = self._documents[np.repeat(starts, counts) + inner]
+        documents = self._documents[positions_of_runs(starts, counts)]
         queries = np.bincount(documents, minlength=self._distinct)[documents]
         most = np.maximum.reduceat(queries, np.cumsum(counts) - counts)
         first = np.flatnonzero(4 * most > windows)

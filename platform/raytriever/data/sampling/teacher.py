@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import id_array, write_pairs
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
@@ -42,42 +43,28 @@ class TeacherTable:
     def of(
         cls, dataset: RetrievalDataset, queries: ndarray, documents: ndarray, scores: ndarray, where: str
     ) -> TeacherTable:
-        """Build a table from pairs in any order.
-
-        Args:
-            dataset: data set of the positions.
-            queries, documents, scores: one value for each pair.
-            where: path for error messages.
-
-        Raises:
-            DataError: there is no pair, a score is not finite, or a pair has two scores.
-        """
+        """Build a table from pairs of positions and their scores in any order; `where` is the path for messages. Raise
+        `DataError` if there is no pair, a score is not finite, or a pair has two scores."""
         if not len(scores):
             raise DataError("holds no score", where, "score some pairs first")
         with np.errstate(over="ignore"):
             scores = np.asarray(scores).astype(np.float32)
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
-            query, document = dataset.queries.ids[int(queries[bad[0]])], dataset.documents.ids[int(documents[bad[0]])]
-            raise DataError(
-                f"{len(bad)} of {len(scores)} scores are not finite, the first of query {query!r} and document "
-                f"{document!r}",
-                where,
-                "score them again, or leave those pairs out",
-            )
+            names = dataset.queries.ids[int(queries[bad[0]])], dataset.documents.ids[int(documents[bad[0]])]
+            example = f"the first of query {names[0]!r} and document {names[1]!r}"
+            what = f"{len(bad)} of {len(scores)} scores are not finite, {example}"
+            raise DataError(what, where, "score them again, or leave those pairs out")
         pairs = np.asarray(queries, dtype=np.int64) * len(dataset.documents) + documents
         order = np.argsort(pairs, kind="stable")
         pairs, scores = pairs[order], scores[order]
         again = pairs[1:] == pairs[:-1]
-        if (again & (scores[1:] != scores[:-1])).any():
-            pair = pairs[1:][again & (scores[1:] != scores[:-1])][0]
-            at = divmod(int(pair), len(dataset.documents))
+        contrary = pairs[1:][again & (scores[1:] != scores[:-1])]
+        if len(contrary):
+            at = divmod(int(contrary[0]), len(dataset.documents))
             names = dataset.queries.ids[at[0]], dataset.documents.ids[at[1]]
-            raise DataError(
-                f"query {names[0]!r} and document {names[1]!r} have two scores",
-                where,
-                "give each pair one",
-            )
+            what = f"query {names[0]!r} and document {names[1]!r} have two scores"
+            raise DataError(what, where, "give each pair one")
         first = np.append(True, ~again)
         return cls(pairs[first], scores[first], len(dataset.documents))
 
@@ -88,13 +75,7 @@ class TeacherTable:
 
     @classmethod
     def chained(cls, tables: Sequence[TeacherTable], query_starts: ndarray, document_starts: ndarray) -> TeacherTable:
-        """Concatenate the tables of several data sets into one table of the combined data set.
-
-        Args:
-            tables: one table for each data set, in order.
-            query_starts, document_starts: first position of each data set, and last the number of all
-                (`combine.starts_of`).
-        """
+        """Concatenate the tables of several data sets into one for the combined data set; see `combine.starts_of`."""
         total = int(document_starts[-1])
         pairs = [
             (table.pairs // table.documents + query_start) * total + table.pairs % table.documents + document_start
@@ -131,12 +112,7 @@ class TeacherTable:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of the training passages that a teacher has scored.
-
-    Args:
-        positives, negatives: numbers of positives, and of negatives of the table, of the training queries.
-        scored_positives, scored_negatives: numbers of those with a score.
-    """
+    """Share of the training passages that a teacher has scored: of the positives, and of the negatives of the table."""
 
     positives: int
     scored_positives: int
@@ -167,12 +143,11 @@ class Coverage:
             ("hard negatives", self.negatives, self.scored_negatives),
         ):
             if total and not scored:
-                raise DataError(
-                    f"has no score of any of the {total:,} {name} that are trained on",
-                    where,
+                remedy = (
                     f"score them with `raytriever score`, and give {setting('negatives')} the table of "
-                    f"{setting('negatives_table')}",
+                    f"{setting('negatives_table')}"
                 )
+                raise DataError(f"has no score of any of the {total:,} {name} that are trained on", where, remedy)
 
     def __str__(self) -> str:
         missing = self.positives + self.negatives - self.scored_positives - self.scored_negatives
@@ -184,7 +159,6 @@ class Coverage:
 
 
 KIND = "teacher scores"
-PART_ROWS = 1 << 22
 COLUMNS = ("query", "document", "score")
 _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
 
@@ -202,39 +176,22 @@ def write_scores(
     scores: Float32[ndarray, " pairs"],
 ) -> None:
     """Write the files of a directory that is about to be committed; positions become ids."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    query_ids, document_ids = (pa.array(list(ids), pa.large_string()) for ids in _ids(dataset))
-    for part, start in enumerate(range(0, max(1, len(scores)), PART_ROWS)):
-        rows = slice(start, start + PART_ROWS)
-        columns = {
-            "query": query_ids.take(pa.array(queries[rows])),
-            "document": document_ids.take(pa.array(documents[rows])),
-            "score": pa.array(scores[rows]),
-        }
-        pq.write_table(pa.table(columns), folder / f"part-{part:05d}.parquet", compression="zstd")
+    write_pairs(folder, dataset, queries, documents, {"score": scores})
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
-    """Read scores for a data set.
-
-    Args:
-        path: a directory that `raytriever score` wrote, or one Parquet file.
-        dataset: data set with every query and document of the table.
+    """Read scores of a directory that `raytriever score` wrote, or of one Parquet file, for a data set.
 
     Raises:
         DataError: the path does not exist, has scores of other texts, lacks a column or has one of another type; an id
             is unknown, a score is not finite, or a pair has two scores.
         StorageError: the directory was never completed, or is damaged.
     """
-    import pyarrow as pa
-
     path = Path(path)
     if not path.exists():
         raise SCORES.error_of_missing(str(path))
     files = _files(path, dataset) if path.is_dir() else [path]
-    known = [pa.array(list(ids), pa.large_string()) for ids in _ids(dataset)]
+    known = [id_array(dataset.queries.ids), id_array(dataset.documents.ids)]
     parts = [_part(file, known) for file in files]
     if not parts:
         raise DataError("the directory holds no Parquet file", str(path), SCORES.remedy)
@@ -249,11 +206,8 @@ def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
         raise DataError(f"holds {meta.get('kind') or 'something else'}, no teacher's scores", str(path), SCORES.remedy)
     for name, digest in identity(dataset).items():
         if meta.get(name) != digest:
-            raise DataError(
-                f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is",
-                str(path),
-                "score this data set with `raytriever score`",
-            )
+            what = f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
+            raise DataError(what, str(path), "score this data set with `raytriever score`")
     return [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
 
 
@@ -265,7 +219,3 @@ def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
         for name, ids in zip(COLUMNS, known, strict=False)
     )
     return query, document, table["score"].to_numpy()
-
-
-def _ids(dataset: RetrievalDataset) -> tuple[Sequence[str], Sequence[str]]:
-    return dataset.queries.ids, dataset.documents.ids

@@ -18,11 +18,8 @@ _MOST_PAGES = 20_000
 
 
 def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
-    """Return the pages with their text.
-
-    Raises:
-        DataError: the file is encrypted, has no text, or has too many pages.
-    """
+    """Return the pages with their text. Raise `DataError` if the file is encrypted, has no text, or has too many
+    pages."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError
 

@@ -9,12 +9,7 @@ from collections.abc import Collection
 from typing import BinaryIO
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents.markup import (
-    declared_encoding,
-    parse_html,
-    parse_markdown,
-    parse_restructured_text,
-)
+from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_restructured_text
 from raytriever.reading.documents.pdf import parse_pdf
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
@@ -56,16 +51,8 @@ def most_bytes(kind: str) -> int:
 
 
 def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
-    """Return the sections of a document.
-
-    Args:
-        stream: its bytes, of a file that is not larger than `most_bytes`.
-        where: its path, for messages.
-        kind: one of the values of `KINDS`.
-
-    Raises:
-        DataError: it is empty, has no text, is encrypted or broken, or its bytes are not of its encoding.
-    """
+    """Return the sections of a document of a kind of `KINDS`, not larger than `most_bytes`. Raise `DataError` if it is
+    empty, has no text, is encrypted or broken, or its bytes are not of its encoding."""
     try:
         if kind == PDF:
             return parse_pdf(stream, where)

@@ -11,12 +11,9 @@ _LONGEST_HEADING = 200  # characters
 
 @dataclass(frozen=True)
 class Section:
-    """Text under one heading.
+    """Text under a path of headings, the outermost first, with a blank line between paragraphs.
 
-    Args:
-        headings: the heading and those above it, the outermost first; empty for text before the first heading.
-        anchor: of the heading, unique in the document; empty for text before the first heading.
-        text: paragraphs with a blank line between them.
+    The anchor is that of the heading, unique in the document; both are empty for text before the first heading.
     """
 
     headings: tuple[str, ...]
@@ -44,12 +41,9 @@ class Outline:
     _blocks: list[str] = field(default_factory=list)
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
-        """Begin a section.
+        """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels.
 
-        Args:
-            level: 1 for the outermost; it ends all sections of the same and of larger levels.
-            text: the heading.
-            anchor: the document's own anchor; by default one is made of the text.
+        `anchor` is the document's own; by default one is made of the text.
         """
         text = squeeze(text)[:_LONGEST_HEADING]
         if not text:

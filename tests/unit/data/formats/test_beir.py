@@ -2,9 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from raytriever.data.records import Judgement
 from raytriever.errors import DataError
@@ -112,25 +110,6 @@ def test_missing_files_of_a_folder_are_reported(tmp_path: Path, read, write) -> 
     for format in (None, "beir"):
         with pytest.raises(DataError, match=message):
             read(tmp_path / "set", format)
-
-
-@pytest.mark.parametrize("header", ["", "q1\td1\t1", "query-id corpus-id score", "qid\t0\tdocid\trel"])
-def test_a_wrong_header_stops_where_the_file_is_read(tmp_path: Path, read, write, header: str) -> None:
-    write("corpus.jsonl", CORPUS)
-    write("queries.jsonl", QUERIES)
-    qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"], header)
-    with pytest.raises(DataError, match=r"test\.tsv row 1: the header is .*query-id<TAB>corpus-id<TAB>score$"):
-        read(tmp_path / "set")
-
-
-def test_pickled_columns_of_a_shard_are_refused(tmp_path: Path, read, write) -> None:
-    write("queries.jsonl", QUERIES)
-    write("qrels/test.jsonl", JUDGED)
-    text = pa.field("text", pa.binary(), metadata={"ARROW:extension:name": "ray.data.arrow_pickled_object"})
-    file = write("corpus/0.parquet", CORPUS)
-    parquet.write_table(pa.table({"_id": ["d0"], "text": [b"x"]}, schema=pa.schema([("_id", pa.string()), text])), file)
-    with pytest.raises(DataError, match=r"0\.parquet: column 'text' is of the extension type 'ray\.data\.arrow_pick"):
-        read(tmp_path / "set")
 
 
 @pytest.mark.data

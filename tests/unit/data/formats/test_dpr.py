@@ -53,12 +53,6 @@ def test_contexts(read, write, name: str) -> None:
     assert not result.bad
 
 
-def test_the_name_decides_dev(tmp_path: Path, read, write) -> None:
-    write("biencoder-nq-train.json.gz", [ROW])
-    write("biencoder-nq-dev.json.gz", [ROW])
-    assert read(tmp_path / "set").plan.splits == ("dev", "train")
-
-
 @pytest.mark.data
 def test_the_pack_as_lines_and_as_one_array(data_packs: Path, tmp_path: Path, read, lines) -> None:
     result = read(data_packs / "dpr-tiny")

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import ir_datasets
 import pytest
 from ir_datasets.datasets.base import Dataset
-from ir_datasets.datasets.beir import BeirTitleDoc
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecDoc, TrecQrel
-from ir_datasets.indices import PickleLz4FullStore
 
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.sources import Source
@@ -132,43 +125,3 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(DataError, match=r"ir_datasets is not installed; pip install 'raytriever\[sources\]'"):
         recognise(Source.open("ir_datasets:beir/scifact"))
-
-
-READ = """
-import json, sys
-from raytriever.data.formats.chunks import parse_chunk, read_chunks
-from raytriever.data.formats.recognise import recognise
-from raytriever.data.sources import Source
-plan = recognise(Source.open("ir_datasets:beir/scifact"))
-found = [parse_chunk(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
-columns = ("documents", "queries", "judgements")
-print(json.dumps([plan.splits, *(sum(len(getattr(one.records, column)) for one in found) for column in columns)]))
-"""
-
-
-@pytest.mark.data
-def test_a_mirror_on_disk_is_read_offline(data_packs: Path, tmp_path: Path, lines) -> None:
-    """BEIR's SciFact as `ir_datasets` keeps it once downloaded: its own store of documents, queries, judgements."""
-    pack, home = data_packs / "scifact", tmp_path / "beir" / "scifact"
-    home.mkdir(parents=True)
-    documents = [BeirTitleDoc(row["_id"], row["text"], row["title"]) for row in lines(pack / "corpus.jsonl.gz")]
-    queries = [row | {"metadata": {}} for row in lines(pack / "queries.jsonl.gz")]
-    store = PickleLz4FullStore(home / "docs.pklz4", lambda: iter(documents), BeirTitleDoc, "doc_id", ["doc_id"])
-    store.build()
-    (home / "irds_version.txt").write_text("v2")
-    (home / "queries.json").write_text("".join(json.dumps(row) + "\n" for row in queries))
-    for split in ("train", "test"):
-        (home / f"{split}.qrels").write_bytes((pack / "qrels" / f"{split}.tsv").read_bytes())
-    # Another process, because the home is read once.
-    run = subprocess.run(
-        [sys.executable, "-c", READ],
-        env=os.environ | {"IR_DATASETS_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    splits, *counts = json.loads(run.stdout.splitlines()[-1])
-    assert splits == ["test", "train"]
-    assert counts == [len(documents), len(queries), 919 + 339]

@@ -98,28 +98,3 @@ def test_several_data_sets_in_one_folder_are_reported(tmp_path: Path, write) -> 
     with pytest.raises(DataError, match=r"holds several data sets, in pair, triplet; give one of these folders"):
         recognise(Source.open(tmp_path / "set"))
     assert recognise(Source.open(tmp_path / "set" / "pair")).format == "sentence-transformers"
-
-
-def test_files_broken_as_a_whole_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train\.jsonl: no row in it, the file is empty"):
-        recognise(Source.open(tmp_path))
-    (tmp_path / "train.jsonl").rename(tmp_path / "train.parquet")
-    (tmp_path / "train.parquet").write_bytes(b"PAR1 and nothing more")
-    with pytest.raises(DataError, match=r"train\.parquet: the Parquet is broken"):
-        recognise(Source.open(tmp_path))
-
-
-def test_an_unknown_format_is_reported() -> None:
-    with pytest.raises(DataError, match=r"unknown format 'bier'; did you mean 'beir'\?"):
-        recognise(Source("x", "/x", ()), "bier")
-
-
-@pytest.mark.data
-def test_a_truncated_pack_is_reported_by_file(data_packs: Path, tmp_path: Path, read) -> None:
-    (tmp_path / "queries.jsonl.gz").write_bytes((data_packs / "adi" / "queries.jsonl.gz").read_bytes())
-    (tmp_path / "corpus.jsonl.gz").write_bytes((data_packs / "adi" / "corpus.jsonl.gz").read_bytes()[:-100])
-    (tmp_path / "qrels").mkdir()
-    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
-    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: the gzip is broken after row"):
-        read(tmp_path)

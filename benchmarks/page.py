@@ -143,7 +143,8 @@ ELSEWHERE = {
     "studies-judged-again",
     "abstain-attempts",
     "from-base-depths",
-}  # on the pages of intervals and of studies
+    "kernels-kept",
+}  # on the pages of intervals, of studies and of decisions
 
 
 def newest(folder: Path) -> dict[str, tuple[str, Any]]:

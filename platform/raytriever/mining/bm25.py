@@ -1,15 +1,20 @@
 """BM25 over passages: baseline of the evaluation tables and first source of hard negatives.
 
-`analyser` defines the terms, `postings` the weights, and `top_documents` ranks. Scores equal those of bm25s to the last
-bit. Ties are broken by position. A query's ranking depends neither on the other queries nor on the number of threads.
+`analyser` defines the terms and `postings` the weights. A score is the sum of a document's weights in the order of the
+query's terms, in float32, and equals that of bm25s to the last bit. Ties are broken by position. A query's ranking
+depends neither on the other queries nor on the number of threads.
+
+A ranking is made of keys of 64 bits: the score, which is never negative, in the high half, and the position, counted
+downwards, in the low half. So the highest keys are the best documents.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from typing import Any
 
+import numba
 import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
@@ -19,12 +24,11 @@ from raytriever.data.dataset import Documents, Passages
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.mining.postings import Postings
-from raytriever.mining.top_documents import FEW_PAIRS, gather, gather_all, rank, rank_all
 
 # Documents of a corpus whose postings are kept in memory: those of passages take up to 50 MB.
 IN_MEMORY = 1 << 17
-# Queries of one task: enough to share postings in the processor's cache, few enough to share out.
-_CHUNK = 256
+_CHUNK = 128  # queries of one task of a thread
+_LAST = 0xFFFF_FFFF
 
 
 class Bm25Index:
@@ -71,10 +75,15 @@ class Bm25Index:
             Scores and positions.
         """
         k = min(k, len(self))
-        scores = np.zeros((len(queries), k), dtype=np.float32)
-        positions = np.zeros((len(queries), k), dtype=np.int64)
-        work = rank_all if self._has_few_pairs(queries) else rank
-        self._in_threads(partial(work, *self._arrays, self._postings.largest), queries, scores, positions)
+        keys = np.zeros((len(queries), k), np.uint64)
+        if k:
+            self._in_threads(_rank, queries, keys)
+        keys = np.sort(keys, axis=1)[:, ::-1]
+        scores = (keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        positions = _LAST - (keys & np.uint64(_LAST)).astype(np.int64)
+        for row, count in enumerate(np.count_nonzero(keys, axis=1)):
+            if count < k:
+                positions[row, count:] = np.setdiff1d(np.arange(k), positions[row, :count])[: k - count]
         return scores, positions
 
     def scores_of(
@@ -82,25 +91,17 @@ class Bm25Index:
     ) -> Float32[ndarray, "queries any"]:
         """Return the scores of the passed documents for each query, NaN for a position of -1."""
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        work = gather_all if self._has_few_pairs(queries) else gather
-        self._in_threads(partial(work, *self._arrays), queries, np.ascontiguousarray(documents), scores)
+        self._in_threads(_gather, queries, np.ascontiguousarray(documents), scores)
         return scores
 
     def scores(self, query: str) -> Float32[ndarray, " documents"]:
         """Return the score of every document for one query."""
         return self.scores_of([query], np.arange(len(self))[None, :])[0]
 
-    def _has_few_pairs(self, queries: Sequence[str]) -> bool:
-        return len(self) <= IN_MEMORY and len(self) * len(queries) <= FEW_PAIRS
-
-    @property
-    def _arrays(self) -> tuple[ndarray, ndarray, ndarray]:
-        return self._postings.weights, self._postings.documents, self._postings.starts
-
     @activity("searching with BM25")
-    def _in_threads(self, work: Callable[..., None], queries: Sequence[str], first: ndarray, second: ndarray) -> None:
-        """Run a function over chunks of queries in threads; a compiled one releases the interpreter's lock."""
-        vocabulary = self._postings.vocabulary
+    def _in_threads(self, kernel: Any, queries: Sequence[str], *rows: ndarray) -> None:
+        """Run a kernel, which releases the interpreter's lock, over chunks of queries and of their rows of arrays."""
+        postings, vocabulary = self._postings, self._postings.vocabulary
         terms = [
             [vocabulary[term] for term in words if term in vocabulary] for words in self._analyser.analyse(queries)
         ]
@@ -109,8 +110,65 @@ class Bm25Index:
             chunk = terms[start : start + _CHUNK]
             offsets = np.concatenate([[0], np.cumsum([len(each) for each in chunk])]).astype(np.int64)
             flat = np.array([term for each in chunk for term in each], dtype=np.int64)
-            rows = slice(start, start + _CHUNK)
-            work(flat, offsets, len(self), first[rows], second[rows])
+            scores = np.zeros(len(self), np.float32)
+            some = (each[start : start + _CHUNK] for each in rows)
+            kernel(postings.weights, postings.documents, postings.starts, flat, offsets, scores, *some)
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _rank(weights, documents, starts, terms, offsets, scores, keys):  # type: ignore[no-untyped-def]
+    """Fill each row of `keys`, `[queries, k]`, zeros before, with the highest keys of documents that share a term.
+
+    The terms of query q are `terms[offsets[q]:offsets[q + 1]]`; a repeated term counts each time. The postings of term
+    t are at the indices `starts[t]` to `starts[t + 1]`. `scores` are zeros, one for each document of the corpus.
+    """
+    for query in range(len(keys)):
+        own, heap = terms[offsets[query] : offsets[query + 1]], keys[query]
+        _add(weights, documents, starts, own, scores)
+        for term in own:
+            for posting in range(starts[term], starts[term + 1]):
+                document = documents[posting]
+                score = np.float32(scores[document])
+                scores[document] = 0  # so that it is entered once
+                key = (np.uint64(score.view(np.uint32)) << np.uint64(32)) | np.uint64(_LAST - document)
+                if score > 0 and key > heap[0]:
+                    _replace_lowest(heap, key)
+
+
+@numba.njit(cache=True, nogil=True)
+def _gather(weights, documents, starts, terms, offsets, scores, wanted, gathered):  # type: ignore[no-untyped-def]
+    """Fill `gathered` with the scores of the documents `wanted`, `[queries, any]`; skip entries of -1. See `_rank`."""
+    for query in range(len(wanted)):
+        own = terms[offsets[query] : offsets[query + 1]]
+        _add(weights, documents, starts, own, scores)
+        for column in range(wanted.shape[1]):
+            if wanted[query, column] >= 0:
+                gathered[query, column] = scores[wanted[query, column]]
+        for term in own:
+            for posting in range(starts[term], starts[term + 1]):
+                scores[documents[posting]] = 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(weights, documents, starts, terms, scores):  # type: ignore[no-untyped-def]
+    for term in terms:
+        for posting in range(starts[term], starts[term + 1]):
+            scores[documents[posting]] += weights[posting]
+
+
+@numba.njit(cache=True, nogil=True)
+def _replace_lowest(heap, key):  # type: ignore[no-untyped-def]
+    """Replace the lowest key of a binary heap, which is its first element."""
+    parent = 0
+    while 2 * parent + 1 < len(heap):
+        child = 2 * parent + 1
+        if child + 1 < len(heap) and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= key:
+            break
+        heap[parent] = heap[child]
+        parent = child
+    heap[parent] = key

@@ -51,7 +51,6 @@ _TYPES = {
     "starts": "int64",
     "documents": "uint32",
     "weights": "float32",
-    "largest": "float32",
 }
 _TERMS = "terms.txt"
 # Makes an array of the postings: (name, length, type).
@@ -112,7 +111,6 @@ class Postings:
         starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
         documents: positions, ascending within a term.
         weights: what the term adds to the score of the document; above 0.
-        largest: largest weight of each term.
     """
 
     size: int
@@ -120,7 +118,6 @@ class Postings:
     starts: Int64[ndarray, " terms+1"]
     documents: UInt32[ndarray, " postings"]
     weights: Float32[ndarray, " postings"]
-    largest: Float32[ndarray, " terms"]
 
     @classmethod
     def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
@@ -149,7 +146,7 @@ class Postings:
         starts = _mapped(folder, "starts", len(terms) + 1)
         documents, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
         vocabulary = dict(zip(terms, range(len(terms)), strict=True))
-        postings = cls(size, vocabulary, starts, documents, weights, _mapped(folder, "largest", len(terms)))
+        postings = cls(size, vocabulary, starts, documents, weights)
         hold(folder, postings)
         return postings
 
@@ -176,8 +173,6 @@ def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
     starts[0], starts[1:] = 0, np.cumsum(counts)
     documents = allocate("documents", int(starts[-1]), np.uint32)
     weights = allocate("weights", int(starts[-1]), np.float32)
-    largest = allocate("largest", len(counts), np.float32)
-    largest[:] = 0
     rarities = _inverse_document_frequencies(counts, size)
     ends, first = starts[:-1].copy(), 0
     for block, number, each in zip(blocks, numbers, lengths, strict=True):
@@ -190,10 +185,9 @@ def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
             # The postings of a term go where those of the block before end.
             places = np.arange(len(added)) + np.repeat(ends[number] - begins, block.counts)
             documents[places], weights[places] = first + block.rows, added
-            largest[number] = np.maximum(largest[number], np.maximum.reduceat(added, begins))
             ends[number] += block.counts
         first += len(each)
-    return Postings(size, vocabulary, starts, documents, weights, largest)
+    return Postings(size, vocabulary, starts, documents, weights)
 
 
 def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray, " terms"]:

@@ -8,30 +8,9 @@ import numpy as np
 import pytest
 
 from raytriever.data.prepare.open import open_dataset
-from raytriever.mining import bm25
 from raytriever.mining.bm25 import Bm25Index
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
-
-
-@pytest.fixture(autouse=True)
-def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bm25, "FEW_PAIRS", 0)
-
-
-def test_few_pairs_are_scored_in_numpy_with_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(6)
-    words = np.array([f"word{n}" for n in range(300)])
-    shares = 1 / np.arange(1, 301)
-    index = Bm25Index([" ".join(rng.choice(words, 12, p=shares / shares.sum())) for _ in range(700)])
-    queries = [" ".join(rng.choice(words, length)) for length in (0, 1, 3, 40)] + ["word0 word1 word0", "zebra"]
-    pairs = rng.integers(-1, 700, (len(queries), 50))
-    expected = [*index.search(queries, 5), *index.search(queries, 700), index.scores_of(queries, pairs)]
-    monkeypatch.setattr(bm25, "FEW_PAIRS", 700 * len(queries))
-    for name in ("rank", "gather"):
-        monkeypatch.setattr(bm25, name, None)
-    found = [*index.search(queries, 5), *index.search(queries, 700), index.scores_of(queries, pairs)]
-    assert [(array.dtype, array.tobytes()) for array in found] == [(array.dtype, array.tobytes()) for array in expected]
 
 
 def test_ranks_by_shared_stems_and_breaks_ties_by_position() -> None:
@@ -75,14 +54,13 @@ def test_a_ranking_does_not_depend_on_the_other_queries() -> None:
         assert (index.search([queries[row]], 40)[1][0] == positions[row]).all()
 
 
-def test_a_ranking_over_several_blocks_of_documents() -> None:
+def test_rankings_of_frequent_and_rare_words() -> None:
     rng = np.random.default_rng(4)
     words = np.array([f"word{n}" for n in range(3000)])
-    # word0 is in most documents: blocks of its queries are scanned, those of rare words are not. Scores often tie.
-    drawn = words[(3000 ** rng.random((140_000, 3))).astype(int) - 1]
+    drawn = words[(3000 ** rng.random((20_000, 3))).astype(int) - 1]  # scores often tie
     index = Bm25Index([" ".join(row) for row in drawn])
     queries = ["word0", "word0 word1 word0", "word2500", "word2000 word2990 word40", "word0 word2999", "zebra"]
-    for k in (5, 300, 60_000):
+    for k in (5, 300, 16_000):
         scores, positions = index.search(queries, k)
         for row, query in enumerate(queries):
             every = index.scores(query)

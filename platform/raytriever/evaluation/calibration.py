@@ -104,8 +104,6 @@ def make_calibration(
     thresholds = []
     for row in calibrate(choosing, checking, aims):
         if row.achieved is not None:
-            assert row.achieved.coverage is not None
-            assert row.achieved.top_precision is not None
             shares = row.achieved.coverage, row.achieved.top_precision
             thresholds.append(AnswerThreshold(row.threshold.aim, row.threshold.wanted, row.threshold.score, *shares))
     return Calibration(

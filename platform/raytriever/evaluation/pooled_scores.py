@@ -285,8 +285,6 @@ def _achieved_keys(achieved: Achieved | None) -> dict[str, Any]:
     keys: dict[str, Any] = dict.fromkeys([*counts, *bounds])
     if achieved is None:
         return keys
-    assert achieved.coverage is not None
-    assert achieved.top_precision is not None
     keys |= {
         "queries": achieved.coverage.whole,
         "answered_queries": achieved.coverage.part,
@@ -305,7 +303,7 @@ def _achieved_keys(achieved: Achieved | None) -> dict[str, Any]:
 def _notes(row: CalibrationRow, split: str, judged: str) -> list[str]:
     """Return sentences on the missing or uncertain figures of a row."""
     threshold, achieved = row.threshold, row.achieved
-    if achieved is None or achieved.coverage is None:
+    if achieved is None:
         among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
         if threshold.aim == "top_precision":
             among = f"no {FEWEST_ANSWERED} or more of the top answers on {split} above one score have"

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from raytriever.metrics.auc import sort_pools
-from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
+from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
-from raytriever.metrics.top_answers import ScoredPools, TopAim, choose_top_threshold, top_answers
+from raytriever.metrics.top_answers import ScoredPools, TopAim, choose_top_threshold, queries_of, top_answers
 
 PairAim = Literal["precision", "recall"]
 Aim = PairAim | TopAim
@@ -161,20 +161,20 @@ class Achieved:
     """Shares of a split that a threshold achieves. A pair is accepted if it scores at or above the threshold.
 
     Args:
-        coverage: queries with an accepted pair, of all queries; None if the queries of scores are unknown.
+        coverage: queries with an accepted pair, of all queries.
         top_precision: queries whose best-scoring document is relevant, of those with an accepted pair. A best score
-            that a relevant and another document share does not count. None if the queries of scores are unknown.
+            that a relevant and another document share does not count.
         precision: relevant pairs, of all accepted pairs.
         recall: accepted relevant pairs, of all relevant pairs.
         f1: twice the queries of which the best-scoring document is accepted and relevant, of all queries and those with
-            an accepted pair together. None if the queries of scores are unknown.
+            an accepted pair together.
     """
 
-    coverage: Proportion | None
-    top_precision: Proportion | None
+    coverage: Proportion
+    top_precision: Proportion
     precision: Proportion
     recall: Proportion
-    f1: Proportion | None
+    f1: Proportion
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def calibrate(
     2. It is applied to the pooled scores of another split. `Achieved` reports how many queries have an answer, how
        often the best answer is relevant, and precision and recall of pairs, each with an interval. Queries are
        independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
-       interval for an effective number of pairs (`wilson_by_query`), if the query of each score is known.
+       interval for an effective number of pairs (`wilson_by_query`).
 
     `miscalibration.calibration_error_of_scores` compares the splits without a threshold.
 
@@ -261,17 +261,13 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score
     accepted, relevant = int(true.sum() + false.sum()), int(true.sum())
-    if pools.positive_queries is None or pools.negative_queries is None:
-        shares = _independent(relevant, accepted, confidence), _independent(relevant, len(true), confidence)
-        return Achieved(None, None, *shares, None)
-    check_queries(pools.positive_queries, true, "checking split")
-    check_queries(pools.negative_queries, false, "checking split")
-    count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
-    parts = np.bincount(pools.positive_queries[true], minlength=count)
-    wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)
+    ours, theirs = queries_of(pools.positive_queries, true), queries_of(pools.negative_queries, false)
+    count = int(max(ours.max(), theirs.max(initial=0))) + 1
+    parts = np.bincount(ours[true], minlength=count)
+    wholes = parts + np.bincount(theirs[false], minlength=count)
     answered, answers = wholes > 0, top_answers(pools)
     right = answers.right & (answers.scores >= score)
-    all_relevant = np.bincount(pools.positive_queries, minlength=count)
+    all_relevant = np.bincount(ours, minlength=count)
     return Achieved(
         coverage=_independent(int(answered.sum()), count, confidence),
         top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),

@@ -72,8 +72,8 @@ def ranked_pairs(
     """
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
-    of_positives = _queries(pools.positive_queries, positives)
-    of_negatives = _queries(pools.negative_queries, negatives)
+    of_positives = queries_of(pools.positive_queries, positives)
+    of_negatives = queries_of(pools.negative_queries, negatives)
     scores = np.concatenate([negatives, positives]).astype(np.float64)
     queries = np.concatenate([of_negatives, of_positives])
     order = np.lexsort((np.arange(len(scores)) >= len(negatives), -scores, queries))
@@ -133,7 +133,8 @@ def choose_top_threshold(answers: TopAnswers, aim: TopAim, wanted: float | None)
     return TopThreshold(float(scores[index]), float(values[index]))
 
 
-def _queries(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:
+def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:
+    """Return the queries of scores, checked."""
     if queries is None:
         raise MetricInputError("the queries of scores are unknown", "top answers", "give the query of each score")
     check_queries(queries, scores, "top answers")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from jaxtyping import Float32
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.evaluation.copies import format_copies
@@ -17,6 +13,7 @@ from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
+from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
 from raytriever.report.page import Page, Picture, write_page
@@ -37,14 +34,6 @@ REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "sco
 # Types and shape of the arrays of scores.
 SCORES_KIND = (["float32", "float64"], (None,))
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
-
-
-@dataclass(frozen=True)
-class StoredPools:
-    """Pooled scores of one model on one data set, read from `scores/`."""
-
-    positive_scores: Float32[ndarray, " positives"]
-    negative_scores: Float32[ndarray, " negatives"]
 
 
 @activity("drawing the figures and the report")
@@ -166,12 +155,12 @@ def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: choose_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
 
 
-def _read_pools(path: Path) -> StoredPools | None:
+def _read_pools(path: Path) -> ScoredPools | None:
     if not path.is_file():
         return None
     with disk_errors(path, reading=True):
         arrays = read_arrays(path, dict.fromkeys(("positives", "negatives"), SCORES_KIND), "evaluate again")
-    return StoredPools(arrays["positives"], arrays["negatives"])
+    return ScoredPools(arrays["positives"], arrays["negatives"])
 
 
 def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:

@@ -84,8 +84,6 @@ def test_a_row_has_the_value_of_its_aim_on_both_splits() -> None:
     assert answered.wanted == achieve(checking, answered.threshold.score).coverage
     assert f1.wanted is not None
     shares = achieve(checking, f1.threshold.score)
-    assert shares.coverage is not None
-    assert shares.top_precision is not None
     assert f1.checked == 2 * shares.top_precision.part / (shares.coverage.part + 200)
     assert f1.low < f1.checked < f1.high
     assert not out.threshold.reached

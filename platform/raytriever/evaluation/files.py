@@ -31,6 +31,7 @@ from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
+PER_QUERY = "per_query"
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
@@ -96,7 +97,7 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
         with disk_errors(scores):
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
-    write_atomically(folder / "per_query" / f"{name}.json", per_query_content(measured))
+    write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
 
 
 def write_summary_files(
@@ -241,6 +242,11 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
         if not _is_valid(name, entries):
             raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
     return content
+
+
+def read_queries(folder: Path) -> dict[str, QueryValues]:
+    """Return the content of `per_query/` in a directory, by data set."""
+    return {path.stem: read_per_query(path) for path in sorted((folder / PER_QUERY).glob("*.json"))}
 
 
 def _column(name: str) -> str:

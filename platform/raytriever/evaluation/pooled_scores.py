@@ -35,6 +35,12 @@ SHARES = {
     "checked_precision": ("relevant_pairs_above", "pairs_above"),
     "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
 }
+SHARE_TITLES = {
+    "coverage": "queries answered",
+    "top_precision": "top answer relevant",
+    "checked_precision": "precision of pairs",
+    "checked_recall": "recall of pairs",
+}
 
 
 def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
@@ -198,24 +204,13 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows as a Markdown table with their notes below it; empty without rows."""
     if not rows:
         return ""
-    head = (
-        "data set",
-        "model",
-        "wanted",
-        "threshold",
-        f"on {rows[0]['chosen_on']}",
-        "queries answered",
-        "top answer relevant",
-        "precision of pairs",
-        "recall of pairs",
-        "calibration error",
-    )
+    titles = ["data set", "model", "wanted", "threshold", f"on {rows[0]['chosen_on']}", *SHARE_TITLES.values()]
     lines = [
         (
             row["dataset"],
             row["model"],
             aim_text(row["aim"], row["wanted"]),
-            f"{row['threshold']:.6g}" if row["reached"] else "out of reach",
+            threshold_text(row),
             chosen_text(row, 3),
             *(share_text(row, name) for name in SHARES),
             calibration_error_text(row),
@@ -223,7 +218,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
-    return markdown_table([head, *lines]) + ("\n" + "".join(notes) if notes else "")
+    return markdown_table([[*titles, "calibration error"], *lines]) + ("\n" + "".join(notes) if notes else "")
 
 
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -238,6 +233,11 @@ def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     elif any("calibration_error_low" not in row for row in rows):
         notes.append("An earlier version overstated the calibration error; evaluate again to measure it.")
     return notes
+
+
+def threshold_text(row: Mapping[str, Any]) -> str:
+    """Format the threshold of a row."""
+    return f"{row['threshold']:.6g}" if row["reached"] else "out of reach"
 
 
 def calibration_error_text(row: Mapping[str, Any]) -> str:

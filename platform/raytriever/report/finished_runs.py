@@ -7,8 +7,9 @@ by filter.
 from __future__ import annotations
 
 import os
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +17,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError
-from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.report.evaluation import PER_QUERY
-from raytriever.storage import disk_errors
+from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
 from raytriever.tracking.steps import STEPS, read_curves
 
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 METRICS, CONFIG = "metrics.json", "config.yaml"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
@@ -58,6 +60,28 @@ class FinishedRun:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: bool = False
+
+
+def check_comparison(runs: Sequence[str], output: Path) -> None:
+    """Check that each argument can name runs and that the page can be written.
+
+    Args:
+        runs: directories, run ids of MLflow, and filters of its search.
+        output: path of the page.
+
+    Raises:
+        ConfigError: an argument is none of these, or `output` is a directory.
+        StorageError: the directory of the page is not writable.
+    """
+    for word in runs:
+        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
+            )
+    if output.is_dir():
+        raise ConfigError("is a directory", f"--output {output}", "give the path of the HTML file to write")
+    check_writable(output.parent)
 
 
 def read_directory(folder: Path, name: str) -> FinishedRun:
@@ -102,7 +126,7 @@ def _training(folder: Path, name: str) -> FinishedRun:
         splits=splits,
         settings=_settings(folder / CONFIG),
         curves=_curves(folder),
-        queries=_read_queries(folder),
+        queries=read_queries(folder),
         trained=True,
     )
 
@@ -114,7 +138,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
     settings = flatten({key: value for key, value in (results.get("asked") or {}).items() if value is not None})
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
-    return FinishedRun(name, figures, splits, settings, queries=_read_queries(folder))
+    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -144,11 +168,6 @@ def _curves(folder: Path) -> dict[str, Curve]:
 def _stage_number(file: Path) -> tuple[int, str]:
     number = file.parent.name.split("-")[0]
     return (int(number) if number.isdigit() else 0, file.parent.name)
-
-
-def _read_queries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of `per_query/`, by data set; raise `StorageError` if a file is damaged."""
-    return {path.stem: dict(read_per_query(path)) for path in sorted((folder / "per_query").glob("*.json"))}
 
 
 class MlflowRuns:
@@ -230,7 +249,7 @@ class MlflowRuns:
                 return {}
             with TemporaryDirectory() as folder:
                 self._client.download_artifacts(run_id, PER_QUERY, folder)
-                return _read_queries(Path(folder))
+                return read_queries(Path(folder))
 
     @contextmanager
     def _mlflow_errors(self, problem: str) -> Iterator[None]:

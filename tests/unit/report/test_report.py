@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 from raytriever.errors import StorageError
+from raytriever.evaluation.files import read_queries
 from raytriever.metrics.top_answers import ScoredPools
-from raytriever.report.evaluation import read_queries, write_evaluation_report
+from raytriever.report.evaluation import write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
 from raytriever.report.page import Cell, HtmlTable, Page, write_page
 from raytriever.report.queries import MAX_QUERIES, choose_queries

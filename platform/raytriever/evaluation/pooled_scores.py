@@ -15,6 +15,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import (
+    FEWEST_ANSWERED,
     Achieved,
     Aim,
     CalibrationRow,
@@ -22,7 +23,6 @@ from raytriever.metrics.calibration import (
     calibrate,
 )
 from raytriever.metrics.miscalibration import calibration_error_of_scores
-from raytriever.metrics.top_answers import FEWEST_ANSWERED
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 

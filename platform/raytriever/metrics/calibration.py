@@ -18,12 +18,16 @@ from numpy import ndarray
 from raytriever.metrics.auc import sort_pools
 from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
-from raytriever.metrics.top_answers import ScoredPools, TopAim, choose_top_threshold, queries_of, top_answers
+from raytriever.metrics.top_answers import ScoredPools, TopAnswers, queries_of, top_answers
 
-PairAim = Literal["precision", "recall"]
-Aim = PairAim | TopAim
+# Precision of the top answers, share of answered queries, or F1 of the decision to answer.
+TopAim = Literal["top_precision", "answered", "f1"]
+Aim = Literal["precision", "recall"] | TopAim
 # Aim and wanted value; None for `f1`.
 WantedAim = tuple[Aim, float | None]
+# A precision of the top answers is one of at least as many shown answers: Wilson's interval of 27 of 30 is 0.74 to
+# 0.97, and a single right answer would have any precision.
+FEWEST_ANSWERED = 30
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Threshold:
     """Threshold, and what it achieves on the pools on which it was chosen.
 
     Args:
-        aim: `precision` or `recall` of pairs, or an aim of `choose_top_threshold`.
+        aim: `precision` or `recall` of pairs, or a `TopAim`.
         wanted: wanted value of it, above 0 and at most 1; None for the highest.
         score: lowest score that counts as relevant; infinite if the aim is out of reach.
         reached: a threshold with the wanted value exists.
@@ -48,92 +52,89 @@ class Threshold:
     recall: float
 
 
-def choose_threshold(
-    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: PairAim, wanted: float
-) -> Threshold:
-    """Choose one threshold for the scores of all queries, for a wanted precision or recall.
+def choose_threshold(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
+    """Choose one threshold for the scores of all queries, for a wanted value.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
+        top_precision(t) = right(t) / shown(t),   answered(t) = shown(t) / queries
+        f1(t) = 2 right(t) / (shown(t) + queries)
 
-    A document counts as relevant from the threshold on, including the threshold. So equal scores count together, and
-    only scores that occur are thresholds.
+    shown(t) are the queries whose top answer scores at least t, and right(t) those of them whose top answer is
+    relevant. F1 is that of the decision for queries that all have an answer: its recall is right(t) / queries. Equal
+    scores count together, and only scores that occur are thresholds.
 
-    - For a precision: the lowest threshold that has it, which has the highest recall. Precision may fall below the
-      wanted value between such thresholds. If no threshold has it, `reached` is False, the threshold is infinite, and
-      the returned precision is the highest that exists.
-    - For a recall: the highest threshold that has it, which has the highest precision. It always exists.
+    - A precision: the lowest threshold that has it, which has the highest recall. It may fall below the wanted value
+      between such thresholds. That of the top answers is one of at least 30 shown answers.
+    - A recall or a share of answered queries: the highest threshold that has it.
+    - `f1`: the highest threshold of the highest F1.
 
     Precision depends on the number of scored negatives per positive, so a threshold holds for pools made in one way.
 
     Args:
-        positives, negatives: pooled scores of any range and order.
-        aim: `precision` or `recall`.
-        wanted: above 0 and at most 1.
+        pools: pooled scores; aims of top answers need their queries.
+        aim: the value that is wanted.
+        wanted: above 0 and at most 1; None for `f1`.
 
     Raises:
-        MetricInputError: a score is NaN, there is no positive, or the aim is out of range.
+        MetricInputError: a score is NaN or has no query, there is no positive, or the aim is out of range.
     """
-    if aim not in ("precision", "recall") or not 0 < wanted <= 1:
+    if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
-    if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, precisions, recalls = _precision_and_recall(positives, negatives)
-    enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
-    if not len(enough):
-        best = int(precisions.argmax())
-        at_best = float(precisions[best]), float(recalls[best])
-        return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), *at_best)
-    index = int(enough[0] if aim == "precision" else enough[-1])
-    achieved = float(precisions[index]), float(recalls[index])
-    return Threshold(aim, wanted, float(scores[index]), True, achieved[aim == "recall"], *achieved)
-
-
-def _choose(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
-    """Choose a threshold for any aim."""
+    pair_scores, right, shown = _points(pools.positives, pools.negatives)
+    precisions, recalls = right / shown, right / len(pools.positives)
     if aim == "precision" or aim == "recall":
-        return choose_threshold(pools.positives, pools.negatives, aim, wanted or 0.0)
-    best = choose_top_threshold(top_answers(pools), aim, wanted)
-    reached = bool(np.isfinite(best.score))
-    scores, precisions, recalls = _precision_and_recall(pools.positives, pools.negatives)
-    index = int(np.searchsorted(scores, best.score)) if reached else int(precisions.argmax())
-    return Threshold(aim, wanted, best.score, reached, best.value, float(precisions[index]), float(recalls[index]))
+        scores, values = pair_scores, precisions if aim == "precision" else recalls
+    else:
+        scores, values = _values_of_answers(top_answers(pools), aim)
+    best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+    enough = np.flatnonzero(values >= (best if wanted is None else wanted))
+    reached = len(enough) > 0 and best != 0
+    if reached:
+        index = int(enough[0] if aim in ("precision", "top_precision") else enough[-1])
+        score, value = float(scores[index]), float(values[index])
+        at = int(np.searchsorted(pair_scores, score))
+    else:
+        score, value, at = float("inf"), best, int(precisions.argmax())
+    return Threshold(aim, wanted, score, reached, value, float(precisions[at]), float(recalls[at]))
+
+
+def _values_of_answers(answers: TopAnswers, aim: TopAim) -> tuple[ndarray, ndarray]:
+    """Return the finite scores of top answers, ascending, and the value of the aim at each; NaN if there is none."""
+    scores = np.unique(answers.scores[np.isfinite(answers.scores)])
+    shown = len(answers.scores) - np.searchsorted(np.sort(answers.scores), scores)
+    right = np.sort(answers.scores[answers.right])
+    rights = len(right) - np.searchsorted(right, scores)
+    if aim == "top_precision":
+        return scores, np.where(shown >= FEWEST_ANSWERED, rights / shown, np.nan)
+    if aim == "answered":
+        return scores, shown / max(len(answers.scores), 1)
+    return scores, 2 * rights / (shown + len(answers.scores))
 
 
 def best_f1_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
 ) -> tuple[float, float, float]:
-    """Choose the threshold with the highest F1, 2 precision recall / (precision + recall); the highest such score.
+    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
 
-    Args:
-        positives, negatives: pooled scores of any range and order.
-
-    Returns:
-        The threshold, and the precision and recall at it.
+    F1 is 2 precision recall / (precision + recall). Of several such scores it is the highest.
 
     Raises:
         MetricInputError: a score is NaN, or there is no positive.
     """
-    if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, true, accepted = _operating_points(positives, negatives)
+    scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # one division of integers: equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
     return float(scores[best]), float(true[best] / accepted[best]), float(true[best] / len(positives))
 
 
-def _precision_and_recall(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return every score that occurs, ascending, with precision and recall at it."""
-    scores, true, accepted = _operating_points(positives, negatives)
-    return scores, true / accepted, true / len(positives)
-
-
-def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Return every score that occurs, ascending, with the numbers of positives and of all scores from it on."""
+    if not len(positives):
+        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
-    accepted = true + len(below) - np.searchsorted(below, scores)
-    return scores, true, accepted
+    return scores, true, true + len(below) - np.searchsorted(below, scores)
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def calibrate(
     """
     rows = []
     for aim, wanted in aims:
-        threshold = _choose(choosing, aim, wanted)
+        threshold = choose_threshold(choosing, aim, wanted)
         achieved = achieve(checking, threshold.score, confidence) if threshold.reached else None
         rows.append(CalibrationRow(threshold, achieved))
     return rows

@@ -39,18 +39,8 @@ def evaluate_in_session(
 ) -> Evaluated:
     """Run an evaluation or one on MTEB in this process, or in the actors that `config` requests, with the same results.
 
-    Embeddings are stored in the cache, which every node must see under the same path.
-
-    Args:
-        run: `run_evaluation` or `run_mteb` with their job.
-        config: how corpora are encoded.
-        output: directory to write.
-        fresh: whether an earlier evaluation in the directory is removed.
-        trackers: names of the trackers; none for an evaluation that is not tracked.
-        log: called with lines for the user.
-
-    Raises:
-        UserError: see `run`.
+    Embeddings are stored in the cache, which every node must see under the same path. `run` is `run_evaluation` or
+    `run_mteb` with their job. Without trackers the evaluation is not tracked.
     """
     check_trackers(trackers)
 
@@ -83,16 +73,8 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model on one split, in a Ray task with a GPU if the cluster has GPUs, otherwise in this process.
 
-    Args:
-        dataset: prepared; the cluster must see it and the model under the same paths.
-        split: name of the split.
-        model: names the model and how it reads texts.
-        precision: `fp32` or `bf16`; None for the fastest of the device.
-        retriever: loaded for encoding with `model` on the CPU, which an evaluation on the CPU of this process uses.
-
-    Raises:
-        ModelError: an embedding is not finite.
-        DataError: as `evaluate.evaluate`.
+    The cluster must see the data set and the model under the same paths. `retriever` was loaded for encoding with
+    `model` on the CPU; an evaluation on the CPU of this process uses it.
     """
     location = str(dataset.location)
     return run_with_gpu(

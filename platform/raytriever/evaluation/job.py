@@ -236,12 +236,7 @@ def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
-    """Return by data set and model a line with the prompts that the model has for this data set alone.
-
-    Raises:
-        ConfigError: the prompts of the user are of other data sets.
-        ModelError: a prompt leaves no token for the text.
-    """
+    """Return by data set and model a line with the prompts that the model has for this data set alone."""
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
@@ -302,13 +297,7 @@ def _collect(
 
 
 def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
-    """Write the bad rows of each part into the evaluation's directory; return a line about each.
-
-    Args:
-        measured: results on a data set.
-        folder: the unfinished directory.
-        output: its path once it is complete.
-    """
+    """Write the bad rows of each part into the unfinished directory; return a line about each with its later path."""
     lines = []
     for part in measured.parts:
         left_out = part.dataset.quarantine.write(folder / measured.label(part))

@@ -80,13 +80,7 @@ def auc_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
-    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`.
-
-    Args:
-        rows: rows of `auc_rows`.
-        step: step of the points.
-        milliseconds: time of the points, in milliseconds since 1970.
-    """
+    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`."""
     return [
         Point(f"{row['model']}/{row['dataset']}/auc_{end}", row[end], step, milliseconds)
         for row in rows
@@ -96,11 +90,7 @@ def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) 
 
 
 def parse_aims(words: Sequence[str]) -> list[WantedAim]:
-    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `precision=0.9` and `recall=0.8`.
-
-    Raises:
-        ConfigError: a word is no such aim, or its share is not above 0 and at most 1.
-    """
+    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `precision=0.9` and `recall=0.8`."""
     aims: list[WantedAim] = []
     for word in words:
         name, _, number = word.strip().lower().replace("-", "_").partition("=")
@@ -130,11 +120,6 @@ def chosen_value(row: Mapping[str, Any]) -> float | None:
 @activity("choosing the thresholds")
 def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[WantedAim]) -> list[dict[str, Any]]:
     """Choose and check a threshold for each model and aim.
-
-    Args:
-        measured: results on a data set, with those on the calibration split.
-        split: name of the calibration split.
-        aims: wanted values.
 
     Returns:
         One row for each model and aim:
@@ -185,10 +170,7 @@ def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[Wa
 def calibration_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
     """Return the figures of each row as points for the tracker, `calibration/MODEL/DATASET/precision-0.9/threshold`.
 
-    Args:
-        rows: rows of `calibration_rows`; a figure without a value has no point.
-        step: step of the points.
-        milliseconds: time of the points, in milliseconds since 1970.
+    A figure without a value has no point.
     """
     points = []
     for row in rows:

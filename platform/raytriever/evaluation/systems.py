@@ -190,12 +190,7 @@ class DenseSystem:
         return tie_order(self.dataset.documents.ids)
 
     def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
-        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`.
-
-        Raises:
-            ModelError: an embedding is not finite.
-            DataError: as `evaluate.evaluate`.
-        """
+        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`."""
         return evaluate(self.dataset, split, self.queries(split), protocol, judged)
 
     def queries(self, split: str) -> EncodedQueries:
@@ -247,11 +242,7 @@ def evaluate_embeddings(
     documents: Float32[ndarray, "documents width"],
     protocol: Protocol | None = None,
 ) -> Evaluation:
-    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents.
-
-    Raises:
-        DataError: as `evaluate.evaluate`.
-    """
+    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
     corpus = _CorpusInMemory(documents, tie_order(dataset.documents.ids))
     encoded = EncodedQueries.of(corpus, dataset, dataset.relevant_queries(split), queries)
     return evaluate(dataset, split, encoded, protocol)

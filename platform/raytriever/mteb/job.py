@@ -100,14 +100,7 @@ def run_mteb(
     """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
     fails, the others go on.
 
-    Args:
-        job: models and tasks.
-        output: folder of MTEB's cache.
-        fresh: remove earlier results of the models in it.
-        tracker: opens the run that keeps the results.
-        log: called with a line for each step of the work.
-        workers: functions that encode and search.
-        on_result: called with a model, a task and our figures as soon as they exist.
+    `fresh` removes earlier results of the models in the output. `on_result` gets our figures on each task.
 
     Raises:
         UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
@@ -267,11 +260,7 @@ class _ModelRun:
         return None if result is None or result.get_missing_evaluations(task) else result
 
     def _load(self, task: Any, is_retrieval: bool) -> None:
-        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it.
-
-        Raises:
-            DataError: the data cannot be downloaded or read.
-        """
+        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
         splits, chosen_on = list(task.eval_splits), self.job.measures.calibration_split
         if is_retrieval and self.job.measures.aims and chosen_on not in splits:
             try:

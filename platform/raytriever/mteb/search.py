@@ -106,22 +106,8 @@ class TaskSearch(MtebEncoder):
     ) -> dict[str, dict[str, float]]:
         """Search the corpus, and write our figures; see MTEB's `SearchProtocol`.
 
-        Args:
-            queries: the queries, a `datasets.Dataset`.
-            task_metadata: metadata of the task.
-            hf_split: split of the task.
-            hf_subset: subset of the task.
-            top_k: number of results of each query.
-            encode_kwargs: settings of other encoders, which are not used.
-            top_ranked: candidates of each query, of which results are chosen; None for all documents.
-            num_proc: processes of MTEB's own encoders, which are not used.
-            kwargs: further arguments of later versions of MTEB.
-
-        Returns:
-            Scores by query and document.
-
-        Raises:
-            UserError: the data cannot be read or encoded.
+        `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
+        are not used. Return scores by query and document.
         """
         dataset = self._open(self._corpus, queries, self._splits(hf_subset)[hf_split]["relevant_docs"])
         ranked = RankedQueries.of(self._system(dataset), top_k, top_ranked)

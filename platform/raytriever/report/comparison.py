@@ -34,13 +34,7 @@ CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
 def compare_runs(runs: Sequence[str], output: Path) -> None:
     """Read finished runs and write one page that compares them.
 
-    Args:
-        runs: directories, run ids of MLflow, or filters of its search; see `check_comparison`.
-        output: path of the HTML file.
-
-    Raises:
-        ConfigError: one of them is not a finished run, or `output` is a directory.
-        StorageError: a run is damaged, or the page cannot be written.
+    `runs` are directories, run ids of MLflow, or filters of its search.
     """
     check_comparison(runs, output)
     write_comparison(output, _with_distinct_names(_read(runs)))
@@ -72,15 +66,7 @@ def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
 
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page that compares runs.
-
-    Args:
-        path: path of the HTML file.
-        runs: at least one run; their names differ.
-
-    Raises:
-        StorageError: the disk is full or not writable.
-    """
+    """Write the page that compares runs, whose names differ."""
     names = row_names(runs)
     labels, others = dataset_labels(runs)
     figures = _figures(runs, names, labels)

@@ -39,12 +39,7 @@ GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
-    Args:
-        folder: directory with `results.json`, and optionally `per_query/` and `scores/`.
-        title: heading of the page.
-
-    Raises:
-        StorageError: a file is missing, damaged or of another format, or the disk is full.
+    The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
     results = read_results(folder)
     models, significance = results["models"], results.get("significance", [])

@@ -63,16 +63,7 @@ class FinishedRun:
 
 
 def check_comparison(runs: Sequence[str], output: Path) -> None:
-    """Check that each argument can name runs and that the page can be written.
-
-    Args:
-        runs: directories, run ids of MLflow, and filters of its search.
-        output: path of the page.
-
-    Raises:
-        ConfigError: an argument is none of these, or `output` is a directory.
-        StorageError: the directory of the page is not writable.
-    """
+    """Check that each argument names a directory, a run of MLflow or a filter, and that the page can be written."""
     for word in runs:
         if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
             raise ConfigError(
@@ -85,16 +76,7 @@ def check_comparison(runs: Sequence[str], output: Path) -> None:
 
 
 def read_directory(folder: Path, name: str) -> FinishedRun:
-    """Read the finished run of a directory.
-
-    Args:
-        folder: directory of a training run or an evaluation.
-        name: name of the run on the page.
-
-    Raises:
-        ConfigError: the directory has no finished run.
-        StorageError: a file is damaged or of an older format.
-    """
+    """Read the finished run of a directory."""
     if (folder / RESULTS).is_file():
         return _evaluation(folder, name)
     if (folder / METRICS).is_file():
@@ -192,20 +174,12 @@ class MlflowRuns:
             self._client = MlflowClient(tracking_uri=self._uri)
 
     def by_id(self, run_id: str) -> FinishedRun:
-        """Return the run of an id.
-
-        Raises:
-            ConfigError: there is no run of this id, or it has no metrics.
-        """
+        """Return the run of an id."""
         with self._mlflow_errors(f"does not know the run {run_id!r}"):
             return self._read(self._client.get_run(run_id))
 
     def by_filter(self, query: str) -> list[FinishedRun]:
-        """Return the newest runs with metrics that match a filter, the oldest first. MLflow's UI has the same filters.
-
-        Raises:
-            ConfigError: the filter is invalid or matches no run.
-        """
+        """Return the newest runs with metrics that match a filter of MLflow's search, the oldest first."""
         with self._mlflow_errors(f"does not understand {query!r}"):
             experiment = self._client.get_experiment_by_name(experiment_name())
             experiments = [experiment.experiment_id] if experiment else []

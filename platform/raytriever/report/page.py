@@ -86,11 +86,7 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write the page as one HTML file.
-
-    Raises:
-        StorageError: the disk is full or not writable.
-    """
+    """Write the page as one HTML file."""
     style, script = _read_template("page.css"), _read_template("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "

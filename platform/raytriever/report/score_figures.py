@@ -25,13 +25,8 @@ NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
 def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
-    Each curve has a simultaneous 95 % band: it contains the whole curve.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        systems: pools by name; a system with an empty pool has no curve.
-        title: title of the figure.
-        styles: of the systems, from `styles_of`.
+    Each curve has a simultaneous 95 % band: it contains the whole curve. A system with an empty pool has no curve.
+    Styles are those of `styles_of`.
     """
     styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:

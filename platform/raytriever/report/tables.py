@@ -46,13 +46,8 @@ def result_tables(
 ) -> list[HtmlTable]:
     """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
-    For one data set the table of all metrics is enough: the tables per metric are left out.
-
-    Args:
-        models: values by model, data set and metric.
-        significance: rows of `significance_rows`.
-        best: models in bold; None if they are unknown.
-        pairs: Rows of `pair_rows`, which are shown instead of the tests against the baselines.
+    For one data set the table of all metrics is enough: the tables per metric are left out. All pairs are shown instead
+    of the tests against the baselines.
     """
     bold = best or {}
     tables = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 from numpy import ndarray
 
 from raytriever.metrics.auc import pooled_auc
@@ -58,10 +59,8 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
 
 def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title: str = "") -> None:
     """Draw histograms of the scores of positives and of the best non-positives, one panel per system."""
-    filled = _without_empty_pools(systems)
-    with picture(path, WIDTH, 0.9 + PANEL * max(1, len(filled))) as figure:
-        for row, (name, pools) in enumerate(filled.items()):
-            axes = figure.add_subplot(len(filled), 1, row + 1)
+    with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
+        for axes, pools in panels:
             edges, positives, negatives = _histograms(pools)
             for text, counts, colour in (
                 ("best non-positives", negatives, NEGATIVE),
@@ -70,29 +69,40 @@ def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title:
                 density = counts / max(1, counts.sum()) / np.diff(edges)
                 axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
                 axes.stairs(density, edges, color=colour, linewidth=1.2)
-            axes.set_title(label(name, 48), loc="left")
             axes.set_ylabel("density")
-        if filled:
-            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        _finish(figure, title or "Scores of positives and of the best non-positives", "score")
+        if panels:
+            first = panels[0][0]
+            first.figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
-def save_calibration(path: Path, systems: Mapping[str, ScoredPools], title: str = "") -> None:
+def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
     """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
     If a score means the same for all queries, the share rises steeply from 0 to 1: a threshold there separates
     relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn.
     """
-    filled = _without_empty_pools(systems)
-    with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
-        for row, (name, pools) in enumerate(filled.items()):
-            axes = figure.add_subplot(len(filled), 1, row + 1)
+    with _panels(path, systems, "Share of relevant pairs by score", 0.6) as panels:
+        for axes, pools in panels:
             middles, shares, low, high = _shares(pools)
             axes.plot(middles, shares, color=POSITIVE, marker="o", markersize=3)
             axes.fill_between(middles, low, high, color=POSITIVE, alpha=0.2, linewidth=0)
-            axes.set_title(label(name, 48), loc="left")
             axes.set(ylabel="share relevant", ylim=(-0.02, 1.02))
-        _finish(figure, title or "Share of relevant pairs by score", "score")
+
+
+@contextmanager
+def _panels(
+    path: Path, systems: Mapping[str, ScoredPools], title: str, margin: float
+) -> Iterator[list[tuple[Any, ScoredPools]]]:
+    """Yield a panel for each system with scores, below each other over one axis of scores."""
+    filled = _without_empty_pools(systems)
+    with picture(path, WIDTH, margin + PANEL * max(1, len(filled))) as figure:
+        panels = [(figure.add_subplot(len(filled), 1, row + 1), name) for row, name in enumerate(filled)]
+        yield [(axes, filled[name]) for axes, name in panels]
+        for axes, name in panels:
+            axes.set_title(label(name, 48), loc="left")
+        figure.suptitle(title, fontsize=11)
+        if panels:
+            panels[-1][0].set_xlabel("score")
 
 
 def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
@@ -115,9 +125,3 @@ def _shares(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray, ndarray]:
 
 def _without_empty_pools(systems: Mapping[str, ScoredPools]) -> dict[str, ScoredPools]:
     return {name: pools for name, pools in systems.items() if len(pools.positives) and len(pools.negatives)}
-
-
-def _finish(figure: Figure, title: str, x_label: str) -> None:
-    figure.suptitle(title, fontsize=11)
-    if figure.axes:
-        figure.axes[-1].set_xlabel(x_label)

@@ -117,9 +117,6 @@ def best_f1_threshold(
     """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
 
     F1 is 2 precision recall / (precision + recall). Of several such scores it is the highest.
-
-    Raises:
-        MetricInputError: a score is NaN, or there is no positive.
     """
     scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # one division of integers: equal F1 are equal numbers
@@ -221,11 +218,8 @@ def calibrate(
 ) -> list[CalibrationRow]:
     """Choose a threshold for each aim on one split, and check it on another split.
 
-    1. For each aim a threshold is chosen on the pooled scores of one split.
-    2. It is applied to the pooled scores of another split. `Achieved` reports how many queries have an answer, how
-       often the best answer is relevant, and precision and recall of pairs, each with an interval. Queries are
-       independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
-       interval for an effective number of pairs (`wilson_by_query`).
+    Queries are independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have
+    Wilson's interval for an effective number of pairs (`wilson_by_query`).
 
     `miscalibration.calibration_error_of_scores` compares the splits without a threshold.
 
@@ -233,9 +227,6 @@ def calibrate(
         choosing, checking: two splits whose pools were made in the same way.
         aims: such as `("precision", 0.9)`, `("top_precision", 0.9)`, `("answered", 0.8)` and `("f1", None)`.
         confidence: confidence of the intervals.
-
-    Raises:
-        MetricInputError: a score is NaN, a split has no positive, or an aim is out of range.
     """
     rows = []
     for aim, wanted in aims:
@@ -248,13 +239,7 @@ def calibrate(
 def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achieved:
     """Compute the shares that a threshold achieves on a split.
 
-    Args:
-        pools: pooled scores of the split.
-        score: threshold; pairs with this score or a higher one are accepted.
-        confidence: confidence of the intervals.
-
-    Raises:
-        MetricInputError: a score is NaN, or there is no positive.
+    Pairs with the score or a higher one are accepted.
     """
     if not len(pools.positives):
         raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")

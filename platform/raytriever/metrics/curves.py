@@ -52,9 +52,6 @@ def roc_curve(
         positives, negatives: scores of any range and order; infinities are allowed.
         points: number of thresholds of each pool, at least 1.
         confidence: confidence of the band, above 0 and below 1.
-
-    Raises:
-        MetricInputError: a pool is empty or a score is NaN.
     """
     check_confidence(confidence)
     if points < 1 or not len(positives) or not len(negatives):

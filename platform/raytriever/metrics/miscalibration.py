@@ -89,14 +89,7 @@ def calibration_error_of_scores(
     Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
     probability that a score in it is relevant (histogram binning: Zadrozny & Elkan, 2001). These probabilities are
     compared with the checking split; see `calibration_error`. Scores outside the range of the choosing split belong to
-    its first and last bin.
-
-    Args:
-        choosing, checking: two splits whose pools were made in the same way.
-        confidence: confidence of the interval.
-
-    Raises:
-        MetricInputError: a score is NaN, or a split has no scores.
+    its first and last bin. Both splits have pools that were made in the same way.
     """
     pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
@@ -122,16 +115,10 @@ def squared_calibration_error(
 ) -> Float64[ndarray, " samples"]:
     """Estimate the squared `calibration_error` of samples of the queries, in the bins of all queries.
 
-    Args:
-        probabilities: probability of each query that its best document is relevant.
-        right: whether it is.
-        weights: how often each sample has each query; see `metrics.selective`.
+    `weights` are those of `metrics.selective`, and `right` says whether the best document of each query is relevant.
 
     Returns:
         Estimates without bias, so they are below 0 about as often as above for exactly right probabilities.
-
-    Raises:
-        MetricInputError: there is no query, a probability is not finite, or the lengths differ.
     """
     probabilities, right = checked_pairs(probabilities, right, _WHERE)
     bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
@@ -145,11 +132,7 @@ def squared_calibration_error(
 def checked_pairs(
     scores: ndarray, relevant: ndarray, where: str
 ) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"]]:
-    """Return scores of pairs in float64, and relevance as booleans.
-
-    Raises:
-        MetricInputError: there is no pair, a score is not finite, or the lengths differ.
-    """
+    """Return scores of pairs in float64, and relevance as booleans."""
     scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
     if relevant.shape != scores.shape or not len(scores):
         raise MetricInputError(

@@ -39,14 +39,7 @@ def ranked_pairs(
 ) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"], Int64[ndarray, " pairs"]]:
     """Return the pairs at some ranks of each query's documents: score, relevance and query.
 
-    Relevant documents come last among equal scores.
-
-    Args:
-        pools: pooled scores with their queries.
-        ranks: ranks from 0, the best document.
-
-    Raises:
-        MetricInputError: a score is NaN or has no query.
+    The best document has rank 0. Relevant documents come last among equal scores.
     """
     positives = scores_of(pools.positives, "scores of positives")
     negatives = scores_of(pools.negatives, "scores of negatives")
@@ -61,14 +54,7 @@ def ranked_pairs(
 
 
 def top_answers(pools: ScoredPools) -> TopAnswers:
-    """Return the top answer of each query of a split.
-
-    Args:
-        pools: pooled scores with their queries.
-
-    Raises:
-        MetricInputError: a score is NaN or has no query.
-    """
+    """Return the top answer of each query of a split."""
     scores, relevant, queries = ranked_pairs(pools, range(1))
     count = int(queries.max(initial=-1)) + 1
     best, right = np.full(count, -np.inf), np.zeros(count, bool)

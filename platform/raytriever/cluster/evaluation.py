@@ -79,17 +79,18 @@ def evaluate_model(
     location = str(dataset.location)
     return run_with_gpu(
         remote=partial(_evaluate, location, split, model, precision),
-        here=partial(_evaluate_here, dataset, split, model, precision, retriever),
+        here=partial(_evaluate, dataset, split, model, precision, retriever),
     )
 
 
-def _evaluate(dataset: str, split: str, model: ModelConfig, precision: str | None) -> Evaluation:
-    return _evaluate_here(open_dataset(dataset, [split]), split, model, precision)
-
-
-def _evaluate_here(
-    dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
+def _evaluate(
+    source: RetrievalDataset | str,
+    split: str,
+    model: ModelConfig,
+    precision: str | None,
+    retriever: Retriever | None = None,
 ) -> Evaluation:
+    dataset = open_dataset(source, [split]) if isinstance(source, str) else source
     device = default_device()
     if retriever is None or device.type == "cuda":
         retriever = load_for_encoding(model, choose_precision(precision, device), device)

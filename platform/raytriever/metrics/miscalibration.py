@@ -9,19 +9,20 @@ error is measured by `benchmarks/interval_coverage.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries, scores_of
+from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
+from raytriever.metrics.selective import BLOCK, bootstrap_interval, in_blocks
 from raytriever.metrics.top_answers import ScoredPools
 
 BINS = 15
 # Fewer queries in a bin say little about it, and every bin adds to the error of the estimate.
 QUERIES_PER_BIN = 10
 _SAMPLES, _SEED = 1_000, 0
-_BLOCK = 1 << 22  # weights in memory at once
 _WHERE = "calibration error"
 
 
@@ -123,10 +124,7 @@ def squared_calibration_error(
     probabilities, right = checked_pairs(probabilities, right, _WHERE)
     bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
     sums, counts = _by_query(bin_of, probabilities - right, np.arange(len(right)))
-    weights = np.ones((1, len(right))) if weights is None else weights
-    rows = max(1, _BLOCK // len(right))
-    blocks = (weights[start : start + rows] for start in range(0, len(weights), rows))
-    return np.concatenate([_squared(sums, counts, block) for block in blocks])
+    return in_blocks(partial(_squared, sums, counts), weights, len(right))
 
 
 def checked_pairs(
@@ -154,21 +152,19 @@ def _edges(values: ndarray, bins: int) -> ndarray:
 
 def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float) -> CalibrationError:
     """Estimate the error, and its interval from resampled queries."""
-    check_confidence(confidence)
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
-    rows, shares = max(1, _BLOCK // count), np.full(count, 1 / count)
+    rows, shares = max(1, BLOCK // count), np.full(count, 1 / count)
     samples = np.concatenate(
         [
             _squared(sums, counts, rng.multinomial(count, shares, min(rows, _SAMPLES - start)).astype(np.float64))
             for start in range(0, _SAMPLES, rows)
         ]
     )
-    value, samples = _squared(sums, counts, np.ones((1, count))), samples[np.isfinite(samples)]
-    if not np.isfinite(value).all() or not len(samples):
+    value, bounds = _squared(sums, counts, np.ones((1, count)))[0], bootstrap_interval(samples, confidence)
+    if not np.isfinite([value, *bounds]).all():
         return CalibrationError(float("nan"), float("nan"), float("nan"))
-    low, high = np.quantile(samples, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return CalibrationError(*(float(np.sqrt(max(0.0, one))) for one in (value[0], low, high)))
+    return CalibrationError(*(float(np.sqrt(max(0.0, one))) for one in (value, *bounds)))
 
 
 def _by_query(

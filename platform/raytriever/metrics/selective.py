@@ -24,7 +24,7 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, scores
 # Shares of the queries for which nothing is shown, of MTEB's nAUC.
 ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 # Weights in memory at once.
-_BLOCK = 1 << 22
+BLOCK = 1 << 22
 Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " samples"]]
 
 
@@ -72,7 +72,7 @@ def area_under_risk_coverage(
         risk = errors / np.maximum(shown, np.finfo(np.float64).tiny)
         return (np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1) / shown[:, -1]
 
-    return _in_blocks(area, weights, len(scores))
+    return in_blocks(area, weights, len(scores))
 
 
 def least_area(
@@ -91,7 +91,7 @@ def least_area(
         count, first = some.sum(axis=1), some @ is_right
         return (count - first - first * (digamma(count + 1) - digamma(first + 1))) / count
 
-    return _in_blocks(area, weights, len(is_right))
+    return in_blocks(area, weights, len(is_right))
 
 
 def precision_at_coverage(
@@ -118,7 +118,7 @@ def precision_at_coverage(
         rows = np.arange(len(some))
         return hits[rows, first] / shown[rows, first]
 
-    return _in_blocks(precision, weights, len(scores))
+    return in_blocks(precision, weights, len(scores))
 
 
 def answer_f1(
@@ -142,7 +142,7 @@ def answer_f1(
     def f1(some: ndarray) -> ndarray:
         return 2 * (some @ (shown * is_right)) / np.maximum(some @ (shown + is_answerable), 1)
 
-    return _in_blocks(f1, weights, len(scores))
+    return in_blocks(f1, weights, len(scores))
 
 
 def best_answer_threshold(
@@ -187,7 +187,7 @@ def abstention_nauc(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(gain == 0, np.nan, (np.trapezoid(curve, ABSTENTION_RATES, axis=1) - flat) / gain)
 
-    return _in_blocks(nauc, weights, len(values))
+    return in_blocks(nauc, weights, len(values))
 
 
 def _abstention_curve(confidence: ndarray, values: ndarray, weights: ndarray) -> Float64[ndarray, "samples rates"]:
@@ -257,8 +257,8 @@ def _order(scores: ndarray) -> tuple[ndarray, ndarray]:
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
 
 
-def _in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
+def in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
     """Return the statistic of each row of weights, in blocks of bounded memory; of all queries without weights."""
     weights = np.ones((1, count)) if weights is None else weights
-    rows = max(1, _BLOCK // count)
+    rows = max(1, BLOCK // count)
     return np.concatenate([statistic(weights[start : start + rows]) for start in range(0, len(weights), rows)])

@@ -90,16 +90,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
             if curves:
                 save_curves(Path(folder) / f"{name}.png", curves, name, styles_of(figures))
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
-        write_page(
-            path,
-            Page(
-                title="Comparison of runs",
-                about=about,
-                tables=tables,
-                pictures=pictures,
-                queries=queries,
-            ),
-        )
+        write_page(path, Page("Comparison of runs", about, tables, pictures, queries))
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
@@ -196,7 +187,7 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
     values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
-            values[model][dataset] = {
+            values.setdefault(model, {})[dataset] = {
                 metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()
             }
     return {model: sets for model, sets in values.items() if sets}

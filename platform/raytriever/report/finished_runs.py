@@ -216,7 +216,7 @@ class MlflowRuns:
             trained="after" in figures,
         )
 
-    def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
+    def _queries(self, run_id: str) -> Mapping[str, Mapping[str, Any]]:
         """Read the results per query from a run's artifacts; empty if the run has none."""
         with self._mlflow_errors("cannot download the artifacts of a run"):
             if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):

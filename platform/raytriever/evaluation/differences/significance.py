@@ -115,7 +115,7 @@ def pair_rows(values: Values) -> list[dict[str, Any]]:
             for dataset, (ours, theirs) in _pairs(values, metric, first, second).items():
                 is_better = ours.mean() >= theirs.mean()
                 better, worse = (first, second) if is_better else (second, first)
-                names = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
+                names: dict[str, Any] = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
                 tested.append(names | (_test(ours, theirs) if is_better else _test(theirs, ours)))
         for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
             rows.append(row | {"p_holm": float(p)})

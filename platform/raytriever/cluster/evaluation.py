@@ -49,16 +49,16 @@ def evaluate_in_session(
 
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
-        workers = pool_workers(pool, Gauges(output.name)) if pool else None
+        backend = pool_backend(pool, Gauges(output.name)) if pool else None
         gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
             gauges.append(export_metrics(output.name, model, dataset, metrics))
 
-        return run(output, fresh, tracker, log, workers=workers, on_result=on_result)
+        return run(output, fresh, tracker, log, backend=backend, on_result=on_result)
 
 
-def pool_workers(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
+def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
     """Return functions that encode and search in actors, as many as the cluster has resources for."""
     resources = ray.cluster_resources()
     fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)

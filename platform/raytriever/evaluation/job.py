@@ -62,7 +62,7 @@ def run_evaluation(
     fresh: bool,
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
-    workers: RetrievalBackend | None = None,
+    backend: RetrievalBackend | None = None,
     report: Callable[[Path], None] | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
@@ -74,7 +74,7 @@ def run_evaluation(
         fresh: replace results of another command too.
         tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
-        workers: functions that encode and search; by default in this process.
+        backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.
 
@@ -99,8 +99,8 @@ def run_evaluation(
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
-    workers = workers or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
-    measure = partial(_measure, job=job, encoders=encoders, workers=workers, store=store)
+    backend = backend or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
+    measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
@@ -173,7 +173,7 @@ def _measure(
     *,
     job: EvaluationJob,
     encoders: Encoders,
-    workers: RetrievalBackend,
+    backend: RetrievalBackend,
     store: MeasurementStore,
     seconds: dict[str, float],
 ) -> PartMeasurement:
@@ -193,7 +193,7 @@ def _measure(
         else:
             encoder = encoders[model.name]
             prompts = encoder.prompts_of(*source.prompt_names(opened.name))
-            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, workers, prompts)
+            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
         targets = [(source.split, job.protocol, part.evaluations)]
         if job.aims:

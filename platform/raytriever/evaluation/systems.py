@@ -176,13 +176,13 @@ class DenseSystem:
     dataset: RetrievalDataset
     config: ModelConfig
     retriever: Retriever
-    workers: RetrievalBackend = RetrievalBackend()
+    backend: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 
     @cached_property
     def store(self) -> EmbeddingStore:
         """Embeddings of the corpus, encoded when they are first needed."""
-        return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode, self.prompts)
+        return embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
 
     @cached_property
     def ties(self) -> Int64[ndarray, " documents"]:
@@ -210,7 +210,7 @@ class DenseSystem:
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `DenseCorpus.search`."""
-        return self.workers.search(self.store, queries, depth, self.ties)
+        return self.backend.search(self.store, queries, depth, self.ties)
 
     def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
         """See `DenseCorpus.score`."""

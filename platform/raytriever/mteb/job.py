@@ -94,7 +94,7 @@ def run_mteb(
     fresh: bool,
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
-    workers: RetrievalBackend | None = None,
+    backend: RetrievalBackend | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> MtebResults:
     """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
@@ -112,7 +112,7 @@ def run_mteb(
     device = default_device()
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
     cache = ResultCache(cache_path=output)
-    runs = [_ModelRun(job, model, encoders, cache, workers or RetrievalBackend(), log) for model in job.models]
+    runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
     results, tracked = MtebResults(), tracker()
@@ -157,7 +157,7 @@ class _ModelRun:
     model: EvaluatedModel
     encoders: Encoders
     cache: Any
-    workers: RetrievalBackend
+    backend: RetrievalBackend
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
@@ -242,7 +242,7 @@ class _ModelRun:
             task=task,
             measures=self.job.measures,
             folder=Path(),
-            workers=self.workers,
+            backend=self.backend,
             log=self.log,
         )
         searcher.folder = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta).parent

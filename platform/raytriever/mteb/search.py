@@ -74,7 +74,7 @@ class TaskSearch(MtebEncoder):
         task: the task, with its data loaded where it is a retrieval task.
         measures: figures of ours.
         folder: MTEB's folder of the model's results.
-        workers: functions that encode and search.
+        backend: functions that encode and search.
         log: called with a line for each step of the work.
     """
 
@@ -84,7 +84,7 @@ class TaskSearch(MtebEncoder):
     task: Any
     measures: Measures
     folder: Path
-    workers: RetrievalBackend = field(default_factory=RetrievalBackend)
+    backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
 
     def index(self, corpus: Any, **about: Any) -> None:
@@ -154,7 +154,7 @@ class TaskSearch(MtebEncoder):
         prompts = self.retriever.prompts_of(*names_of_task(metadata.name), task_type=metadata.type)
         if str(prompts):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
-        return DenseSystem(dataset, self.config, self.retriever, self.workers, prompts)
+        return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
     def _measure(self, dataset: RetrievalDataset, ranked: RankedQueries, subset: str, split: str) -> None:
         label, model = self.label_of(subset, split), self.label or "model"

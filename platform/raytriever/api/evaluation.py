@@ -255,9 +255,7 @@ def compare(
     page = path_of(output)
 
     from raytriever.report.comparison import compare_runs
-    from raytriever.report.request import check_comparison
 
-    check_comparison(words, page)
     with working("compare"):
         compare_runs(words, page)
     return page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,18 +46,33 @@ def main(words: list[str]) -> None:
     check_paths(config)
     output = Path(arguments.output)
     lock_output(arguments, output)
-    if config.suite == MTEB:
-        _evaluate_on_mteb(arguments, model, data, training, config, encoding, output)
-        return
+    is_mteb = config.suite == MTEB
+    if is_mteb and "drop_own_id" in arguments.explicit_flags:  # `check_effects` does not see it, because it is false
+        raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
 
     from raytriever.cluster.evaluation import evaluate_in_session
+    from raytriever.evaluation.request import read_models
+
+    models = read_models(arguments.models, model)
+    session = encoding, output, arguments.fresh, arguments.trackers, warn
+    if is_mteb:
+        from raytriever.mteb.job import TABLE, run_mteb
+        from raytriever.mteb.request import build_mteb_job
+
+        mteb_job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
+        scores = evaluate_in_session(partial(run_mteb, mteb_job), *session)
+        show(scores.table())
+        show(f"{output / TABLE}")
+        scores.raise_failures()
+        return
+
     from raytriever.evaluation.job import format_results, run_evaluation
-    from raytriever.evaluation.request import build_evaluation_job, read_models
+    from raytriever.evaluation.request import build_evaluation_job
     from raytriever.evaluation.results import RESULTS
     from raytriever.report.evaluation import write_evaluation_report
 
     job = build_evaluation_job(
-        read_models(arguments.models, model),
+        models,
         arguments.datasets,
         config,
         arguments.baseline,
@@ -69,33 +83,9 @@ def main(words: list[str]) -> None:
     )
     job = replace(job, bm25_language=data.bm25_language)
     run = partial(run_evaluation, job, report=write_evaluation_report)
-    results = evaluate_in_session(run, encoding, output, arguments.fresh, arguments.trackers, warn)
+    results = evaluate_in_session(run, *session)
     show(format_results(results))
     show(f"\n{output / RESULTS}")
-
-
-def _evaluate_on_mteb(
-    arguments: argparse.Namespace,
-    model: ModelConfig,
-    data: DataConfig,
-    training: TrainingConfig,
-    config: EvaluationConfig,
-    encoding: EncodeConfig,
-    output: Path,
-) -> None:
-    from raytriever.cluster.evaluation import evaluate_in_session
-    from raytriever.evaluation.request import read_models
-    from raytriever.mteb.job import TABLE, run_mteb
-    from raytriever.mteb.request import build_mteb_job
-
-    if "drop_own_id" in arguments.explicit_flags:  # `check_effects` does not see it, because it is false
-        raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
-    models = read_models(arguments.models, model)
-    job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
-    results = evaluate_in_session(partial(run_mteb, job), encoding, output, arguments.fresh, arguments.trackers, warn)
-    show(results.table())
-    show(f"{output / TABLE}")
-    results.raise_failures()
 
 
 def _parser() -> Parser:

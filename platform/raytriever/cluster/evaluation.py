@@ -39,18 +39,8 @@ def evaluate_in_session(
 ) -> Evaluated:
     """Run an evaluation or one on MTEB in this process, or in the actors that `config` requests, with the same results.
 
-    Embeddings are stored in the cache, which every node must see under the same path.
-
-    Args:
-        run: `run_evaluation` or `run_mteb` with their job.
-        config: how corpora are encoded.
-        output: directory to write.
-        fresh: whether an earlier evaluation in the directory is removed.
-        trackers: names of the trackers; none for an evaluation that is not tracked.
-        log: called with lines for the user.
-
-    Raises:
-        UserError: see `run`.
+    Embeddings are stored in the cache, which every node must see under the same path. `run` is `run_evaluation` or
+    `run_mteb` with their job. Without trackers the evaluation is not tracked.
     """
     check_trackers(trackers)
 
@@ -59,16 +49,16 @@ def evaluate_in_session(
 
     with open_encoding_session(config):
         pool = choose_actor_pool(config)
-        workers = pool_workers(pool, Gauges(output.name)) if pool else None
+        backend = pool_backend(pool, Gauges(output.name)) if pool else None
         gauges: list[Gauges] = []  # they exist as long as this list
 
         def on_result(model: str, dataset: str, metrics: Mapping[str, float]) -> None:
             gauges.append(export_metrics(output.name, model, dataset, metrics))
 
-        return run(output, fresh, tracker, log, workers=workers, on_result=on_result)
+        return run(output, fresh, tracker, log, backend=backend, on_result=on_result)
 
 
-def pool_workers(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
+def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
     """Return functions that encode and search in actors, as many as the cluster has resources for."""
     resources = ray.cluster_resources()
     fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
@@ -83,31 +73,24 @@ def evaluate_model(
 ) -> Evaluation:
     """Evaluate a model on one split, in a Ray task with a GPU if the cluster has GPUs, otherwise in this process.
 
-    Args:
-        dataset: prepared; the cluster must see it and the model under the same paths.
-        split: name of the split.
-        model: names the model and how it reads texts.
-        precision: `fp32` or `bf16`; None for the fastest of the device.
-        retriever: loaded for encoding with `model` on the CPU, which an evaluation on the CPU of this process uses.
-
-    Raises:
-        ModelError: an embedding is not finite.
-        DataError: as `evaluate.evaluate`.
+    The cluster must see the data set and the model under the same paths. `retriever` was loaded for encoding with
+    `model` on the CPU; an evaluation on the CPU of this process uses it.
     """
     location = str(dataset.location)
     return run_with_gpu(
         remote=partial(_evaluate, location, split, model, precision),
-        here=partial(_evaluate_here, dataset, split, model, precision, retriever),
+        here=partial(_evaluate, dataset, split, model, precision, retriever),
     )
 
 
-def _evaluate(dataset: str, split: str, model: ModelConfig, precision: str | None) -> Evaluation:
-    return _evaluate_here(open_dataset(dataset, [split]), split, model, precision)
-
-
-def _evaluate_here(
-    dataset: RetrievalDataset, split: str, model: ModelConfig, precision: str | None, retriever: Retriever | None = None
+def _evaluate(
+    source: RetrievalDataset | str,
+    split: str,
+    model: ModelConfig,
+    precision: str | None,
+    retriever: Retriever | None = None,
 ) -> Evaluation:
+    dataset = open_dataset(source, [split]) if isinstance(source, str) else source
     device = default_device()
     if retriever is None or device.type == "cuda":
         retriever = load_for_encoding(model, choose_precision(precision, device), device)

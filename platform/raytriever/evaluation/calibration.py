@@ -42,15 +42,7 @@ FIRST, LATER = range(1), range(1, 10)
 
 
 def check_splits(job: EvaluationJob, opened: Sequence[Sequence[OpenPart]]) -> None:
-    """Check that thresholds are not checked on the queries on which they are chosen.
-
-    Args:
-        job: the evaluation.
-        opened: parts of its data sets.
-
-    Raises:
-        DataError: more than 5 % of the queries of a checked split have the text of one of the calibration split.
-    """
+    """Check each data set of an evaluation with thresholds by `check_apart`."""
     for source, parts in zip(job.datasets, opened, strict=True):
         for part in parts if job.aims else ():
             check_apart(part.dataset, job.calibration_split, source.split)
@@ -81,13 +73,8 @@ def make_calibration(
 ) -> Calibration:
     """Fit thresholds and maps from score to probability on one split, and measure them on another.
 
-    Args:
-        dataset: undivided data set.
-        config: the model and how it reads texts.
-        splits: names of the split that thresholds are chosen on, and of the one that they are checked on.
-        choosing, checking: their pooled scores.
-        aims: wanted values of the thresholds.
-        int8: whether the texts were encoded in 8-bit integers.
+    Thresholds are chosen and maps are fitted on the first of `splits`, and checked on the second. With `int8` the texts
+    were encoded in 8-bit integers.
 
     Raises:
         DataError: a split has too few queries.
@@ -104,8 +91,6 @@ def make_calibration(
     thresholds = []
     for row in calibrate(choosing, checking, aims):
         if row.achieved is not None:
-            assert row.achieved.coverage is not None
-            assert row.achieved.top_precision is not None
             shares = row.achieved.coverage, row.achieved.top_precision
             thresholds.append(AnswerThreshold(row.threshold.aim, row.threshold.wanted, row.threshold.score, *shares))
     return Calibration(
@@ -142,15 +127,7 @@ def write_calibrations(
 ) -> list[Calibrated]:
     """Write the calibration of each dense model for a data set into the directory of an evaluation.
 
-    Args:
-        folder: the unfinished directory.
-        measured: results on a data set.
-        job: the evaluation.
-        log: called with a line where there is no calibration.
-        int8: whether the texts were encoded in 8-bit integers.
-
-    Returns:
-        The calibrations with their models.
+    `log` gets a line where there is none. Return the calibrations with their models.
     """
     source, written = measured.source, []
     for model in job.models if job.aims else ():
@@ -175,11 +152,6 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
     """Write the calibrations of an evaluation into the directories of their models.
 
     A model has one calibration. With several data sets they are only in the directory of the evaluation.
-
-    Args:
-        calibrations: the calibrations with their models.
-        output: directory of the evaluation.
-        log: called with a line for each file, or with the reason why there is none.
     """
     datasets = {made.dataset for _, made in calibrations}
     if len(datasets) > 1:
@@ -192,12 +164,7 @@ def save_calibrations(calibrations: Sequence[Calibrated], output: Path, log: Cal
 def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
     """Write a calibration into the directory of its model, if the directory is the user's and writable.
 
-    Args:
-        calibration: the calibration.
-        config: the model.
-
-    Returns:
-        A line with the file, or with the reason why it was not written.
+    Return a line with the file, or with the reason why there is none.
     """
     if config.model == MINILM or not expanded(config.model).is_dir():
         remedy = "`raytriever export` makes one"

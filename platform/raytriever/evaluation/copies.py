@@ -15,13 +15,7 @@ from raytriever.evaluation.protocol import JudgedQueries
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
-    """Return the number of queries with a copy of a relevant passage ranked above that passage.
-
-    Args:
-        dataset: the data set; `data.copies` says which passages are copies.
-        judged: its judged queries.
-        evaluation: results of a system on these queries.
-    """
+    """Return the number of queries with a copy of a relevant passage ranked above that passage."""
     copies, ranking = dataset.documents.copies, evaluation.ranking
     if not len(copies):
         return 0

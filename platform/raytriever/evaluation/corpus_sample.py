@@ -26,15 +26,8 @@ def sample_corpus(
 ) -> RetrievalDataset:
     """Return the data set with all documents that the split judges and `others` more, in their order.
 
-    Args:
-        dataset: data set, opened with the split.
-        split: split whose queries are searched.
-        others: number of further documents. A corpus without so many is kept whole.
-        seed: seed of the random documents.
-        index_of: builds the BM25 index of a data set; called only if it is needed.
-
-    Returns:
-        A data set in memory, without tokens and negatives. Queries keep their positions.
+    A corpus without so many is kept whole. The result is in memory, without tokens and negatives; its queries keep
+    their positions. `index_of` builds the BM25 index of a data set, and is called only if it is needed.
     """
     judged = np.unique(dataset.judgements[split].documents)
     total = len(dataset.documents)

@@ -120,9 +120,6 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
 
     Data sets of one name get the folders before it into their names, as far as these differ, and a number otherwise.
     The name of a data set also differs from the names of all parts of others.
-
-    Raises:
-        ConfigError: a data set is given twice.
     """
     for index, one in enumerate(datasets):
         if any((one.sources, one.split) == (other.sources, other.split) for other in datasets[:index]):
@@ -142,11 +139,7 @@ def rename_duplicates(datasets: Sequence[EvaluationDataset]) -> list[EvaluationD
 
 
 def check_file_names(models: Sequence[str], datasets: Sequence[EvaluationDataset]) -> None:
-    """Refuse names for which two pairs of model and data set share a file: `a` on `b.c`, and `a.b` on `c`.
-
-    Raises:
-        ConfigError: names the two pairs and the file.
-    """
+    """Refuse names for which two pairs of model and data set share a file: `a` on `b.c`, and `a.b` on `c`."""
     writers: dict[str, str] = {}
     for one in datasets:
         for model in models:
@@ -174,15 +167,9 @@ def find_beir(
 
     Each is searched as a folder of `root` under the name of BEIR's archives, then in `ir_datasets`, then on the hub,
     where MTEB keeps them in BEIR's layout. The last two may download it. A folder of `root` is the only candidate if it
-    exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04,
-    do not belong to the suite.
-
-    Args:
-        root: folder of local copies, if there is one.
-        check: opens a data set, and raises a `UserError` if that is impossible.
-
-    Returns:
-        The data sets, and a line with the name of each missing one and the reasons.
+    exists, so that its errors are reported. The four data sets that are not public, such as BioASQ and Robust04, do not
+    belong to the suite. Return the data sets, and a line with the name of each missing one and the reasons. `check`
+    opens a data set, and raises a `UserError` if that is impossible.
     """
     datasets, missing = [], []
     for name, member in BEIR.items():

@@ -84,12 +84,7 @@ def evaluate(
 ) -> Evaluation:
     """Search every judged query of a split and measure the results. Every evaluation of the package is this one.
 
-    Args:
-        dataset: data set, opened with the split.
-        split: name of the split.
-        system: searches the documents, and scores pairs.
-        protocol: metrics and rules.
-        judged: the judged queries of the split by this protocol, if they are selected already.
+    `judged` are the judged queries of the split by this protocol, if they are selected already.
 
     Raises:
         DataError: no query of the split has a relevant document, or the protocol needs answers and there are none.

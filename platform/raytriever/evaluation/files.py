@@ -31,6 +31,7 @@ from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.storage import disk_errors, write_atomically
 
+PER_QUERY = "per_query"
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
@@ -64,11 +65,7 @@ def write_dataset_files(
 ) -> None:
     """Write the files of one data set: TREC runs, results per query, pooled scores, MTEB results.
 
-    Args:
-        folder: directory of the evaluation.
-        measured: results on the data set.
-        protocol: metrics and rules.
-        seconds: time that each model took, encoding included.
+    `seconds` is the time that each model took, encoding included.
     """
     write_measured_files(folder, measured)
     name = measured.source.name
@@ -80,12 +77,7 @@ def write_dataset_files(
 
 @activity("writing the rankings")
 def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
-    """Write what was measured on one data set: TREC runs, pooled scores and results per query.
-
-    Args:
-        folder: directory of the evaluation.
-        measured: results on the data set.
-    """
+    """Write what was measured on one data set: TREC runs, pooled scores and results per query."""
     name = measured.source.name
     for model in measured.models:
         for part in measured.parts:
@@ -96,21 +88,13 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
         with disk_errors(scores):
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
-    write_atomically(folder / "per_query" / f"{name}.json", per_query_content(measured))
+    write_atomically(folder / PER_QUERY / f"{name}.json", per_query_content(measured))
 
 
 def write_summary_files(
     folder: Path, results: Results, request: Mapping[str, Any], split: str, baselines: Sequence[str]
 ) -> None:
-    """Write the files over all data sets: `results.json`, `table.md`, `table.tex`.
-
-    Args:
-        folder: directory of the evaluation.
-        results: results on all data sets.
-        request: content of the request, see `EvaluationJob.content`.
-        split: evaluated split, for the captions.
-        baselines: models that the marks compare with.
-    """
+    """Write the files over all data sets: `results.json`, `table.md`, `table.tex`."""
     marks, best = collect_marks(results.significance), read_best_rows(results.best)
     tables = paper_tables(results.models, marks, split, baselines, best)
     text = markdown(tables)
@@ -137,12 +121,6 @@ def write_run(path: Path, evaluation: Evaluation, dataset: RetrievalDataset, tag
     """Write rankings as a TREC run: `query Q0 document rank score tag`, one result per line.
 
     The format cannot hold white space inside an id, so such ids are percent-encoded.
-
-    Args:
-        path: file to write.
-        evaluation: rankings and scores.
-        dataset: data set, for the ids.
-        tag: name of the system.
     """
     write_atomically(path, _run_pieces(evaluation, dataset, tag))
 
@@ -169,13 +147,7 @@ def mteb_content(measured: DatasetMeasurement, model: str, protocol: Protocol, s
     It has every cutoff of MTEB that the ranking reaches. Unknown values are what the format allows: no version of MTEB,
     a digest of the content as revision of the data set, and the undetermined language for a data set outside MTEB. The
     list of languages is never empty: `TaskResult.get_score` of MTEB 2.26 averages over the languages of each entry, and
-    returns NaN for none.
-
-    Args:
-        measured: results on the data set; of a divided one the means over its parts are written.
-        model: name of the model.
-        protocol: metrics and rules.
-        seconds: time that the model took, if it is known.
+    returns NaN for none. Of a divided data set the means over its parts are written.
     """
     rows = [_mteb_scores(part, model, protocol) for part in measured.parts]
     scores: dict[str, Any] = {name: round(float(np.mean([row[name] for row in rows])), 5) for name in rows[0]}
@@ -223,11 +195,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
 
 
 def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
-    """Read a file that `per_query_content` wrote.
-
-    Raises:
-        StorageError: it was changed, or a list has not one entry for each query.
-    """
+    """Read a file that `per_query_content` wrote."""
     with disk_errors(file, reading=True):
         content = read_json(file, QueryValues, remedy, most=_MOST_BYTES)
     models = content["models"].items()
@@ -241,6 +209,11 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
         if not _is_valid(name, entries):
             raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
     return content
+
+
+def read_queries(folder: Path) -> dict[str, QueryValues]:
+    """Return the content of `per_query/` in a directory, by data set."""
+    return {path.stem: read_per_query(path) for path in sorted((folder / PER_QUERY).glob("*.json"))}
 
 
 def _column(name: str) -> str:

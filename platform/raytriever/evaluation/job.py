@@ -63,7 +63,7 @@ def run_evaluation(
     fresh: bool,
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
-    workers: RetrievalBackend | None = None,
+    backend: RetrievalBackend | None = None,
     report: Callable[[Path], None] | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> Results:
@@ -75,7 +75,7 @@ def run_evaluation(
         fresh: replace results of another command too.
         tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
-        workers: functions that encode and search; by default in this process.
+        backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.
 
@@ -100,8 +100,8 @@ def run_evaluation(
     values: Values = {model.name: {} for model in job.models}
     calibrations: list[Calibrated] = []
     store = MeasurementStore.of(output, log)
-    workers = workers or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
-    measure = partial(_measure, job=job, encoders=encoders, workers=workers, store=store)
+    backend = backend or RetrievalBackend(search=partial(search_store, unfinished=store.folder))
+    measure = partial(_measure, job=job, encoders=encoders, backend=backend, store=store)
     run = tracker()
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
@@ -174,7 +174,7 @@ def _measure(
     *,
     job: EvaluationJob,
     encoders: Encoders,
-    workers: RetrievalBackend,
+    backend: RetrievalBackend,
     store: MeasurementStore,
     seconds: dict[str, float],
 ) -> PartMeasurement:
@@ -194,7 +194,7 @@ def _measure(
         else:
             encoder = encoders[model.name]
             prompts = encoder.prompts_of(*source.prompt_names(opened.name))
-            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, workers, prompts)
+            system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
         targets = [(source.split, job.protocol, part.evaluations)]
         if job.aims:
@@ -237,12 +237,7 @@ def _timed(measure: Callable[[], Evaluation]) -> tuple[Evaluation, float]:
 
 
 def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[str, str]]:
-    """Return by data set and model a line with the prompts that the model has for this data set alone.
-
-    Raises:
-        ConfigError: the prompts of the user are of other data sets.
-        ModelError: a prompt leaves no token for the text.
-    """
+    """Return by data set and model a line with the prompts that the model has for this data set alone."""
     names = {one.name: [one.prompt_names(part) for part in one.parts] for one in job.datasets}
     lines: dict[str, dict[str, str]] = {name: {} for name in names}
     for model in job.models:
@@ -303,13 +298,7 @@ def _collect(
 
 
 def _write_quarantine(measured: DatasetMeasurement, folder: Path, output: Path) -> list[str]:
-    """Write the bad rows of each part into the evaluation's directory; return a line about each.
-
-    Args:
-        measured: results on a data set.
-        folder: the unfinished directory.
-        output: its path once it is complete.
-    """
+    """Write the bad rows of each part into the unfinished directory; return a line about each with its later path."""
     lines = []
     for part in measured.parts:
         left_out = part.dataset.quarantine.write(folder / measured.label(part))

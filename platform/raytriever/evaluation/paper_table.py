@@ -62,12 +62,7 @@ class PaperTable:
 def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str], best: Best) -> list[PaperTable]:
     """Return the tables of an evaluation: one table, or one for each metric if there are more than `WIDE` data sets.
 
-    Args:
-        models: metrics by model and data set; all models have the same metrics and data sets.
-        marks: marks of significance by data set, model and metric.
-        split: evaluated split.
-        baselines: models that the marks compare with.
-        best: models that are bold and underlined, see `significance.best_models`.
+    All models have the same metrics and data sets. `marks` are by data set, model and metric.
     """
     first = next(iter(models.values()))
     datasets = list(first)

@@ -15,6 +15,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import (
+    FEWEST_ANSWERED,
     Achieved,
     Aim,
     CalibrationRow,
@@ -22,7 +23,6 @@ from raytriever.metrics.calibration import (
     calibrate,
 )
 from raytriever.metrics.miscalibration import calibration_error_of_scores
-from raytriever.metrics.top_answers import FEWEST_ANSWERED
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
@@ -34,6 +34,12 @@ SHARES = {
     "top_precision": ("relevant_answers", "answered_queries"),
     "checked_precision": ("relevant_pairs_above", "pairs_above"),
     "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
+}
+SHARE_TITLES = {
+    "coverage": "queries answered",
+    "top_precision": "top answer relevant",
+    "checked_precision": "precision of pairs",
+    "checked_recall": "recall of pairs",
 }
 
 
@@ -74,13 +80,7 @@ def auc_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
-    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`.
-
-    Args:
-        rows: rows of `auc_rows`.
-        step: step of the points.
-        milliseconds: time of the points, in milliseconds since 1970.
-    """
+    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`."""
     return [
         Point(f"{row['model']}/{row['dataset']}/auc_{end}", row[end], step, milliseconds)
         for row in rows
@@ -90,11 +90,7 @@ def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) 
 
 
 def parse_aims(words: Sequence[str]) -> list[WantedAim]:
-    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `precision=0.9` and `recall=0.8`.
-
-    Raises:
-        ConfigError: a word is no such aim, or its share is not above 0 and at most 1.
-    """
+    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `precision=0.9` and `recall=0.8`."""
     aims: list[WantedAim] = []
     for word in words:
         name, _, number = word.strip().lower().replace("-", "_").partition("=")
@@ -124,11 +120,6 @@ def chosen_value(row: Mapping[str, Any]) -> float | None:
 @activity("choosing the thresholds")
 def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[WantedAim]) -> list[dict[str, Any]]:
     """Choose and check a threshold for each model and aim.
-
-    Args:
-        measured: results on a data set, with those on the calibration split.
-        split: name of the calibration split.
-        aims: wanted values.
 
     Returns:
         One row for each model and aim:
@@ -179,10 +170,7 @@ def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[Wa
 def calibration_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
     """Return the figures of each row as points for the tracker, `calibration/MODEL/DATASET/precision-0.9/threshold`.
 
-    Args:
-        rows: rows of `calibration_rows`; a figure without a value has no point.
-        step: step of the points.
-        milliseconds: time of the points, in milliseconds since 1970.
+    A figure without a value has no point.
     """
     points = []
     for row in rows:
@@ -198,24 +186,13 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows as a Markdown table with their notes below it; empty without rows."""
     if not rows:
         return ""
-    head = (
-        "data set",
-        "model",
-        "wanted",
-        "threshold",
-        f"on {rows[0]['chosen_on']}",
-        "queries answered",
-        "top answer relevant",
-        "precision of pairs",
-        "recall of pairs",
-        "calibration error",
-    )
+    titles = ["data set", "model", "wanted", "threshold", f"on {rows[0]['chosen_on']}", *SHARE_TITLES.values()]
     lines = [
         (
             row["dataset"],
             row["model"],
             aim_text(row["aim"], row["wanted"]),
-            f"{row['threshold']:.6g}" if row["reached"] else "out of reach",
+            threshold_text(row),
             chosen_text(row, 3),
             *(share_text(row, name) for name in SHARES),
             calibration_error_text(row),
@@ -223,7 +200,7 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         for row in rows
     ]
     notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
-    return markdown_table([head, *lines]) + ("\n" + "".join(notes) if notes else "")
+    return markdown_table([[*titles, "calibration error"], *lines]) + ("\n" + "".join(notes) if notes else "")
 
 
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -238,6 +215,11 @@ def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     elif any("calibration_error_low" not in row for row in rows):
         notes.append("An earlier version overstated the calibration error; evaluate again to measure it.")
     return notes
+
+
+def threshold_text(row: Mapping[str, Any]) -> str:
+    """Format the threshold of a row."""
+    return f"{row['threshold']:.6g}" if row["reached"] else "out of reach"
 
 
 def calibration_error_text(row: Mapping[str, Any]) -> str:
@@ -285,8 +267,6 @@ def _achieved_keys(achieved: Achieved | None) -> dict[str, Any]:
     keys: dict[str, Any] = dict.fromkeys([*counts, *bounds])
     if achieved is None:
         return keys
-    assert achieved.coverage is not None
-    assert achieved.top_precision is not None
     keys |= {
         "queries": achieved.coverage.whole,
         "answered_queries": achieved.coverage.part,
@@ -305,7 +285,7 @@ def _achieved_keys(achieved: Achieved | None) -> dict[str, Any]:
 def _notes(row: CalibrationRow, split: str, judged: str) -> list[str]:
     """Return sentences on the missing or uncertain figures of a row."""
     threshold, achieved = row.threshold, row.achieved
-    if achieved is None or achieved.coverage is None:
+    if achieved is None:
         among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
         if threshold.aim == "top_precision":
             among = f"no {FEWEST_ANSWERED} or more of the top answers on {split} above one score have"

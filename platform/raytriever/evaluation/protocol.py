@@ -162,11 +162,7 @@ class JudgedQueries:
 
 
 def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Protocol) -> JudgedQueries:
-    """Select the queries of a split that have a relevant document.
-
-    Raises:
-        DataError: no query has one, or no passage is judged and a metric needs judgements.
-    """
+    """Select the queries of a split that have a relevant document."""
     rows, absent = dataset.judgements[split], dataset.absent.get(split, _NO_ABSENT)
     level = protocol.level
     queries = np.union1d(rows.queries[rows.scores >= level], absent.queries[absent.scores >= level])
@@ -220,16 +216,9 @@ def format_absent(counts: Mapping[str, Any]) -> str:
 
 
 def read_metrics(text: str) -> tuple[str, ...]:
-    """Read metrics that a user wrote, separated by commas.
+    """Read metrics that a user wrote, separated by commas, such as `ndcg@10,R@1000,auc`.
 
-    Args:
-        text: such as `ndcg@10,R@1000,auc`.
-
-    Returns:
-        Names as in `Protocol.metrics`, each once. `map` becomes `map_at_100`.
-
-    Raises:
-        ConfigError: there is no metric, an unknown one, or one with a wrong cutoff.
+    Return names as in `Protocol.metrics`, each once: `map` becomes `map_at_100`.
     """
     names = [_read_metric(word.strip()) for word in text.split(",") if word.strip()]
     if not names:
@@ -238,11 +227,7 @@ def read_metrics(text: str) -> tuple[str, ...]:
 
 
 def read_best_metric(best_metric: str) -> str:
-    """Return the name of the metric that `--best-metric` gives: `recall_at_5` for `r_at_5`.
-
-    Raises:
-        ConfigError: there is no such metric, or there are several.
-    """
+    """Return the name of the metric that `--best-metric` gives: `recall_at_5` for `r_at_5`."""
     try:
         names = read_metrics(best_metric)
     except ConfigError as error:

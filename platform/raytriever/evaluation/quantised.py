@@ -37,11 +37,7 @@ SAMPLE, FEWEST = 10_000, 2
 
 
 def check_samples(forms: Sequence[StoredForm], datasets: Sequence[RetrievalDataset]) -> None:
-    """Check that each corpus has a sample for the ranges of int8.
-
-    Raises:
-        DataError: a corpus has fewer than two documents.
-    """
+    """Raise `DataError` if a corpus has fewer than two documents, the least from which int8 takes its ranges."""
     for dataset in datasets:
         if any(form.dtype == INT8 for form in forms) and len(dataset.documents) < FEWEST:
             raise DataError(
@@ -124,12 +120,6 @@ def form_rows(
 
     The threshold is chosen on the scores of the model itself, in fp32 with all components: for the first aim that is
     reached, else the score of highest F1 on the evaluated split.
-
-    Args:
-        measured: results on a data set.
-        forms: the forms.
-        systems: width of each system.
-        calibration: rows of `pooled_scores.calibration_rows`.
 
     Returns:
         Rows of `dataset`, `model`, `system`, `dtype`, `width`, `bytes` (of one document), `metrics`, `threshold`,

@@ -118,11 +118,7 @@ class EvaluationJob:
         }
 
     def splits(self, one: EvaluationDataset) -> list[str]:
-        """Return the splits of a data set that are opened.
-
-        Raises:
-            ConfigError: thresholds would be checked on the split on which they are chosen.
-        """
+        """Return the splits of a data set that are opened."""
         if self.aims and one.split == self.calibration_split:
             raise ConfigError(
                 f"{one.name} is measured on {one.split!r} itself",
@@ -150,12 +146,7 @@ class OpenPart:
 def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedModel]:
     """Read the models that a user named: `bm25`, a path or a hub name, or `NAME=MODEL`.
 
-    Args:
-        words: at least one model.
-        settings: explicit settings of how texts are read, for all models; the rest follows from each model's files.
-
-    Raises:
-        ConfigError: two models have the same name.
+    `settings` say how all models read texts; the rest follows from the files of each model.
     """
     labelled: list[tuple[str | None, str, ModelConfig | None]] = []
     for word in words:
@@ -170,11 +161,7 @@ def read_models(words: Sequence[str], settings: ModelConfig) -> list[EvaluatedMo
 def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) -> list[EvaluatedModel]:
     """Give each model a name for tables and files.
 
-    Args:
-        models: explicit name, path or hub name, and settings of each model; no settings for BM25.
-
-    Raises:
-        ConfigError: two models have the same name.
+    A model has an explicit name or none, a path or hub name, and settings, which BM25 has not.
     """
     labels = [safe_name(label) if label else None for label, _, _ in models]
     sources = [source for _, source, _ in models]
@@ -190,11 +177,7 @@ def name_models(models: Sequence[tuple[str | None, str, ModelConfig | None]]) ->
 
 
 def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> list[EvaluatedModel]:
-    """Return the models, each followed by its stored forms: every type at every width.
-
-    Raises:
-        ConfigError: no model has embeddings, or two models have the same name.
-    """
+    """Return the models, each followed by its stored forms: every type at every width."""
     if not config.dtypes:
         return list(models)
     if all(model.config is None for model in models):
@@ -218,11 +201,7 @@ def add_forms(models: Sequence[EvaluatedModel], config: EvaluationConfig) -> lis
 
 
 def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
-    """Return the models with commits in place of the revisions of hub models, so that results name what was measured.
-
-    Raises:
-        ModelError: see `models.resolution.resolve_model`.
-    """
+    """Return the models with the commits of hub models as revisions, so that results name what was measured."""
     configs = [model.config for model in models if model.config is not None]
     if configs:
         check_revision([config.model for config in configs], configs[0].revision)
@@ -238,11 +217,7 @@ def pin_models(models: Sequence[EvaluatedModel]) -> list[EvaluatedModel]:
 
 
 def choose_baselines(words: Sequence[str], models: Sequence[EvaluatedModel]) -> list[str]:
-    """Return the names of the models that the others are compared with; the first model by default.
-
-    Raises:
-        ConfigError: there is no such model, there are more than two, or one is given twice.
-    """
+    """Return the names of the models that the others are compared with; the first model by default."""
     names = [model.name for model in models]
     by_source = {model.config.model if model.config else BM25: model.name for model in models if not model.form}
     if not words:
@@ -263,11 +238,7 @@ def open_parts(
     max_bad_rows: float,
     bm25_language: str | None = None,
 ) -> list[OpenPart]:
-    """Open the parts of a data set, and select the judged queries of each split.
-
-    Raises:
-        DataError: a part or a split does not exist, or none of its queries has a relevant document.
-    """
+    """Open the parts of a data set, and select the judged queries of each split."""
     parts = []
     for name, source in one.parts.items():
         dataset = open_dataset(source, splits, max_bad_rows=max_bad_rows, bm25_language=bm25_language, run=in_processes)
@@ -279,11 +250,7 @@ def open_parts(
 
 
 def add_suite(job: EvaluationJob, root: Path | None, log: Callable[[str], None]) -> EvaluationJob:
-    """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results.
-
-    Raises:
-        DataError: none of them exists.
-    """
+    """Return the job with all data sets of BEIR that exist. Missing ones are logged and kept for the results."""
 
     def check(one: EvaluationDataset) -> None:
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows)
@@ -313,19 +280,7 @@ def build_evaluation_job(
 ) -> EvaluationJob:
     """Build the request that settings describe, with hub models pinned to commits.
 
-    Args:
-        models: at least one model.
-        datasets: paths, URIs or names; those of `config.suite` are added.
-        config: split, metrics and rules.
-        baselines: see `choose_baselines`.
-        aims: wanted values, such as `top-precision=0.9`.
-        precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
-        report: called with a line for each missing data set of the suite.
-
-    Raises:
-        ConfigError: no data set is given, or a metric, an aim or a baseline is unknown.
-        ModelError: see `pin_models`.
+    `report` is called with a line for each missing data set of the suite.
     """
     if not datasets and not config.suite:
         raise ConfigError(

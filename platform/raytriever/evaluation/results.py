@@ -216,11 +216,7 @@ class ResultsContent(TypedDict):
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Read the `results.json` of a directory; see `ResultsContent`.
-
-    Raises:
-        StorageError: it is missing, damaged or of another format, or a data set lacks its entry in `about`.
-    """
+    """Read the `results.json` of a directory; see `ResultsContent`."""
     path, remedy = folder / RESULTS, "evaluate again into another directory"
     try:
         with disk_errors(path, reading=True):
@@ -246,10 +242,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     """Refuse a directory that holds something else than an evaluation of the same models and data sets.
 
-    Args:
-        output: directory, which may not exist yet.
-        request: content of the request.
-        fresh: accept an evaluation of another request, which is then replaced.
+    With `fresh` results of another request are accepted, and replaced later.
 
     Raises:
         ConfigError: it holds something else, or results of another request.

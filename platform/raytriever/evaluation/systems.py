@@ -82,19 +82,23 @@ class Encoders:
         for model in models:
             if model.config is None:
                 self.systems[model.name] = {"model": BM25}
-                continue
-            if model.form is not None:
-                whole = self.systems[model.form.model]
-                self.systems[model.name] = whole | {
-                    "width": model.form.width or whole["width"],
-                    "dtype": model.form.dtype,
-                }
-                continue
-            retriever = self[model.name]
-            _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
-            system = {"model": model.config.model, "width": retriever.width, "precision": precision}
-            self.systems[model.name] = system | retriever.description.flags()
-            log(f"{model.name}: {retriever.summary()}")
+            elif model.form is not None:
+                self.systems[model.name] = self._describe_form(model.form)
+            else:
+                retriever = self[model.name]
+                system = {"model": model.config.model, "width": retriever.width, "precision": precision}
+                self.systems[model.name] = system | retriever.description.flags()
+                log(f"{model.name}: {retriever.summary()}")
+
+    def _describe_form(self, form: StoredForm) -> dict[str, Any]:
+        whole = self.systems[form.model]
+        if form.width is not None and form.width > whole["width"]:
+            raise ConfigError(
+                f"{form.width} is out of range, embeddings of {form.model} have {whole['width']} components",
+                setting("truncate_dim"),
+                f"give at most {whole['width']}",
+            )
+        return whole | {"width": form.width or whole["width"], "dtype": form.dtype}
 
     def __getitem__(self, name: str) -> Retriever:
         retriever = self._loaded.pop(name, None)
@@ -106,17 +110,6 @@ class Encoders:
         while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
-
-
-def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
-    """Check that no stored form of a model has more components than its embeddings."""
-    for form in forms:
-        if form.model == model and form.width is not None and form.width > width:
-            raise ConfigError(
-                f"{form.width} is out of range, embeddings of {model} have {width} components",
-                setting("truncate_dim"),
-                f"give at most {width}",
-            )
 
 
 def _bytes(retriever: Retriever) -> int:
@@ -176,13 +169,13 @@ class DenseSystem:
     dataset: RetrievalDataset
     config: ModelConfig
     retriever: Retriever
-    workers: RetrievalBackend = RetrievalBackend()
+    backend: RetrievalBackend = RetrievalBackend()
     prompts: Prompts | None = None
 
     @cached_property
     def store(self) -> EmbeddingStore:
         """Embeddings of the corpus, encoded when they are first needed."""
-        return embed_corpus(self.config, self.retriever, self.dataset, self.workers.encode, self.prompts)
+        return embed_corpus(self.config, self.retriever, self.dataset, self.backend.encode, self.prompts)
 
     @cached_property
     def ties(self) -> Int64[ndarray, " documents"]:
@@ -190,12 +183,7 @@ class DenseSystem:
         return tie_order(self.dataset.documents.ids)
 
     def evaluate(self, split: str, protocol: Protocol | None = None, judged: JudgedQueries | None = None) -> Evaluation:
-        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`.
-
-        Raises:
-            ModelError: an embedding is not finite.
-            DataError: as `evaluate.evaluate`.
-        """
+        """Encode the split's queries, search the store exactly, and measure the results; see `evaluate.evaluate`."""
         return evaluate(self.dataset, split, self.queries(split), protocol, judged)
 
     def queries(self, split: str) -> EncodedQueries:
@@ -215,7 +203,7 @@ class DenseSystem:
 
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `DenseCorpus.search`."""
-        return self.workers.search(self.store, queries, depth, self.ties)
+        return self.backend.search(self.store, queries, depth, self.ties)
 
     def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
         """See `DenseCorpus.score`."""
@@ -247,11 +235,7 @@ def evaluate_embeddings(
     documents: Float32[ndarray, "documents width"],
     protocol: Protocol | None = None,
 ) -> Evaluation:
-    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents.
-
-    Raises:
-        DataError: as `evaluate.evaluate`.
-    """
+    """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
     corpus = _CorpusInMemory(documents, tie_order(dataset.documents.ids))
     encoded = EncodedQueries.of(corpus, dataset, dataset.relevant_queries(split), queries)
     return evaluate(dataset, split, encoded, protocol)

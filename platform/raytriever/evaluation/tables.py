@@ -18,9 +18,7 @@ FIGURE_WIDTH = 12
 def metrics_table(rows: Mapping[str, Mapping[str, float]], marks: Mapping[tuple[str, str], str] | None = None) -> str:
     """Format one line per system under a header line; figures have four decimals.
 
-    Args:
-        rows: metrics by system; all systems have the same.
-        marks: marks of significance, written behind the figures, by system and metric.
+    All systems have the same metrics. Marks of significance, by system and metric, are behind the figures.
     """
     # Two names that differ only in control characters stay two rows.
     labels = dict(zip(rows, unique_names([one_line(system) for system in rows]), strict=True))
@@ -62,9 +60,7 @@ def systems_note(systems: Mapping[str, Mapping[str, Any]]) -> str:
 def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Describe the effect of training, and what the figures leave out, for below the table of a finished run.
 
-    Args:
-        figures: content of `metrics.json`; earlier versions did not test all pairs.
-        names: names of the systems in print.
+    `figures` is the content of `metrics.json`; earlier versions did not test all pairs.
     """
     lines = [format_absent(figures.get("judged", {})), *pair_lines(figures.get("pairs", ()), names)]
     if analysis := figures.get("bm25_analyser"):

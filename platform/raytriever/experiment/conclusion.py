@@ -11,6 +11,7 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import dump_config
 from raytriever.evaluation.differences.significance import significance_points
 from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.files import PER_QUERY
 from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.opening import OpenRun
@@ -18,7 +19,6 @@ from raytriever.experiment.stages import best_checkpoint
 from raytriever.losses.guide import MASKED
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
-from raytriever.report.evaluation import PER_QUERY
 from raytriever.report.training import training_tests, write_training_report
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point, Tracker

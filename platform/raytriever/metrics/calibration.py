@@ -16,14 +16,18 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from raytriever.metrics.auc import sort_pools
-from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
+from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.proportions import wilson, wilson_by_query
-from raytriever.metrics.top_answers import ScoredPools, TopAim, choose_top_threshold, top_answers
+from raytriever.metrics.top_answers import ScoredPools, TopAnswers, queries_of, top_answers
 
-PairAim = Literal["precision", "recall"]
-Aim = PairAim | TopAim
+# Precision of the top answers, share of answered queries, or F1 of the decision to answer.
+TopAim = Literal["top_precision", "answered", "f1"]
+Aim = Literal["precision", "recall"] | TopAim
 # Aim and wanted value; None for `f1`.
 WantedAim = tuple[Aim, float | None]
+# A precision of the top answers is one of at least as many shown answers: Wilson's interval of 27 of 30 is 0.74 to
+# 0.97, and a single right answer would have any precision.
+FEWEST_ANSWERED = 30
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Threshold:
     """Threshold, and what it achieves on the pools on which it was chosen.
 
     Args:
-        aim: `precision` or `recall` of pairs, or an aim of `choose_top_threshold`.
+        aim: `precision` or `recall` of pairs, or a `TopAim`.
         wanted: wanted value of it, above 0 and at most 1; None for the highest.
         score: lowest score that counts as relevant; infinite if the aim is out of reach.
         reached: a threshold with the wanted value exists.
@@ -48,92 +52,86 @@ class Threshold:
     recall: float
 
 
-def choose_threshold(
-    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], aim: PairAim, wanted: float
-) -> Threshold:
-    """Choose one threshold for the scores of all queries, for a wanted precision or recall.
+def choose_threshold(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
+    """Choose one threshold for the scores of all queries, for a wanted value.
 
         precision(t) = |{p >= t}| / (|{p >= t}| + |{n >= t}|),   recall(t) = |{p >= t}| / |P|
+        top_precision(t) = right(t) / shown(t),   answered(t) = shown(t) / queries
+        f1(t) = 2 right(t) / (shown(t) + queries)
 
-    A document counts as relevant from the threshold on, including the threshold. So equal scores count together, and
-    only scores that occur are thresholds.
+    shown(t) are the queries whose top answer scores at least t, and right(t) those of them whose top answer is
+    relevant. F1 is that of the decision for queries that all have an answer: its recall is right(t) / queries. Equal
+    scores count together, and only scores that occur are thresholds.
 
-    - For a precision: the lowest threshold that has it, which has the highest recall. Precision may fall below the
-      wanted value between such thresholds. If no threshold has it, `reached` is False, the threshold is infinite, and
-      the returned precision is the highest that exists.
-    - For a recall: the highest threshold that has it, which has the highest precision. It always exists.
+    - A precision: the lowest threshold that has it, which has the highest recall. It may fall below the wanted value
+      between such thresholds. That of the top answers is one of at least 30 shown answers.
+    - A recall or a share of answered queries: the highest threshold that has it.
+    - `f1`: the highest threshold of the highest F1.
 
     Precision depends on the number of scored negatives per positive, so a threshold holds for pools made in one way.
 
     Args:
-        positives, negatives: pooled scores of any range and order.
-        aim: `precision` or `recall`.
-        wanted: above 0 and at most 1.
+        pools: pooled scores; aims of top answers need their queries.
+        aim: the value that is wanted.
+        wanted: above 0 and at most 1; None for `f1`.
 
     Raises:
-        MetricInputError: a score is NaN, there is no positive, or the aim is out of range.
+        MetricInputError: a score is NaN or has no query, there is no positive, or the aim is out of range.
     """
-    if aim not in ("precision", "recall") or not 0 < wanted <= 1:
+    if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
-    if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, precisions, recalls = _precision_and_recall(positives, negatives)
-    enough = np.flatnonzero((precisions if aim == "precision" else recalls) >= wanted)
-    if not len(enough):
-        best = int(precisions.argmax())
-        at_best = float(precisions[best]), float(recalls[best])
-        return Threshold(aim, wanted, float("inf"), False, float(precisions[best]), *at_best)
-    index = int(enough[0] if aim == "precision" else enough[-1])
-    achieved = float(precisions[index]), float(recalls[index])
-    return Threshold(aim, wanted, float(scores[index]), True, achieved[aim == "recall"], *achieved)
-
-
-def _choose(pools: ScoredPools, aim: Aim, wanted: float | None) -> Threshold:
-    """Choose a threshold for any aim."""
+    pair_scores, right, shown = _points(pools.positives, pools.negatives)
+    precisions, recalls = right / shown, right / len(pools.positives)
     if aim == "precision" or aim == "recall":
-        return choose_threshold(pools.positives, pools.negatives, aim, wanted or 0.0)
-    best = choose_top_threshold(top_answers(pools), aim, wanted)
-    reached = bool(np.isfinite(best.score))
-    scores, precisions, recalls = _precision_and_recall(pools.positives, pools.negatives)
-    index = int(np.searchsorted(scores, best.score)) if reached else int(precisions.argmax())
-    return Threshold(aim, wanted, best.score, reached, best.value, float(precisions[index]), float(recalls[index]))
+        scores, values = pair_scores, precisions if aim == "precision" else recalls
+    else:
+        scores, values = _values_of_answers(top_answers(pools), aim)
+    best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+    enough = np.flatnonzero(values >= (best if wanted is None else wanted))
+    reached = len(enough) > 0 and best != 0
+    if reached:
+        index = int(enough[0] if aim in ("precision", "top_precision") else enough[-1])
+        score, value = float(scores[index]), float(values[index])
+        at = int(np.searchsorted(pair_scores, score))
+    else:
+        score, value, at = float("inf"), best, int(precisions.argmax())
+    return Threshold(aim, wanted, score, reached, value, float(precisions[at]), float(recalls[at]))
+
+
+def _values_of_answers(answers: TopAnswers, aim: TopAim) -> tuple[ndarray, ndarray]:
+    """Return the finite scores of top answers, ascending, and the value of the aim at each; NaN if there is none."""
+    scores = np.unique(answers.scores[np.isfinite(answers.scores)])
+    shown = len(answers.scores) - np.searchsorted(np.sort(answers.scores), scores)
+    right = np.sort(answers.scores[answers.right])
+    rights = len(right) - np.searchsorted(right, scores)
+    if aim == "top_precision":
+        return scores, np.where(shown >= FEWEST_ANSWERED, rights / shown, np.nan)
+    if aim == "answered":
+        return scores, shown / max(len(answers.scores), 1)
+    return scores, 2 * rights / (shown + len(answers.scores))
 
 
 def best_f1_threshold(
     positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]
 ) -> tuple[float, float, float]:
-    """Choose the threshold with the highest F1, 2 precision recall / (precision + recall); the highest such score.
+    """Choose the threshold with the highest F1 of pairs, and return it with precision and recall at it.
 
-    Args:
-        positives, negatives: pooled scores of any range and order.
-
-    Returns:
-        The threshold, and the precision and recall at it.
-
-    Raises:
-        MetricInputError: a score is NaN, or there is no positive.
+    F1 is 2 precision recall / (precision + recall). Of several such scores it is the highest.
     """
-    if not len(positives):
-        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
-    scores, true, accepted = _operating_points(positives, negatives)
+    scores, true, accepted = _points(positives, negatives)
     f1 = 2 * true / (accepted + len(positives))  # one division of integers: equal F1 are equal numbers
     best = len(f1) - 1 - int(f1[::-1].argmax())
     return float(scores[best]), float(true[best] / accepted[best]), float(true[best] / len(positives))
 
 
-def _precision_and_recall(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
-    """Return every score that occurs, ascending, with precision and recall at it."""
-    scores, true, accepted = _operating_points(positives, negatives)
-    return scores, true / accepted, true / len(positives)
-
-
-def _operating_points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """Return every score that occurs, ascending, with the numbers of positives and of all scores from it on."""
+    if not len(positives):
+        raise MetricInputError("no positives", "threshold", "choose it on a split that has judged documents")
     above, below = sort_pools(positives, negatives)
     scores = np.unique(np.concatenate([above, below]))
     true = len(above) - np.searchsorted(above, scores)
-    accepted = true + len(below) - np.searchsorted(below, scores)
-    return scores, true, accepted
+    return scores, true, true + len(below) - np.searchsorted(below, scores)
 
 
 @dataclass(frozen=True)
@@ -161,20 +159,20 @@ class Achieved:
     """Shares of a split that a threshold achieves. A pair is accepted if it scores at or above the threshold.
 
     Args:
-        coverage: queries with an accepted pair, of all queries; None if the queries of scores are unknown.
+        coverage: queries with an accepted pair, of all queries.
         top_precision: queries whose best-scoring document is relevant, of those with an accepted pair. A best score
-            that a relevant and another document share does not count. None if the queries of scores are unknown.
+            that a relevant and another document share does not count.
         precision: relevant pairs, of all accepted pairs.
         recall: accepted relevant pairs, of all relevant pairs.
         f1: twice the queries of which the best-scoring document is accepted and relevant, of all queries and those with
-            an accepted pair together. None if the queries of scores are unknown.
+            an accepted pair together.
     """
 
-    coverage: Proportion | None
-    top_precision: Proportion | None
+    coverage: Proportion
+    top_precision: Proportion
     precision: Proportion
     recall: Proportion
-    f1: Proportion | None
+    f1: Proportion
 
 
 @dataclass(frozen=True)
@@ -220,11 +218,8 @@ def calibrate(
 ) -> list[CalibrationRow]:
     """Choose a threshold for each aim on one split, and check it on another split.
 
-    1. For each aim a threshold is chosen on the pooled scores of one split.
-    2. It is applied to the pooled scores of another split. `Achieved` reports how many queries have an answer, how
-       often the best answer is relevant, and precision and recall of pairs, each with an interval. Queries are
-       independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have Wilson's
-       interval for an effective number of pairs (`wilson_by_query`), if the query of each score is known.
+    Queries are independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have
+    Wilson's interval for an effective number of pairs (`wilson_by_query`).
 
     `miscalibration.calibration_error_of_scores` compares the splits without a threshold.
 
@@ -232,13 +227,10 @@ def calibrate(
         choosing, checking: two splits whose pools were made in the same way.
         aims: such as `("precision", 0.9)`, `("top_precision", 0.9)`, `("answered", 0.8)` and `("f1", None)`.
         confidence: confidence of the intervals.
-
-    Raises:
-        MetricInputError: a score is NaN, a split has no positive, or an aim is out of range.
     """
     rows = []
     for aim, wanted in aims:
-        threshold = _choose(choosing, aim, wanted)
+        threshold = choose_threshold(choosing, aim, wanted)
         achieved = achieve(checking, threshold.score, confidence) if threshold.reached else None
         rows.append(CalibrationRow(threshold, achieved))
     return rows
@@ -247,13 +239,7 @@ def calibrate(
 def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achieved:
     """Compute the shares that a threshold achieves on a split.
 
-    Args:
-        pools: pooled scores of the split.
-        score: threshold; pairs with this score or a higher one are accepted.
-        confidence: confidence of the intervals.
-
-    Raises:
-        MetricInputError: a score is NaN, or there is no positive.
+    Pairs with the score or a higher one are accepted.
     """
     if not len(pools.positives):
         raise MetricInputError("no positives", "checking split", "check on a split that has judged documents")
@@ -261,17 +247,13 @@ def achieve(pools: ScoredPools, score: float, confidence: float = 0.95) -> Achie
     negatives = scores_of(pools.negatives, "scores of negatives")
     true, false = positives >= score, negatives >= score
     accepted, relevant = int(true.sum() + false.sum()), int(true.sum())
-    if pools.positive_queries is None or pools.negative_queries is None:
-        shares = _independent(relevant, accepted, confidence), _independent(relevant, len(true), confidence)
-        return Achieved(None, None, *shares, None)
-    check_queries(pools.positive_queries, true, "checking split")
-    check_queries(pools.negative_queries, false, "checking split")
-    count = int(max(pools.positive_queries.max(), pools.negative_queries.max(initial=0))) + 1
-    parts = np.bincount(pools.positive_queries[true], minlength=count)
-    wholes = parts + np.bincount(pools.negative_queries[false], minlength=count)
+    ours, theirs = queries_of(pools.positive_queries, true), queries_of(pools.negative_queries, false)
+    count = int(max(ours.max(), theirs.max(initial=0))) + 1
+    parts = np.bincount(ours[true], minlength=count)
+    wholes = parts + np.bincount(theirs[false], minlength=count)
     answered, answers = wholes > 0, top_answers(pools)
     right = answers.right & (answers.scores >= score)
-    all_relevant = np.bincount(pools.positive_queries, minlength=count)
+    all_relevant = np.bincount(ours, minlength=count)
     return Achieved(
         coverage=_independent(int(answered.sum()), count, confidence),
         top_precision=_independent(int(right.sum()), int(answered.sum()), confidence),

@@ -1,15 +1,15 @@
-"""ROC curve of two pools of scores with its confidence band, and histograms of both pools with shared bins."""
+"""ROC curve of two pools of scores with its confidence band."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Float64
 from numpy import ndarray
 
 from raytriever.metrics.auc import sort_pools
-from raytriever.metrics.inputs import MetricInputError, check_confidence, scores_of
+from raytriever.metrics.inputs import MetricInputError, check_confidence
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,6 @@ def roc_curve(
         positives, negatives: scores of any range and order; infinities are allowed.
         points: number of thresholds of each pool, at least 1.
         confidence: confidence of the band, above 0 and below 1.
-
-    Raises:
-        MetricInputError: a pool is empty or a score is NaN.
     """
     check_confidence(confidence)
     if points < 1 or not len(positives) or not len(negatives):
@@ -85,38 +82,3 @@ def _spread(length: int, points: int) -> ndarray:
 
 def _reach(size: int, confidence: float) -> float:
     return float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * size)))
-
-
-@dataclass(frozen=True)
-class ScoreHistograms:
-    """Counts of both pools in shared bins of equal width. Infinite scores are in no bin.
-
-    Args:
-        edges: edges of the bins, ascending. A bin includes its lower edge, and the last bin its upper edge too.
-        positives, negatives: number of scores in each bin.
-        infinite: number of infinite scores of positives and of negatives.
-    """
-
-    edges: Float64[ndarray, " bins_and_one"]
-    positives: Int64[ndarray, " bins"]
-    negatives: Int64[ndarray, " bins"]
-    infinite: tuple[int, int]
-
-
-def score_histograms(
-    positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"], bins: int = 60
-) -> ScoreHistograms:
-    """Count both pools in bins over the range of all finite scores.
-
-    Raises:
-        MetricInputError: a score is NaN, none is finite, or there are no bins.
-    """
-    pools = scores_of(positives, "scores of positives"), scores_of(negatives, "scores of negatives")
-    finite = [pool[np.isfinite(pool)] for pool in pools]
-    if bins < 1 or not (len(finite[0]) or len(finite[1])):
-        raise MetricInputError("no bins or no finite score", "histograms", "give at least one of each")
-    low = min(float(pool.min()) for pool in finite if len(pool))
-    high = max(float(pool.max()) for pool in finite if len(pool))
-    edges = np.histogram_bin_edges(np.array([low, high]), bins)
-    ours, theirs = (np.histogram(pool, edges)[0].astype(np.int64) for pool in finite)
-    return ScoreHistograms(edges, ours, theirs, (len(pools[0]) - len(finite[0]), len(pools[1]) - len(finite[1])))

@@ -1,4 +1,8 @@
-"""Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values."""
+"""Checks of the inputs of metrics: scores, the queries they belong to, confidence levels and paired values.
+
+Every metric raises `MetricInputError` for a NaN, for arrays of different lengths, for a score without a query where
+queries count, and for inputs without a case where it has no value.
+"""
 
 from __future__ import annotations
 

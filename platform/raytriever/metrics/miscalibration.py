@@ -9,19 +9,20 @@ error is measured by `benchmarks/interval_coverage.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries, scores_of
+from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
+from raytriever.metrics.selective import BLOCK, bootstrap_interval, in_blocks
 from raytriever.metrics.top_answers import ScoredPools
 
 BINS = 15
 # Fewer queries in a bin say little about it, and every bin adds to the error of the estimate.
 QUERIES_PER_BIN = 10
 _SAMPLES, _SEED = 1_000, 0
-_BLOCK = 1 << 22  # weights in memory at once
 _WHERE = "calibration error"
 
 
@@ -89,14 +90,7 @@ def calibration_error_of_scores(
     Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
     probability that a score in it is relevant (histogram binning: Zadrozny & Elkan, 2001). These probabilities are
     compared with the checking split; see `calibration_error`. Scores outside the range of the choosing split belong to
-    its first and last bin.
-
-    Args:
-        choosing, checking: two splits whose pools were made in the same way.
-        confidence: confidence of the interval.
-
-    Raises:
-        MetricInputError: a score is NaN, or a split has no scores.
+    its first and last bin. Both splits have pools that were made in the same way.
     """
     pools = [scores_of(pool, "scores") for pool in (choosing.positives, choosing.negatives)]
     others = [scores_of(pool, "scores") for pool in (checking.positives, checking.negatives)]
@@ -122,34 +116,21 @@ def squared_calibration_error(
 ) -> Float64[ndarray, " samples"]:
     """Estimate the squared `calibration_error` of samples of the queries, in the bins of all queries.
 
-    Args:
-        probabilities: probability of each query that its best document is relevant.
-        right: whether it is.
-        weights: how often each sample has each query; see `metrics.selective`.
+    `weights` are those of `metrics.selective`, and `right` says whether the best document of each query is relevant.
 
     Returns:
         Estimates without bias, so they are below 0 about as often as above for exactly right probabilities.
-
-    Raises:
-        MetricInputError: there is no query, a probability is not finite, or the lengths differ.
     """
     probabilities, right = checked_pairs(probabilities, right, _WHERE)
     bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
     sums, counts = _by_query(bin_of, probabilities - right, np.arange(len(right)))
-    weights = np.ones((1, len(right))) if weights is None else weights
-    rows = max(1, _BLOCK // len(right))
-    blocks = (weights[start : start + rows] for start in range(0, len(weights), rows))
-    return np.concatenate([_squared(sums, counts, block) for block in blocks])
+    return in_blocks(partial(_squared, sums, counts), weights, len(right))
 
 
 def checked_pairs(
     scores: ndarray, relevant: ndarray, where: str
 ) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"]]:
-    """Return scores of pairs in float64, and relevance as booleans.
-
-    Raises:
-        MetricInputError: there is no pair, a score is not finite, or the lengths differ.
-    """
+    """Return scores of pairs in float64, and relevance as booleans."""
     scores, relevant = scores_of(scores, where).astype(np.float64), np.asarray(relevant)
     if relevant.shape != scores.shape or not len(scores):
         raise MetricInputError(
@@ -171,21 +152,19 @@ def _edges(values: ndarray, bins: int) -> ndarray:
 
 def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float) -> CalibrationError:
     """Estimate the error, and its interval from resampled queries."""
-    check_confidence(confidence)
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
-    rows, shares = max(1, _BLOCK // count), np.full(count, 1 / count)
+    rows, shares = max(1, BLOCK // count), np.full(count, 1 / count)
     samples = np.concatenate(
         [
             _squared(sums, counts, rng.multinomial(count, shares, min(rows, _SAMPLES - start)).astype(np.float64))
             for start in range(0, _SAMPLES, rows)
         ]
     )
-    value, samples = _squared(sums, counts, np.ones((1, count))), samples[np.isfinite(samples)]
-    if not np.isfinite(value).all() or not len(samples):
+    value, bounds = _squared(sums, counts, np.ones((1, count)))[0], bootstrap_interval(samples, confidence)
+    if not np.isfinite([value, *bounds]).all():
         return CalibrationError(float("nan"), float("nan"), float("nan"))
-    low, high = np.quantile(samples, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return CalibrationError(*(float(np.sqrt(max(0.0, one))) for one in (value[0], low, high)))
+    return CalibrationError(*(float(np.sqrt(max(0.0, one))) for one in (value, *bounds)))
 
 
 def _by_query(

@@ -37,13 +37,6 @@ def wilson_by_query(
     V is the variance of the ratio over the Q queries with a case, by the linearisation of survey sampling (Korn &
     Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
     the variance within queries is unknown, and each query counts as one case: n = Q.
-
-    Args:
-        parts, wholes: counted cases and all cases of each query.
-        confidence: share of such intervals that hold the true share.
-
-    Raises:
-        MetricInputError: the queries of both differ, a part exceeds its whole, or the confidence is out of range.
     """
     check_confidence(confidence)
     if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):

@@ -24,7 +24,7 @@ from raytriever.metrics.inputs import MetricInputError, check_confidence, scores
 # Shares of the queries for which nothing is shown, of MTEB's nAUC.
 ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 # Weights in memory at once.
-_BLOCK = 1 << 22
+BLOCK = 1 << 22
 Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " samples"]]
 
 
@@ -44,11 +44,7 @@ class RiskCoverage:
 
 
 def risk_coverage(scores: Float[ndarray, " queries"], right: Bool[ndarray, " queries"]) -> RiskCoverage:
-    """Compute the risk-coverage curve (El-Yaniv & Wiener, 2010).
-
-    Raises:
-        MetricInputError: there is no query, a score is NaN, or the lengths differ.
-    """
+    """Compute the risk-coverage curve (El-Yaniv & Wiener, 2010)."""
     scores, wrong = _check(scores, ~np.asarray(right, bool))
     order, ends = _order(scores)
     shown, errors = ends + 1.0, np.cumsum(wrong[order])[ends]
@@ -65,9 +61,6 @@ def area_under_risk_coverage(
         AURC = (1 / n) Σ_q risk(s_q),   risk(s) = wrong queries with a score of s or more / queries with such a score
 
     It is 0 to 1, and lower is better. It depends on the share of right answers too; see `least_area`.
-
-    Raises:
-        MetricInputError: there is no query, a score is NaN, or the lengths differ.
     """
     scores, wrong = _check(scores, ~np.asarray(right, bool))
     order, ends = _order(scores)
@@ -79,7 +72,7 @@ def area_under_risk_coverage(
         risk = errors / np.maximum(shown, np.finfo(np.float64).tiny)
         return (np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1) / shown[:, -1]
 
-    return _in_blocks(area, weights, len(scores))
+    return in_blocks(area, weights, len(scores))
 
 
 def least_area(
@@ -89,11 +82,8 @@ def least_area(
 
         (1 / n) Σ_{i = k + 1}^{n} (i - k) / i,   k right queries of n
 
-    AURC minus this area is the excess (E-AURC), which does not depend on the share of right answers alone.
-
-    Args:
-        right: whether the best document of each query is relevant.
-        weights: whole numbers; see the module.
+    AURC minus this area is the excess (E-AURC), which does not depend on the share of right answers alone. Weights are
+    whole numbers.
     """
     is_right = np.asarray(right, np.float64)
 
@@ -101,7 +91,7 @@ def least_area(
         count, first = some.sum(axis=1), some @ is_right
         return (count - first - first * (digamma(count + 1) - digamma(first + 1))) / count
 
-    return _in_blocks(area, weights, len(is_right))
+    return in_blocks(area, weights, len(is_right))
 
 
 def precision_at_coverage(
@@ -112,13 +102,7 @@ def precision_at_coverage(
 ) -> Float64[ndarray, " samples"]:
     """Compute the share of relevant documents among those shown, at the highest threshold that shows enough.
 
-    Args:
-        scores, right: see the module.
-        coverage: least share of the queries that are shown a document, above 0 and at most 1.
-        weights: see the module.
-
-    Raises:
-        MetricInputError: there is no query, a score is NaN, the lengths differ, or the coverage is out of range.
+    `coverage` is the least share of the queries that are shown a document, above 0 and at most 1.
     """
     if not 0 < coverage <= 1:
         raise MetricInputError(f"a coverage of {coverage}", "coverage", "give a share above 0 and at most 1")
@@ -134,7 +118,7 @@ def precision_at_coverage(
         rows = np.arange(len(some))
         return hits[rows, first] / shown[rows, first]
 
-    return _in_blocks(precision, weights, len(scores))
+    return in_blocks(precision, weights, len(scores))
 
 
 def answer_f1(
@@ -148,17 +132,8 @@ def answer_f1(
 
         precision = right shown / shown,   recall = right shown / answerable,   F1 = 2 right / (shown + answerable)
 
-    Args:
-        scores, right: see the module.
-        answerable: whether the corpus has a relevant document for the query.
-        threshold: lowest score that is shown.
-        weights: see the module.
-
-    Returns:
-        0 to 1; 0 if nothing is shown and no query is answerable.
-
-    Raises:
-        MetricInputError: there is no query, a score is NaN, or the lengths differ.
+    `answerable` says whether the corpus has a relevant document for the query. The F1 is 0 if nothing is shown and no
+    query is answerable.
     """
     scores, is_right = _check(scores, np.asarray(right, bool))
     _, is_answerable = _check(scores, np.asarray(answerable, bool))
@@ -167,18 +142,13 @@ def answer_f1(
     def f1(some: ndarray) -> ndarray:
         return 2 * (some @ (shown * is_right)) / np.maximum(some @ (shown + is_answerable), 1)
 
-    return _in_blocks(f1, weights, len(scores))
+    return in_blocks(f1, weights, len(scores))
 
 
 def best_answer_threshold(
     scores: Float[ndarray, " queries"], right: Bool[ndarray, " queries"], answerable: Bool[ndarray, " queries"]
 ) -> float:
-    """Choose the threshold with the highest `answer_f1`; the highest such score.
-
-    Raises:
-        MetricInputError: there is no query, a score is NaN, the lengths differ, or no document shown would be relevant,
-            or all would be.
-    """
+    """Choose the threshold with the highest `answer_f1`; the highest such score."""
     scores, is_right = _check(scores, np.asarray(right, bool))
     _, is_answerable = _check(scores, np.asarray(answerable, bool))
     if not 0 < is_right.sum() < len(scores):
@@ -201,19 +171,12 @@ def abstention_nauc(
 
     The curve is the mean of a metric over the queries that remain when the least confident 0, 10, ... 90 % are left
     out. Its area is placed between that of a flat curve (0) and that of a confidence equal to the metric (1). Queries
-    of equal confidence have the mean of their metric, as in MTEB 2.26.
-
-    Args:
-        confidence: confidence of each query, for MTEB the highest score (`max`), the standard deviation of the scores
-            (`std`), or the two highest scores' difference (`diff1`).
-        values: metric of each query, such as nDCG@10.
-        weights: whole numbers; see the module.
+    of equal confidence have the mean of their metric, as in MTEB 2.26. The confidence of a query is for MTEB its
+    highest score (`max`), the standard deviation of its scores (`std`), or the difference of the two highest (`diff1`).
+    Weights are whole numbers.
 
     Returns:
         At most 1, below 0 if confidence misleads; NaN if all values are equal.
-
-    Raises:
-        MetricInputError: there is no query, a value is NaN, or the lengths differ.
     """
     confidence, values = _check(confidence, values)
 
@@ -224,7 +187,7 @@ def abstention_nauc(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(gain == 0, np.nan, (np.trapezoid(curve, ABSTENTION_RATES, axis=1) - flat) / gain)
 
-    return _in_blocks(nauc, weights, len(values))
+    return in_blocks(nauc, weights, len(values))
 
 
 def _abstention_curve(confidence: ndarray, values: ndarray, weights: ndarray) -> Float64[ndarray, "samples rates"]:
@@ -247,10 +210,6 @@ def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " querie
     """Compute the jackknife pseudo-value of each query: n θ - (n - 1) θ without it (Tukey, 1958).
 
     Their mean is nearly the statistic, and they stand for its values by query in a paired test.
-
-    Args:
-        statistic: function of weights; see the module.
-        count: number of queries, at least 2.
     """
     whole = statistic(np.ones((1, count)))[0]
     return np.asarray(count * whole - (count - 1) * statistic(1 - np.eye(count)))
@@ -259,13 +218,7 @@ def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " querie
 def resampling_weights(counts: Sequence[int], samples: int, seed: int) -> Float64[ndarray, "samples queries"]:
     """Draw queries with replacement, as many as there are, from each data set on its own.
 
-    Args:
-        counts: number of queries of each data set, in the order of the queries.
-        samples: number of samples.
-        seed: seed of the drawing.
-
-    Returns:
-        How often each query was drawn.
+    `counts` are the queries of each data set, in the order of the queries. Return how often each query was drawn.
     """
     rng = np.random.default_rng(seed)
     return np.concatenate(
@@ -277,9 +230,6 @@ def bootstrap_interval(values: Float[ndarray, " samples"], confidence: float = 0
     """Return the interval of a statistic from its values on resampled queries (percentile bootstrap; Efron, 1979).
 
     Samples without a value, NaN, are left out.
-
-    Raises:
-        MetricInputError: the confidence is not between 0 and 1.
     """
     check_confidence(confidence)
     finite = values[np.isfinite(values)]
@@ -307,8 +257,8 @@ def _order(scores: ndarray) -> tuple[ndarray, ndarray]:
     return order, np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)
 
 
-def _in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
+def in_blocks(statistic: Statistic, weights: ndarray | None, count: int) -> Float64[ndarray, " samples"]:
     """Return the statistic of each row of weights, in blocks of bounded memory; of all queries without weights."""
     weights = np.ones((1, count)) if weights is None else weights
-    rows = max(1, _BLOCK // count)
+    rows = max(1, BLOCK // count)
     return np.concatenate([statistic(weights[start : start + rows]) for start in range(0, len(weights), rows)])

@@ -41,12 +41,6 @@ def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarra
     It is the test of the papers (Training dense retrievers with multiple positive passages, Table 2). If no query
     differs, t is 0 and p is 1. If all queries differ by the same amount, t is infinite and p is 0. A p-value falls with
     every further query, and an effect size does not: a large data set makes the smallest difference significant.
-
-    Args:
-        system, baseline: one value of each query, in the same order.
-
-    Raises:
-        MetricInputError: the values are not paired, not finite, or of fewer than two queries.
     """
     differences = paired_differences(system, baseline)
     degrees = len(differences) - 1
@@ -93,9 +87,6 @@ def difference_interval(
         mean(d) -+ t_{(1 + confidence) / 2, n - 1} s_d / sqrt(n)
 
     It excludes 0 exactly if the test has p < 1 - confidence.
-
-    Raises:
-        MetricInputError: as `paired_t_test`, or the confidence is not between 0 and 1.
     """
     check_confidence(confidence)
     differences = paired_differences(system, baseline)
@@ -108,9 +99,6 @@ def effect_size(system: Float64[ndarray, " queries"], baseline: Float64[ndarray,
     """Compute Cohen's (1988) effect size of paired values, d_z = mean(d) / s_d; positive if the system is better.
 
     It is infinite if all queries differ by the same amount.
-
-    Raises:
-        MetricInputError: the values are not paired, not finite, or of fewer than two queries.
     """
     return _ratio(paired_differences(system, baseline))
 
@@ -177,13 +165,7 @@ def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndar
 
     The probability of any false finding then stays at the level. Without a correction, a comparison over fourteen data
     sets finds something at 0.05 in every second case. Holm's method holds for any dependence between the tests, and
-    finds at least as much as Bonferroni's.
-
-    Returns:
-        Corrected p-values in the order of the tests, for comparison with the level.
-
-    Raises:
-        MetricInputError: a p-value is not within 0 and 1.
+    finds at least as much as Bonferroni's. They have the order of the tests.
     """
     values = np.asarray(p_values, np.float64)
     if not ((values >= 0) & (values <= 1)).all():

@@ -31,13 +31,7 @@ def open_split(
 ) -> RetrievalDataset:
     """Return a split of a task as a prepared data set with the split `SPLIT`.
 
-    Args:
-        corpus: MTEB's `datasets.Dataset` with `id`, `text` and sometimes `title`.
-        queries: MTEB's `datasets.Dataset` with `id` and `text`, or conversations, and sometimes `instruction`.
-        relevant: grades of documents by query.
-        task_metadata: metadata of the task.
-        name: name of the data set.
-        max_bad_rows: accepted share of bad rows of each file, 0 to 1.
+    `relevant` has the grades of documents by query.
 
     Raises:
         DataError: too many rows are bad, such as repeated ids.

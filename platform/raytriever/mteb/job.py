@@ -94,20 +94,13 @@ def run_mteb(
     fresh: bool,
     tracker: Callable[[], Tracker],
     log: Callable[[str], None],
-    workers: RetrievalBackend | None = None,
+    backend: RetrievalBackend | None = None,
     on_result: Callable[[str, str, Mapping[str, float]], None] | None = None,
 ) -> MtebResults:
     """Evaluate all models on all tasks, or continue. If the data of a task cannot be loaded or MTEB's code of a task
     fails, the others go on.
 
-    Args:
-        job: models and tasks.
-        output: folder of MTEB's cache.
-        fresh: remove earlier results of the models in it.
-        tracker: opens the run that keeps the results.
-        log: called with a line for each step of the work.
-        workers: functions that encode and search.
-        on_result: called with a model, a task and our figures as soon as they exist.
+    `fresh` removes earlier results of the models in the output. `on_result` gets our figures on each task.
 
     Raises:
         UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
@@ -119,7 +112,7 @@ def run_mteb(
     device = default_device()
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
     cache = ResultCache(cache_path=output)
-    runs = [_ModelRun(job, model, encoders, cache, workers or RetrievalBackend(), log) for model in job.models]
+    runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)
     results, tracked = MtebResults(), tracker()
@@ -166,7 +159,7 @@ class _ModelRun:
     model: EvaluatedModel
     encoders: Encoders
     cache: Any
-    workers: RetrievalBackend
+    backend: RetrievalBackend
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
@@ -251,7 +244,7 @@ class _ModelRun:
             task=task,
             measures=self.job.measures,
             folder=Path(),
-            workers=self.workers,
+            backend=self.backend,
             log=self.log,
         )
         searcher.folder = self.cache.get_task_result_path(task.metadata.name, searcher.mteb_model_meta).parent
@@ -269,11 +262,7 @@ class _ModelRun:
         return None if result is None or result.get_missing_evaluations(task) else result
 
     def _load(self, task: Any, is_retrieval: bool) -> None:
-        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it.
-
-        Raises:
-            DataError: the data cannot be downloaded or read.
-        """
+        """Load the data of a task, with the calibration split if thresholds are wanted and the data set has it."""
         splits, chosen_on = list(task.eval_splits), self.job.measures.calibration_split
         if is_retrieval and self.job.measures.aims and chosen_on not in splits:
             try:

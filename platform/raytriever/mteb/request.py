@@ -45,17 +45,7 @@ def build_mteb_job(
 ) -> MtebJob:
     """Build the request that settings describe, with hub models pinned to commits.
 
-    Args:
-        models: at least one model.
-        config: tasks or benchmark, metrics and the calibration split.
-        aims: wanted precisions and recalls, such as `precision=0.9`.
-        precision: `fp32` or `bf16`; None for fp32.
-        max_bad_rows: accepted share of bad rows, 0 to 1.
-
-    Raises:
-        ConfigError: MTEB is not installed, a task, a benchmark, a metric or an aim is unknown, a task needs images or
-            sounds, or a model is no encoder.
-        ModelError: see `evaluation.request.pin_models`.
+    The precision is fp32 if none is given.
     """
     require_mteb(SUITE)
     for model in models:
@@ -75,15 +65,7 @@ def build_mteb_job(
 
 
 def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
-    """Return tasks of MTEB.
-
-    Args:
-        names: names of tasks, separated by commas.
-        benchmark: name of a benchmark, such as `MTEB(eng, v2)`, if no tasks are named.
-
-    Raises:
-        ConfigError: neither or both are given, a name is unknown, or a task needs images or sounds.
-    """
+    """Return tasks of MTEB by their names, separated by commas, or those of a benchmark."""
     import mteb
 
     words = [word.strip() for word in (names or "").split(",") if word.strip()]

@@ -74,7 +74,7 @@ class TaskSearch(MtebEncoder):
         task: the task, with its data loaded where it is a retrieval task.
         measures: figures of ours.
         folder: MTEB's folder of the model's results.
-        workers: functions that encode and search.
+        backend: functions that encode and search.
         log: called with a line for each step of the work.
     """
 
@@ -84,7 +84,7 @@ class TaskSearch(MtebEncoder):
     task: Any
     measures: Measures
     folder: Path
-    workers: RetrievalBackend = field(default_factory=RetrievalBackend)
+    backend: RetrievalBackend = field(default_factory=RetrievalBackend)
     log: Callable[[str], None] = print
 
     def index(self, corpus: Any, **about: Any) -> None:
@@ -106,22 +106,8 @@ class TaskSearch(MtebEncoder):
     ) -> dict[str, dict[str, float]]:
         """Search the corpus, and write our figures; see MTEB's `SearchProtocol`.
 
-        Args:
-            queries: the queries, a `datasets.Dataset`.
-            task_metadata: metadata of the task.
-            hf_split: split of the task.
-            hf_subset: subset of the task.
-            top_k: number of results of each query.
-            encode_kwargs: settings of other encoders, which are not used.
-            top_ranked: candidates of each query, of which results are chosen; None for all documents.
-            num_proc: processes of MTEB's own encoders, which are not used.
-            kwargs: further arguments of later versions of MTEB.
-
-        Returns:
-            Scores by query and document.
-
-        Raises:
-            UserError: the data cannot be read or encoded.
+        `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
+        are not used. Return scores by query and document.
         """
         dataset = self._open(self._corpus, queries, self._splits(hf_subset)[hf_split]["relevant_docs"])
         ranked = RankedQueries.of(self._system(dataset), top_k, top_ranked)
@@ -168,7 +154,7 @@ class TaskSearch(MtebEncoder):
         prompts = self.retriever.prompts_of(*names_of_task(metadata.name), task_type=metadata.type)
         if str(prompts):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
-        return DenseSystem(dataset, self.config, self.retriever, self.workers, prompts)
+        return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
     def _measure(self, dataset: RetrievalDataset, ranked: RankedQueries, subset: str, split: str) -> None:
         label, model = self.label_of(subset, split), self.label or "model"

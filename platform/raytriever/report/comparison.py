@@ -23,10 +23,8 @@ from raytriever.evaluation.differences.significance import best_models, pair_row
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
-from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
+from raytriever.report.finished_runs import RUN_ID, Figures, FinishedRun, MlflowRuns, check_comparison, read_directory
 from raytriever.report.page import HtmlTable, Page, Picture, write_page
-from raytriever.report.queries import choose_queries
-from raytriever.report.request import RUN_ID
 from raytriever.report.seeds import ONE_SEED, seed_tables
 from raytriever.report.tables import result_tables
 
@@ -36,14 +34,9 @@ CURVES = {"loss": "Loss of every step", "dev_loss": "Loss on the dev split"}
 def compare_runs(runs: Sequence[str], output: Path) -> None:
     """Read finished runs and write one page that compares them.
 
-    Args:
-        runs: directories, run ids of MLflow, or filters of its search; see `report.request.check_comparison`.
-        output: path of the HTML file.
-
-    Raises:
-        ConfigError: one of them is not a finished run.
-        StorageError: a run is damaged, or the page cannot be written.
+    `runs` are directories, run ids of MLflow, or filters of its search.
     """
+    check_comparison(runs, output)
     write_comparison(output, _with_distinct_names(_read(runs)))
 
 
@@ -73,20 +66,12 @@ def _with_distinct_names(runs: Iterable[FinishedRun]) -> list[FinishedRun]:
 
 @activity("writing the page")
 def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
-    """Write the page that compares runs.
-
-    Args:
-        path: path of the HTML file.
-        runs: at least one run; their names differ.
-
-    Raises:
-        StorageError: the disk is full or not writable.
-    """
+    """Write the page that compares runs, whose names differ."""
     names = row_names(runs)
     labels, others = dataset_labels(runs)
     figures = _figures(runs, names, labels)
     baseline = names[0, "after" if runs[0].trained else next(iter(runs[0].figures))]
-    queries = _queries(runs, names, labels)
+    queries = _queries(runs, names, labels, baseline)
     values = _values(figures, queries)
     significance = significance_rows(values, [baseline])
     over_seeds = seed_tables(runs, names, queries)
@@ -105,16 +90,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
             if curves:
                 save_curves(Path(folder) / f"{name}.png", curves, name, styles_of(figures))
                 pictures.append(Picture(caption, Path(folder) / f"{name}.svg", "Curves"))
-        write_page(
-            path,
-            Page(
-                title="Comparison of runs",
-                about=about,
-                tables=tables,
-                pictures=pictures,
-                queries=_page_queries(queries, baseline),
-            ),
-        )
+        write_page(path, Page("Comparison of runs", about, tables, pictures, queries))
 
 
 def row_names(runs: Sequence[FinishedRun]) -> dict[tuple[int, str], str]:
@@ -181,7 +157,10 @@ def _figures(
 
 
 def _queries(
-    runs: Sequence[FinishedRun], names: Mapping[tuple[int, str], str], labels: Mapping[tuple[int, str], str]
+    runs: Sequence[FinishedRun],
+    names: Mapping[tuple[int, str], str],
+    labels: Mapping[tuple[int, str], str],
+    baseline: str,
 ) -> dict[str, dict[str, Any]]:
     """Merge the per-query values of all runs, by data set."""
     merged: dict[str, dict[str, Any]] = {}
@@ -197,6 +176,9 @@ def _queries(
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
                         "top": [values["top"][i] for i in order],
                     }
+    for whole in merged.values():
+        # The page compares with the first model by default.
+        whole["models"] = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
     return {label: whole for label, whole in merged.items() if whole["models"]}
 
 
@@ -205,19 +187,10 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
     values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
-            values[model][dataset] = {
+            values.setdefault(model, {})[dataset] = {
                 metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()
             }
     return {model: sets for model, sets in values.items() if sets}
-
-
-def _page_queries(queries: Mapping[str, Mapping[str, Any]], baseline: str) -> dict[str, dict[str, Any]]:
-    """Choose the queries of each data set. The baseline is the first model: the page compares with it by default."""
-    chosen = {}
-    for dataset, whole in queries.items():
-        models = dict(sorted(whole["models"].items(), key=lambda item: item[0] != baseline))
-        chosen[dataset] = choose_queries({**whole, "models": models})
-    return chosen
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:

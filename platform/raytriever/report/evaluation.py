@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from jaxtyping import Float32
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.differences.significance import read_best_rows
-from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.files import read_queries
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
+from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.queries import choose_queries
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
 from raytriever.report.tables import (
     Values,
@@ -33,37 +29,22 @@ from raytriever.report.tables import (
 )
 from raytriever.storage import disk_errors
 
-REPORT, FIGURES, PER_QUERY, SCORES = "report.html", "figures", "per_query", "scores"
+REPORT, FIGURES, SCORES = "report.html", "figures", "scores"
 # Types and shape of the arrays of scores.
 SCORES_KIND = (["float32", "float64"], (None,))
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
-
-
-@dataclass(frozen=True)
-class StoredPools:
-    """Pooled scores of one model on one data set, read from `scores/`."""
-
-    positive_scores: Float32[ndarray, " positives"]
-    negative_scores: Float32[ndarray, " negatives"]
 
 
 @activity("drawing the figures and the report")
 def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     """Write `figures/*` and `report.html` into an evaluation's directory.
 
-    Args:
-        folder: directory with `results.json`, and optionally `per_query/` and `scores/`.
-        title: heading of the page.
-
-    Raises:
-        StorageError: a file is missing, damaged or of another format, or the disk is full.
+    The directory has `results.json`, and optionally `per_query/` and `scores/`.
     """
     results = read_results(folder)
     models, significance = results["models"], results.get("significance", [])
     calibration, forms = results.get("calibration") or [], results.get("forms") or []
-    queries = read_queries(folder)
-    score_figures = [picture for name in datasets_of(models) for picture in score_pictures(folder, name, list(models))]
-    gain_figures = gain_pictures(folder / FIGURES, models, _baselines(models, significance))
+    datasets, figures = datasets_of(models), folder / FIGURES
     page = Page(
         title=title,
         about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
@@ -74,14 +55,22 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
             *form_tables(forms),
         ],
         pictures=[
-            *form_pictures(folder / FIGURES, forms),
-            *gain_figures,
-            *score_figures,
-            *threshold_pictures(folder / FIGURES, calibration, list(models)),
+            *(picture for name in datasets for picture in form_pictures(figures, name, _rows_of(forms, name))),
+            *gain_pictures(figures, models, _baselines(models, significance)),
+            *(picture for name in datasets for picture in score_pictures(folder, name, list(models))),
+            *(
+                picture
+                for name in datasets
+                for picture in threshold_pictures(figures, name, _rows_of(calibration, name), list(models))
+            ),
         ],
-        queries=queries,
+        queries=read_queries(folder),
     )
     write_page(folder / REPORT, page)
+
+
+def _rows_of(rows: Sequence[Mapping[str, Any]], dataset: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["dataset"] == dataset]
 
 
 def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> list[Picture]:
@@ -110,68 +99,51 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     }
     if not pools:
         return []
-    figures = folder / FIGURES
-    functions = {
-        f"roc.{dataset}": (save_roc, "ROC curves with 95 % bands"),
-        f"scores.{dataset}": (save_score_histograms, "Scores of positives and of the best non-positives"),
-        f"calibration.{dataset}": (save_calibration, "Share of relevant pairs by score"),
+    roc, scores, shares = (folder / FIGURES / f"{name}.{dataset}.png" for name in ("roc", "scores", "calibration"))
+    save_roc(roc, pools, f"ROC curves, {dataset}", styles_of(models))
+    save_score_histograms(scores, pools)
+    save_calibration(shares, pools)
+    captions = {
+        roc: "ROC curves with 95 % bands",
+        scores: "Scores of positives and of the best non-positives",
+        shares: "Share of relevant pairs by score",
     }
-    pictures = []
-    for name, (draw, caption) in functions.items():
-        path = figures / f"{name}.png"
-        if draw is save_roc:
-            save_roc(path, pools, f"ROC curves, {dataset}", styles_of(models))
-        else:
-            draw(path, pools)
-        pictures.append(Picture(f"{caption}, {dataset}", figures / f"{name}.svg", dataset))
-    return pictures
+    return [Picture(f"{caption}, {dataset}", path.with_suffix(".svg"), dataset) for path, caption in captions.items()]
 
 
-def threshold_pictures(figures: Path, rows: Sequence[Mapping[str, Any]], models: Sequence[str]) -> list[Picture]:
-    """Draw the target value and the checked value of each threshold, one figure per data set."""
-    pictures = []
-    for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
-        own = [row for row in rows if row["dataset"] == dataset and row["checked"] is not None]
-        if own:
-            path = figures / f"thresholds.{dataset}.png"
-            save_thresholds(path, own, styles_of(models))
-            pictures.append(Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset))
-    return pictures
+def threshold_pictures(
+    figures: Path, dataset: str, rows: Sequence[Mapping[str, Any]], models: Sequence[str]
+) -> list[Picture]:
+    """Draw the target value and the checked value of each threshold of one data set."""
+    checked = [row for row in rows if row["checked"] is not None]
+    if not checked:
+        return []
+    path = figures / f"thresholds.{dataset}.png"
+    save_thresholds(path, checked, styles_of(models))
+    return [Picture(f"Thresholds, wanted and checked, {dataset}", path.with_suffix(".svg"), dataset)]
 
 
-def form_pictures(figures: Path, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Draw the first metric of the stored forms by their bytes, one figure per data set."""
-    pictures = []
-    for dataset in dict.fromkeys(str(row["dataset"]) for row in rows):
-        own = [row for row in rows if row["dataset"] == dataset]
-        metric = next(iter(own[0]["metrics"]))
-        curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        for row in own:
-            if (value := row["metrics"].get(metric)) is not None:
-                curves.setdefault(row["model"], {}).setdefault(row["dtype"], []).append((row["bytes"], value))
-        if curves:
-            path = figures / f"forms.{dataset}.png"
-            save_sizes(path, curves, metric_title(metric))
-            caption = f"{metric_title(metric)} of stored forms by bytes of a document, {dataset}"
-            pictures.append(Picture(caption, path.with_suffix(".svg"), "Stored forms"))
-    return pictures
+def form_pictures(figures: Path, dataset: str, rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Draw the first metric of the stored forms of one data set by their bytes."""
+    metric = next((name for row in rows for name in row["metrics"]), "")
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in rows:
+        if (value := row["metrics"].get(metric)) is not None:
+            curves.setdefault(row["model"], {}).setdefault(row["dtype"], []).append((row["bytes"], value))
+    if not curves:
+        return []
+    path = figures / f"forms.{dataset}.png"
+    save_sizes(path, curves, metric_title(metric))
+    caption = f"{metric_title(metric)} of stored forms by bytes of a document, {dataset}"
+    return [Picture(caption, path.with_suffix(".svg"), "Stored forms")]
 
 
-def read_queries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the queries that a page shows, by data set.
-
-    Raises:
-        StorageError: a file is damaged or of another format.
-    """
-    return {path.stem: choose_queries(read_per_query(path)) for path in sorted((folder / PER_QUERY).glob("*.json"))}
-
-
-def _read_pools(path: Path) -> StoredPools | None:
+def _read_pools(path: Path) -> ScoredPools | None:
     if not path.is_file():
         return None
     with disk_errors(path, reading=True):
         arrays = read_arrays(path, dict.fromkeys(("positives", "negatives"), SCORES_KIND), "evaluate again")
-    return StoredPools(arrays["positives"], arrays["negatives"])
+    return ScoredPools(arrays["positives"], arrays["negatives"])
 
 
 def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:

@@ -48,11 +48,7 @@ Styles = Mapping[str, Line]
 
 @contextmanager
 def picture(path: Path, width: float = WIDTH, height: float = HEIGHT) -> Iterator[Figure]:
-    """Yield an empty figure of `width` by `height` inches, then write it to `path` as PNG, and next to it as SVG.
-
-    Raises:
-        StorageError: the disk is full or not writable.
-    """
+    """Yield an empty figure of `width` by `height` inches, then write it to `path` as PNG, and next to it as SVG."""
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # The font of matplotlib lacks some scripts. The PNG then shows boxes, the SVG keeps the text.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
@@ -104,14 +100,8 @@ def save_gains(
 ) -> None:
     """Draw the difference of each model from the baseline in one metric, as one bar per data set and model.
 
-    The figure follows Figure 4 of *Optimizing What Matters*, with horizontal bars: many data sets stay readable.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        gains: by model and data set, in units of the metric; a data set without a value has no bar.
-        metric: name of the metric.
-        baseline: name of the baseline.
-        styles: of the models, from `styles_of`.
+    The figure follows Figure 4 of *Optimizing What Matters*, with horizontal bars: many data sets stay readable. A data
+    set without a value has no bar. Styles are those of `styles_of`.
     """
     styles = styles or styles_of(gains)
     datasets = list(dict.fromkeys(name for model_gains in gains.values() for name in model_gains))
@@ -155,10 +145,7 @@ def save_curves(path: Path, curves: Mapping[str, Curve], value: str, styles: Sty
 def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Styles) -> None:
     """Draw each threshold: its target value as a line, and the value on the check split with its interval.
 
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        rows: rows of `evaluation.pooled_scores.calibration_rows` for one data set; each has a checked value.
-        styles: of the models, from `styles_of`.
+    The rows of `calibration_rows` are of one data set, and each has a checked value.
     """
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     aims = list(dict.fromkeys((str(row["aim"]), row["wanted"]) for row in rows))
@@ -196,13 +183,7 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Style
 
 
 def save_sizes(path: Path, curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], value: str) -> None:
-    """Draw a metric by the bytes of a document: a curve per model and type, a point per number of components.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        curves: bytes and values by type of the components, by model.
-        value: name of the metric.
-    """
+    """Draw a metric by the bytes of a document: a curve per model and type, a point per number of components."""
     with picture(path, WIDTH, HEIGHT + 0.2) as figure:
         axes = figure.add_subplot()
         styles = lines()
@@ -226,13 +207,8 @@ Points = Sequence[tuple[float, float, float]]
 def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: str, value: str) -> None:
     """Draw means and standard deviations over seeds: one curve per name, panels side by side with a shared y axis.
 
-    The values of the setting have equal distances: on a linear axis 0, 0.001 and 0.1 would overlap.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        panels: curves by name, by title of their panel; a title may be empty.
-        across: name of the varied setting.
-        value: name of the drawn value.
+    The values of the setting have equal distances: on a linear axis 0, 0.001 and 0.1 would overlap. A panel without a
+    title has an empty one. `across` is the varied setting, and `value` the drawn value.
     """
     width = WIDTH if len(panels) == 1 else PANEL * len(panels)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))

@@ -7,8 +7,9 @@ by filter.
 from __future__ import annotations
 
 import os
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +17,16 @@ from tempfile import TemporaryDirectory
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.report.evaluation import PER_QUERY
-from raytriever.storage import disk_errors
+from raytriever.storage import check_writable, disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
 from raytriever.tracking.steps import STEPS, read_curves
 
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 METRICS, CONFIG = "metrics.json", "config.yaml"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
@@ -60,17 +62,21 @@ class FinishedRun:
     trained: bool = False
 
 
+def check_comparison(runs: Sequence[str], output: Path) -> None:
+    """Check that each argument names a directory, a run of MLflow or a filter, and that the page can be written."""
+    for word in runs:
+        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
+            )
+    if output.is_dir():
+        raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
+    check_writable(output.parent)
+
+
 def read_directory(folder: Path, name: str) -> FinishedRun:
-    """Read the finished run of a directory.
-
-    Args:
-        folder: directory of a training run or an evaluation.
-        name: name of the run on the page.
-
-    Raises:
-        ConfigError: the directory has no finished run.
-        StorageError: a file is damaged or of an older format.
-    """
+    """Read the finished run of a directory."""
     if (folder / RESULTS).is_file():
         return _evaluation(folder, name)
     if (folder / METRICS).is_file():
@@ -91,9 +97,7 @@ class _Trained(TypedDict):
 def _training(folder: Path, name: str) -> FinishedRun:
     path = folder / METRICS
     with disk_errors(path, reading=True):
-        content = read_json(
-            path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes"
-        )
+        content = read_json(path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes")
     dataset = content["dataset"]
     systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
@@ -104,7 +108,7 @@ def _training(folder: Path, name: str) -> FinishedRun:
         splits=splits,
         settings=_settings(folder / CONFIG),
         curves=_curves(folder),
-        queries=_read_queries(folder),
+        queries=read_queries(folder),
         trained=True,
     )
 
@@ -116,7 +120,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
     settings = flatten({key: value for key, value in (results.get("asked") or {}).items() if value is not None})
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
-    return FinishedRun(name, figures, splits, settings, queries=_read_queries(folder))
+    return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -148,11 +152,6 @@ def _stage_number(file: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else 0, file.parent.name)
 
 
-def _read_queries(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of `per_query/`, by data set; raise `StorageError` if a file is damaged."""
-    return {path.stem: dict(read_per_query(path)) for path in sorted((folder / "per_query").glob("*.json"))}
-
-
 class MlflowRuns:
     """Runs of the tracking server or database of `tracking_uri`.
 
@@ -175,20 +174,12 @@ class MlflowRuns:
             self._client = MlflowClient(tracking_uri=self._uri)
 
     def by_id(self, run_id: str) -> FinishedRun:
-        """Return the run of an id.
-
-        Raises:
-            ConfigError: there is no run of this id, or it has no metrics.
-        """
+        """Return the run of an id."""
         with self._mlflow_errors(f"does not know the run {run_id!r}"):
             return self._read(self._client.get_run(run_id))
 
     def by_filter(self, query: str) -> list[FinishedRun]:
-        """Return the newest runs with metrics that match a filter, the oldest first. MLflow's UI has the same filters.
-
-        Raises:
-            ConfigError: the filter is invalid or matches no run.
-        """
+        """Return the newest runs with metrics that match a filter of MLflow's search, the oldest first."""
         with self._mlflow_errors(f"does not understand {query!r}"):
             experiment = self._client.get_experiment_by_name(experiment_name())
             experiments = [experiment.experiment_id] if experiment else []
@@ -225,14 +216,14 @@ class MlflowRuns:
             trained="after" in figures,
         )
 
-    def _queries(self, run_id: str) -> dict[str, dict[str, Any]]:
+    def _queries(self, run_id: str) -> Mapping[str, Mapping[str, Any]]:
         """Read the results per query from a run's artifacts; empty if the run has none."""
         with self._mlflow_errors("cannot download the artifacts of a run"):
             if not any(one.path == PER_QUERY for one in self._client.list_artifacts(run_id)):
                 return {}
             with TemporaryDirectory() as folder:
                 self._client.download_artifacts(run_id, PER_QUERY, folder)
-                return _read_queries(Path(folder))
+                return read_queries(Path(folder))
 
     @contextmanager
     def _mlflow_errors(self, problem: str) -> Iterator[None]:

@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from raytriever.report.queries import choose_queries
 from raytriever.storage import write_atomically
 
 WIDE = 20  # characters of a cell that takes two lines
@@ -72,7 +73,7 @@ class Page:
         about: paragraphs below the heading.
         tables: tables; the tables of one group follow each other.
         pictures: figures; the figures of one heading follow each other.
-        queries: queries by data set, from `report.queries.choose_queries`.
+        queries: content of `per_query/` by data set, of which the page shows some; see `report.queries`.
         settings: settings of the run, as text.
     """
 
@@ -85,11 +86,7 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write the page as one HTML file.
-
-    Raises:
-        StorageError: the disk is full or not writable.
-    """
+    """Write the page as one HTML file."""
     style, script = _read_template("page.css"), _read_template("page.js")
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
@@ -103,7 +100,8 @@ def write_page(path: Path, page: Page) -> None:
     }
     sections = {name: html for name, html in parts.items() if html}
     # The JSON has no `<`, so that no text of a query can close the script element.
-    content = json.dumps({"queries": page.queries}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    queries = {dataset: choose_queries(content) for dataset, content in page.queries.items()}
+    content = json.dumps({"queries": queries}, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     values = {
         "title": escape(page.title),
         "policy": policy,

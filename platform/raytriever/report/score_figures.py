@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
-from matplotlib.figure import Figure
 from numpy import ndarray
 
 from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.curves import ScoreHistograms, roc_curve, score_histograms
+from raytriever.metrics.curves import roc_curve
 from raytriever.metrics.proportions import wilson
+from raytriever.metrics.top_answers import ScoredPools
 from raytriever.report.figures import COLOURS, WIDTH, Styles, label, picture, styles_of
 
 ROC_POINTS = 150
@@ -23,36 +23,19 @@ PANEL = 1.7  # inches of height
 NEGATIVE, POSITIVE = COLOURS[5], COLOURS[0]
 
 
-class Pools(Protocol):
-    """Pooled scores of one system: an `Evaluation`, or the scores stored by one."""
-
-    @property
-    def positive_scores(self) -> Float[ndarray, " positives"]:
-        """Scores of all positives of all queries."""
-
-    @property
-    def negative_scores(self) -> Float[ndarray, " negatives"]:
-        """Scores of the highest-scoring non-positives of each query."""
-
-
-def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "", styles: Styles | None = None) -> None:
+def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", styles: Styles | None = None) -> None:
     """Draw the share of positives against the share of negatives above every threshold, one curve per system.
 
-    Each curve has a simultaneous 95 % band: it contains the whole curve.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        systems: pools by name; a system with an empty pool has no curve.
-        title: title of the figure.
-        styles: of the systems, from `styles_of`.
+    Each curve has a simultaneous 95 % band: it contains the whole curve. A system with an empty pool has no curve.
+    Styles are those of `styles_of`.
     """
     styles = styles or styles_of(systems)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
         for name, pools in _without_empty_pools(systems).items():
             colour, dash = styles[name]
-            curve = roc_curve(pools.positive_scores, pools.negative_scores, ROC_POINTS)
-            area = pooled_auc(pools.positive_scores, pools.negative_scores)
+            curve = roc_curve(pools.positives, pools.negatives, ROC_POINTS)
+            area = pooled_auc(pools.positives, pools.negatives)
             axes.plot(
                 curve.false_positive_rate,
                 curve.true_positive_rate,
@@ -74,58 +57,71 @@ def save_roc(path: Path, systems: Mapping[str, Pools], title: str = "", styles: 
             axes.legend(loc="lower right", title="AUC")
 
 
-def save_score_histograms(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title: str = "") -> None:
     """Draw histograms of the scores of positives and of the best non-positives, one panel per system."""
-    filled = _without_empty_pools(systems)
-    with picture(path, WIDTH, 0.9 + PANEL * max(1, len(filled))) as figure:
-        for row, (name, pools) in enumerate(filled.items()):
-            axes = figure.add_subplot(len(filled), 1, row + 1)
-            histograms = score_histograms(pools.positive_scores, pools.negative_scores, BINS)
+    with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
+        for axes, pools in panels:
+            edges, positives, negatives = _histograms(pools)
             for text, counts, colour in (
-                ("best non-positives", histograms.negatives, NEGATIVE),
-                ("positives", histograms.positives, POSITIVE),
+                ("best non-positives", negatives, NEGATIVE),
+                ("positives", positives, POSITIVE),
             ):
-                density = counts / max(1, counts.sum()) / np.diff(histograms.edges)
-                axes.stairs(density, histograms.edges, fill=True, color=colour, alpha=0.35, label=text)
-                axes.stairs(density, histograms.edges, color=colour, linewidth=1.2)
-            axes.set_title(label(name, 48), loc="left")
+                density = counts / max(1, counts.sum()) / np.diff(edges)
+                axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
+                axes.stairs(density, edges, color=colour, linewidth=1.2)
             axes.set_ylabel("density")
-        if filled:
-            figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-        _finish(figure, title or "Scores of positives and of the best non-positives", "score")
+        if panels:
+            first = panels[0][0]
+            first.figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
-def save_calibration(path: Path, systems: Mapping[str, Pools], title: str = "") -> None:
+def save_calibration(path: Path, systems: Mapping[str, ScoredPools]) -> None:
     """Draw the share of relevant pairs at each score, with Wilson's 95 % bounds, one panel per system.
 
     If a score means the same for all queries, the share rises steeply from 0 to 1: a threshold there separates
     relevant documents from others. Bins have equal width. Bins with fewer than five scores are not drawn.
     """
-    filled = _without_empty_pools(systems)
-    with picture(path, WIDTH, 0.6 + PANEL * max(1, len(filled))) as figure:
-        for row, (name, pools) in enumerate(filled.items()):
-            axes = figure.add_subplot(len(filled), 1, row + 1)
-            middles, shares, low, high = _shares(score_histograms(pools.positive_scores, pools.negative_scores, BINS))
+    with _panels(path, systems, "Share of relevant pairs by score", 0.6) as panels:
+        for axes, pools in panels:
+            middles, shares, low, high = _shares(pools)
             axes.plot(middles, shares, color=POSITIVE, marker="o", markersize=3)
             axes.fill_between(middles, low, high, color=POSITIVE, alpha=0.2, linewidth=0)
-            axes.set_title(label(name, 48), loc="left")
             axes.set(ylabel="share relevant", ylim=(-0.02, 1.02))
-        _finish(figure, title or "Share of relevant pairs by score", "score")
 
 
-def _shares(histograms: ScoreHistograms) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-    whole = histograms.positives + histograms.negatives
+@contextmanager
+def _panels(
+    path: Path, systems: Mapping[str, ScoredPools], title: str, margin: float
+) -> Iterator[list[tuple[Any, ScoredPools]]]:
+    """Yield a panel for each system with scores, below each other over one axis of scores."""
+    filled = _without_empty_pools(systems)
+    with picture(path, WIDTH, margin + PANEL * max(1, len(filled))) as figure:
+        panels = [(figure.add_subplot(len(filled), 1, row + 1), name) for row, name in enumerate(filled)]
+        yield [(axes, filled[name]) for axes, name in panels]
+        for axes, name in panels:
+            axes.set_title(label(name, 48), loc="left")
+        figure.suptitle(title, fontsize=11)
+        if panels:
+            panels[-1][0].set_xlabel("score")
+
+
+def _histograms(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray]:
+    """Return edges of bins of equal width over all finite scores, and the counts of both pools."""
+    positives, negatives = (pool[np.isfinite(pool)] for pool in (pools.positives, pools.negatives))
+    scores = np.concatenate([positives, negatives]).astype(np.float64)
+    edges = np.histogram_bin_edges(scores, BINS)
+    return edges, np.histogram(positives, edges)[0], np.histogram(negatives, edges)[0]
+
+
+def _shares(pools: ScoredPools) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+    """Return the middle of each bin with enough scores, its share of relevant pairs, and the bounds of the share."""
+    edges, positives, negatives = _histograms(pools)
+    whole = positives + negatives
     bins = np.flatnonzero(whole >= MIN_SCORES)
-    bounds = np.array([wilson(int(histograms.positives[bin]), int(whole[bin])) for bin in bins]).reshape(-1, 2)
-    middles = (histograms.edges[:-1] + histograms.edges[1:]) / 2
-    return middles[bins], histograms.positives[bins] / whole[bins], bounds[:, 0], bounds[:, 1]
+    bounds = np.array([wilson(int(positives[bin]), int(whole[bin])) for bin in bins]).reshape(-1, 2)
+    middles = (edges[:-1] + edges[1:]) / 2
+    return middles[bins], positives[bins] / whole[bins], bounds[:, 0], bounds[:, 1]
 
 
-def _without_empty_pools(systems: Mapping[str, Pools]) -> dict[str, Pools]:
-    return {name: pools for name, pools in systems.items() if len(pools.positive_scores) and len(pools.negative_scores)}
-
-
-def _finish(figure: Figure, title: str, x_label: str) -> None:
-    figure.suptitle(title, fontsize=11)
-    if figure.axes:
-        figure.axes[-1].set_xlabel(x_label)
+def _without_empty_pools(systems: Mapping[str, ScoredPools]) -> dict[str, ScoredPools]:
+    return {name: pools for name, pools in systems.items() if len(pools.positives) and len(pools.negatives)}

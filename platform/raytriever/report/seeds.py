@@ -33,10 +33,7 @@ def seed_tables(
 ) -> list[HtmlTable]:
     """Return a table that compares settings over queries and seeds; none if no setting has runs of two seeds.
 
-    Args:
-        runs: runs of the comparison.
-        names: row names by the index of the run and the name of the model in its run, see `comparison.row_names`.
-        queries: values per query by data set and row name.
+    `names` are those of `comparison.row_names`.
     """
     trained = {label: [names[index, "after"] for index in own] for label, own in _settings(runs).items()}
     if all(len(own) < 2 for own in trained.values()):

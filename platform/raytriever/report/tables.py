@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.pooled_scores import (
-    SHARES,
+    SHARE_TITLES,
     aim_text,
     calibration_error_text,
     calibration_notes,
@@ -18,6 +18,7 @@ from raytriever.evaluation.pooled_scores import (
     chosen_value,
     share_of,
     share_text,
+    threshold_text,
 )
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
@@ -26,6 +27,8 @@ from raytriever.report.page import Cell, HtmlTable
 
 Values = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by model, data set and metric
 Rows = Sequence[Mapping[str, Any]]
+# Cells of a row by the titles of their columns.
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str | Cell]]
 
 
 def metrics_of(models: Values) -> list[str]:
@@ -43,74 +46,56 @@ def result_tables(
 ) -> list[HtmlTable]:
     """Return one table per metric (models by data sets, with the mean), one of all metrics and one of all tests.
 
-    For one data set the table of all metrics is enough: the tables per metric are left out.
-
-    Args:
-        models: values by model, data set and metric.
-        significance: rows of `significance_rows`.
-        best: models in bold; None if they are unknown.
-        pairs: Rows of `pair_rows`, which are shown instead of the tests against the baselines.
+    For one data set the table of all metrics is enough: the tables per metric are left out. All pairs are shown instead
+    of the tests against the baselines.
     """
     bold = best or {}
     tables = []
     if len(datasets_of(models)) > 1:
         tables = [_metric_table(models, metric, significance, bold) for metric in metrics_of(models)]
     tables.append(_whole_table(models, significance, bold))
-    if pairs or significance:
-        tables.append(_tests(pairs or significance, bool(pairs)))
-    return tables
+    return tables + _tests(pairs or significance, bool(pairs))
+
+
+def table_of(title: str, rows: Rows, columns: Columns, note: str) -> list[HtmlTable]:
+    """Return a table whose columns are functions of a row, by their titles; no table if there are no rows."""
+    if not rows:
+        return []
+    return [HtmlTable(title, list(columns), [[cell(row) for cell in columns.values()] for row in rows], note)]
 
 
 def auc_table(rows: Rows) -> list[HtmlTable]:
-    """Return a table of the pooled AUC with its interval; no table if there are no rows.
-
-    Args:
-        rows: rows of `evaluation.pooled_scores.auc_rows`.
-    """
-    if not rows:
-        return []
-    cells: list[list[str | Cell]] = [
-        [
-            str(row["dataset"]),
-            str(row["model"]),
-            *(figure_cell(row[name]) for name in ("auc", "low", "high")),
-            Cell(f"{row['misordered_queries']:,}", float(row["misordered_queries"])),
-            str(row["note"] or ""),
-        ]
-        for row in rows
-    ]
+    """Return a table of the pooled AUC with its interval, from rows of `evaluation.pooled_scores.auc_rows`."""
+    columns: Columns = {
+        "data set": lambda row: str(row["dataset"]),
+        "model": lambda row: str(row["model"]),
+        "AUC": lambda row: figure_cell(row["auc"]),
+        "from": lambda row: figure_cell(row["low"]),
+        "to": lambda row: figure_cell(row["high"]),
+        "misordered queries": lambda row: Cell(f"{row['misordered_queries']:,}", float(row["misordered_queries"])),
+        "note": lambda row: str(row["note"] or ""),
+    }
     note = "95 % intervals of the AUC over the pairs of all queries. The scores of one query are one cluster."
-    columns = ["data set", "model", "AUC", "from", "to", "misordered queries", "note"]
-    return [HtmlTable("AUC", columns, cells, note)]
+    return table_of("AUC", rows, columns, note)
 
 
 def threshold_table(rows: Rows) -> list[HtmlTable]:
-    """Return a table of thresholds chosen on one split and checked on another; no table if there are no rows.
-
-    Args:
-        rows: rows of `evaluation.pooled_scores.calibration_rows`.
-    """
-    if not rows:
-        return []
+    """Return a table of thresholds chosen on one split and checked on another, from rows of `calibration_rows`."""
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
-    columns = ["data set", "model", "wanted", "threshold", f"on {on}", "queries answered", "top answer relevant"]
-    columns += ["precision of pairs", "recall of pairs", "pairs above", "calibration error"]
-    cells: list[list[str | Cell]] = []
-    for row in rows:
-        reached = bool(row["reached"])
-        above = row.get("pairs_above")
-        cells.append(
-            [
-                str(row["dataset"]),
-                str(row["model"]),
-                aim_text(str(row["aim"]), row["wanted"]),
-                Cell(f"{row['threshold']:.6g}", float(row["threshold"])) if reached else Cell("out of reach"),
-                Cell(chosen_text(row, 4), chosen_value(row)),
-                *(Cell(share_text(row, name), share_of(row, name)[0]) for name in SHARES),
-                Cell("–") if above is None else Cell(f"{above:,}", float(above)),
-                Cell(calibration_error_text(row), row["calibration_error"]),
-            ]
-        )
+
+    def share(name: str) -> Callable[[Mapping[str, Any]], Cell]:
+        return lambda row: Cell(share_text(row, name), share_of(row, name)[0])
+
+    columns: Columns = {
+        "data set": lambda row: str(row["dataset"]),
+        "model": lambda row: str(row["model"]),
+        "wanted": lambda row: aim_text(str(row["aim"]), row["wanted"]),
+        "threshold": lambda row: Cell(threshold_text(row), row["threshold"] if row["reached"] else None),
+        f"on {on}": lambda row: Cell(chosen_text(row, 4), chosen_value(row)),
+        **{title: share(name) for name, title in SHARE_TITLES.items()},
+        "pairs above": lambda row: _count_cell(row.get("pairs_above")),
+        "calibration error": lambda row: Cell(calibration_error_text(row), row["calibration_error"]),
+    }
     note = (
         f"A pair counts as relevant if its score is at or above the threshold. Each threshold was chosen on {on} for "
         "the wanted value and checked on the judged split. Queries answered: queries with a document at or above the "
@@ -119,24 +104,21 @@ def threshold_table(rows: Rows) -> list[HtmlTable]:
         f"Calibration error: the share of relevant pairs by score on {on}, used as a probability, against the judged "
         "split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
     )
-    note = " ".join([note, *calibration_notes(rows)])
-    return [HtmlTable("Thresholds", columns, cells, note)]
+    return table_of("Thresholds", rows, columns, " ".join([note, *calibration_notes(rows)]))
 
 
 def form_tables(rows: Rows) -> list[HtmlTable]:
-    """Return a table of stored forms, with quality and threshold against bytes; no table if there are no rows.
-
-    Args:
-        rows: rows of `evaluation.quantised.form_rows`.
-    """
-    if not rows:
-        return []
+    """Return a table of stored forms, with quality and threshold against bytes, from rows of `form_rows`."""
     cells = [form_cells(row) for row in rows]
     texts: list[list[str | Cell]] = [
         [text if number < 2 else Cell(text, _number(text)) for number, text in enumerate(line.values())]
         for line in cells
     ]
-    return [HtmlTable("Stored forms", list(cells[0]), texts, form_note(rows))]
+    return [HtmlTable("Stored forms", list(cells[0]), texts, form_note(rows))] if rows else []
+
+
+def _count_cell(count: int | None) -> Cell:
+    return Cell("–") if count is None else Cell(f"{count:,}", float(count))
 
 
 def _number(text: str) -> float | None:
@@ -188,31 +170,27 @@ def _cells(values: Mapping[str, float | None], best: Sequence[str]) -> dict[str,
     return {name: replace(figure_cell(value), best=name in best[:1]) for name, value in values.items()}
 
 
-def _tests(rows: Rows, all_pairs: bool) -> HtmlTable:
+def _tests(rows: Rows, all_pairs: bool) -> list[HtmlTable]:
     """Return the table of tests. The outcome comes first: a narrow screen shows the first columns only."""
-    columns = ["data set", "metric", "model", "against", "significant", "difference", "from", "to", "p", "effect"]
-    cells: list[list[str | Cell]] = [
-        [
-            str(row["dataset"]),
-            metric_title(str(row["metric"])),
-            str(row["model"]),
-            str(row["against"]),
-            significance_cell(row["p_holm"], str(row.get("mark") or "")),
-            *(figure_cell(row.get(name), signed=True) for name in ("difference", "low", "high")),
-            probability_cell(row["p"]),
-            figure_cell(row["effect"], signed=True),
-        ]
-        for row in rows
-    ]
+    columns: Columns = {
+        "data set": lambda row: str(row["dataset"]),
+        "metric": lambda row: metric_title(str(row["metric"])),
+        "model": lambda row: str(row["model"]),
+        "against": lambda row: str(row["against"]),
+        "significant": lambda row: significance_cell(row["p_holm"], str(row.get("mark") or "")),
+        "difference": lambda row: figure_cell(row.get("difference"), signed=True),
+        "from": lambda row: figure_cell(row.get("low"), signed=True),
+        "to": lambda row: figure_cell(row.get("high"), signed=True),
+        "p": lambda row: probability_cell(row["p"]),
+        "effect": lambda row: figure_cell(row["effect"], signed=True),
+    }
     over = "the pairs and data sets of a metric" if all_pairs else "the data sets"
     note = (
-        f"Significant: p, after Holm's correction over {over}, is below {LEVEL}. From and to: the 95 % interval of the "
-        "difference. It and the last p are without the correction. Effect: the mean of the differences, divided by "
-        "their standard deviation."
+        f"{_highest(rows) if all_pairs else ''}Significant: p, after Holm's correction over {over}, is below {LEVEL}. "
+        "From and to: the 95 % interval of the difference. It and the last p are without the correction. Effect: the "
+        "mean of the differences, divided by their standard deviation."
     )
-    if all_pairs:
-        note = f"{_highest(rows)}{note}"
-    return HtmlTable("Significance", columns, cells, note)
+    return table_of("Significance", rows, columns, note)
 
 
 def significance_cell(p: float | None, mark: str = "") -> Cell:

@@ -13,11 +13,10 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import best_models, pair_rows, significance_rows, testable_values
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.files import per_query_content, write_run
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.files import PER_QUERY, per_query_content, read_queries, write_run
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, pool_scores
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
-from raytriever.report.evaluation import PER_QUERY, read_queries
 from raytriever.report.figures import save_curves
 from raytriever.report.page import Page, Picture, write_page
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
@@ -60,7 +59,7 @@ def write_training_report(
     dataset = judged.dataset
     for name, evaluation in evaluations.items():
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
-    dense = {name: evaluations[name] for name in ("before", "after")}
+    dense = {name: pool_scores([evaluations[name]]) for name in ("before", "after")}
     figures = folder / "figures"
     save_roc(figures / "roc.png", dense)
     save_score_histograms(figures / "scores.png", dense)

@@ -21,6 +21,7 @@ from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.metrics.calibration import best_f1_threshold, choose_threshold
+from raytriever.metrics.top_answers import ScoredPools
 
 _SPLIT, _NDCG = "dev", "ndcg_at_10"
 
@@ -115,7 +116,7 @@ class PooledAUCEvaluator(BaseEvaluator):
         if self.precision is None:
             threshold, precision, recall = best_f1_threshold(*pools)
         else:
-            chosen = choose_threshold(*pools, "precision", self.precision)
+            chosen = choose_threshold(ScoredPools(*pools), "precision", self.precision)
             threshold, precision, recall = chosen.score, chosen.precision, chosen.recall
         metrics = {
             AUC: result.metrics[AUC],

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_curve as sklearn_curve
 
 from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.curves import roc_curve, score_histograms
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.curves import roc_curve
 
 
 @settings(deadline=None, max_examples=30)
@@ -54,19 +53,3 @@ def test_the_band_holds_the_whole_true_curve_as_often_as_it_says() -> None:
         truth = 1 - (1 - result.false_positive_rate) ** 2
         held += bool(((result.low <= truth) & (truth <= result.high)).all())
     assert 0.8 <= held / 200 < 1
-
-
-def test_histograms_count_every_finite_score_once() -> None:
-    up, down = np.array([0.0, 1.0, 2.0, np.inf]), np.array([-2.0, 0.0, 0.0, -np.inf, np.inf], np.float32)
-    result = score_histograms(up, down, 4)
-    assert result.edges.tolist() == [-2, -1, 0, 1, 2]
-    assert result.positives.tolist() == [0, 0, 1, 2]
-    assert result.negatives.tolist() == [1, 0, 2, 0]
-    assert result.infinite == (1, 2)
-
-
-def test_one_score_alone_has_a_histogram() -> None:
-    result = score_histograms(np.array([3.0]), np.array([]), 2)
-    assert result.positives.sum() == 1
-    with pytest.raises(MetricInputError, match="no finite score"):
-        score_histograms(np.array([np.inf]), np.array([]))

@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.metrics.calibration import achieve, calibrate
+from raytriever.metrics.calibration import FEWEST_ANSWERED, achieve, calibrate, choose_threshold
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.top_answers import (
-    FEWEST_ANSWERED,
-    ScoredPools,
-    TopAnswers,
-    choose_top_threshold,
-    ranked_pairs,
-    top_answers,
-)
+from raytriever.metrics.top_answers import ScoredPools, ranked_pairs, top_answers
 
 
 def pools_of(rng: np.random.Generator, queries: int) -> ScoredPools:
@@ -47,8 +40,8 @@ def test_pairs_at_ranks_by_their_definition() -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(("aim", "wanted"), [("top_precision", 0.7), ("answered", 0.6), ("f1", None)])
 def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | None) -> None:
-    answers = top_answers(pools_of(np.random.default_rng(seed), 80))
-    best = choose_top_threshold(answers, aim, wanted)
+    pools = pools_of(np.random.default_rng(seed), 80)
+    answers, best = top_answers(pools), choose_threshold(pools, aim, wanted)
     values = {}
     for score in sorted(set(answers.scores.tolist())):
         shown = int((answers.scores >= score).sum())
@@ -63,15 +56,20 @@ def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | Non
 
 
 def test_a_precision_of_few_answers_is_out_of_reach() -> None:
+    def first_right(scores: np.ndarray, right: int) -> ScoredPools:
+        """A query for each score; those of the best scores have a relevant document."""
+        queries = np.arange(len(scores))
+        return ScoredPools(scores[:right], scores[right:], queries[:right], queries[right:])
+
     # The best answer of a hundred is right: a precision of 1, of one answer.
     scores = np.linspace(1, 0, 100)
-    first = TopAnswers(scores, scores == 1)
-    assert choose_top_threshold(first, "top_precision", 0.5).score == np.inf
-    assert choose_top_threshold(first, "top_precision", 0.5).value == pytest.approx(1 / FEWEST_ANSWERED)
-    few = TopAnswers(scores[:10], np.ones(10, bool))
-    assert np.isnan(choose_top_threshold(few, "top_precision", 0.5).value)
-    assert choose_top_threshold(TopAnswers(scores, scores > 2), "f1", None).score == np.inf
-    assert choose_top_threshold(first, "answered", 0.05).score == scores[4]
+    one = first_right(scores, 1)
+    assert choose_threshold(one, "top_precision", 0.5).score == np.inf
+    assert choose_threshold(one, "top_precision", 0.5).value == pytest.approx(1 / FEWEST_ANSWERED)
+    assert np.isnan(choose_threshold(first_right(scores[:10], 10), "top_precision", 0.5).value)
+    assert choose_threshold(one, "answered", 0.05).score == scores[4]
+    tied = ScoredPools(np.zeros(1), np.zeros(1), np.zeros(1, int), np.zeros(1, int))  # no answer is right
+    assert choose_threshold(tied, "f1", None).score == np.inf
 
 
 def test_a_row_has_the_value_of_its_aim_on_both_splits() -> None:
@@ -84,8 +82,6 @@ def test_a_row_has_the_value_of_its_aim_on_both_splits() -> None:
     assert answered.wanted == achieve(checking, answered.threshold.score).coverage
     assert f1.wanted is not None
     shares = achieve(checking, f1.threshold.score)
-    assert shares.coverage is not None
-    assert shares.top_precision is not None
     assert f1.checked == 2 * shares.top_precision.part / (shares.coverage.part + 200)
     assert f1.low < f1.checked < f1.high
     assert not out.threshold.reached

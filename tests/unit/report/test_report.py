@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from raytriever.errors import StorageError
-from raytriever.report.evaluation import StoredPools, read_queries, write_evaluation_report
+from raytriever.evaluation.files import read_queries
+from raytriever.metrics.top_answers import ScoredPools
+from raytriever.report.evaluation import write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
 from raytriever.report.page import Cell, HtmlTable, Page, write_page
 from raytriever.report.queries import MAX_QUERIES, choose_queries
@@ -179,8 +181,8 @@ def test_tables_have_means_of_complete_rows_and_explain_marks() -> None:
 @pytest.mark.slow
 def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     scores = np.linspace(0, 1, 50, dtype=np.float32)
-    pools = StoredPools(scores, scores / 2)
-    systems = {"$x^": pools, "_<hidden>&": pools, "模型": pools, "empty": StoredPools(scores[:0], scores)}
+    pools = ScoredPools(scores, scores / 2)
+    systems = {"$x^": pools, "_<hidden>&": pools, "模型": pools, "empty": ScoredPools(scores[:0], scores)}
     for name in ("a", "b"):
         save_roc(tmp_path / f"{name}.png", systems)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -48,11 +48,7 @@ class DevSet:
 
 
 def dev_protocol(best_metric: str) -> Protocol:
-    """Return the protocol of validations: the default metrics, and the one that decides.
-
-    Raises:
-        ConfigError: there is no such metric.
-    """
+    """Return the protocol of validations: the default metrics, and the one that decides."""
     metrics: tuple[str, ...] = (*DEFAULT_METRICS, AUC)
     if best_metric != DEV_LOSS:
         metrics = tuple(dict.fromkeys((*metrics, read_best_metric(best_metric))))
@@ -62,15 +58,7 @@ def dev_protocol(best_metric: str) -> Protocol:
 def open_dev_sets(config: Config, own: RetrievalDataset, run: Runner, log: Callable[[str], None]) -> tuple[DevSet, ...]:
     """Open the dev data of a run, each data set once, and check that its metrics can be computed.
 
-    Args:
-        config: of the experiment.
-        own: its data set, opened with its dev split.
-        run: prepares shards, where data sets are not prepared yet.
-        log: receives lines on data sets, and on figures that would mislead.
-
-    Raises:
-        UserError: no such data set or split, no query of it has a relevant document, two data sets have one name, or
-            the metric cannot be computed on it.
+    `own` is the data set of the run, opened with its dev split. `run` prepares shards of others.
     """
     data, training = config.data, config.training
     sources = config.validation.sources(training.best_metric, data.dev_split)

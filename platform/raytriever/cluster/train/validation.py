@@ -52,13 +52,7 @@ _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 
 
 class Validations:
-    """Validations of a run, in one process.
-
-    Args:
-        config: of the experiment.
-        dev_sets: that checkpoints are evaluated on.
-        folder: of the records.
-    """
+    """Validations of a run, in one process; `folder` is that of their records."""
 
     def __init__(self, config: Config, dev_sets: Sequence[DevSet], folder: Path) -> None:
         self._config, self._dev_sets, self._folder = config, dev_sets, folder
@@ -67,15 +61,7 @@ class Validations:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def run(self, step: int, checkpoint: Path) -> Record:
-        """Evaluate a checkpoint and write its record, unless the record exists.
-
-        Args:
-            step: of the checkpoint.
-            checkpoint: path of the committed checkpoint.
-
-        Raises:
-            UserError: the checkpoint is damaged, the disk is full, or an embedding is not finite.
-        """
+        """Evaluate a checkpoint and write its record, unless the record exists."""
         if (stored := read_record(self._folder, step)) is not None:
             return stored
         began = time.monotonic()
@@ -191,12 +177,6 @@ def start_evaluator(
 
     Yields None where nothing is evaluated, and where training leaves no GPU free: then the first worker evaluates; see
     `local_jobs`.
-
-    Args:
-        config: of the experiment.
-        dev_sets: that checkpoints are evaluated on.
-        folder: the run directory.
-        log: receives a line where the evaluator shares its resources with training.
     """
     if not dev_sets:
         yield None

@@ -81,11 +81,7 @@ class SeededResults:
         return bool(seeds) and all(metric in one.metrics for one in seeds or ())
 
     def values(self, row: str, dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
-        """Return the value of each seed.
-
-        Raises:
-            KeyError: the row, data set or metric does not exist.
-        """
+        """Return the value of each seed."""
         return np.array([one.metrics[metric] for one in self.cells[row, dataset]], np.float64)
 
     def mean(self, row: str, dataset: str, metric: str) -> float:
@@ -105,27 +101,13 @@ class SeededResults:
         return np.stack([one.per_query[metric] for one in seeds])
 
     def compare(self, row: str, other: str, dataset: str, metric: str) -> SeedComparison:
-        """Compare `row` - `other`.
-
-        Raises:
-            KeyError: a row, the data set or the metric does not exist.
-        """
+        """Compare `row` - `other`."""
         return self.contrast({row: 1, other: -1}, [dataset], metric)
 
     def contrast(
         self, weights: Mapping[str, float], datasets: Sequence[str], metric: str, against: float = 0.0
     ) -> SeedComparison:
-        """Compare a weighted sum of rows with a number, on average over data sets of equal weight.
-
-        Args:
-            weights: weight of each row.
-            datasets: names of the data sets, at least one.
-            metric: name of the metric.
-            against: the number.
-
-        Raises:
-            KeyError: a row, a data set or the metric does not exist.
-        """
+        """Compare a sum of rows by their weights with a number, on average over data sets of equal weight."""
         by_seed = {row: np.mean([self.values(row, one, metric) for one in datasets], axis=0) for row in weights}
         difference = float(sum(weight * by_seed[row].mean() for row, weight in weights.items()))
         errors = []

@@ -102,9 +102,6 @@ def pair_rows(values: Values) -> list[dict[str, Any]]:
     Holm's correction counts all pairs on all data sets of a metric, so the probability of any false difference of the
     metric stays at 5 %.
 
-    Args:
-        values: values of each query by model, data set and metric.
-
     Returns:
         Rows of `dataset`, `metric`, `model` (the better one), `against`, `difference` (at least 0), `low` and `high`
         (its 95 % interval), `p`, `p_holm`, `effect` (Cohen's d_z) and `queries`; no rows for fewer than three systems.
@@ -118,7 +115,7 @@ def pair_rows(values: Values) -> list[dict[str, Any]]:
             for dataset, (ours, theirs) in _pairs(values, metric, first, second).items():
                 is_better = ours.mean() >= theirs.mean()
                 better, worse = (first, second) if is_better else (second, first)
-                names = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
+                names: dict[str, Any] = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
                 tested.append(names | (_test(ours, theirs) if is_better else _test(theirs, ours)))
         for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
             rows.append(row | {"p_holm": float(p)})
@@ -184,12 +181,7 @@ def significance_points(
 ) -> list[Point]:
     """Return the tests as points for the tracker.
 
-    Args:
-        rows: rows of `significance_rows`.
-        step: step of the points.
-        milliseconds: time of the points, in milliseconds since 1970.
-        several: include the data set in the names, `significance/MODEL-BASELINE/DATASET/METRIC_p`; otherwise they are
-            `significance/MODEL-BASELINE/METRIC_p`.
+    Their names include the data set if there are several, `significance/MODEL-BASELINE/DATASET/METRIC_p`.
     """
     points = []
     for row in rows:
@@ -205,10 +197,6 @@ def best_models(figures: Figures, values: Values) -> Best:
 
     A model is the best if it is significantly above each of the others, and the second if it is above each of the rest.
     All of these tests have to agree, so the largest p-value counts. It is then corrected over the data sets.
-
-    Args:
-        figures: figures of the tables by model, data set and metric.
-        values: values of each query for the metrics that can be tested; on a data set all models have the same queries.
 
     Returns:
         The best model, or the best and the second, by data set and metric. The data set None is the mean over the data
@@ -278,12 +266,7 @@ def _weighted(columns: Sequence[ndarray]) -> ndarray:
 
 
 def best_sentences(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None) -> list[str]:
-    """Name the best system of each metric on each data set, and those that are not significantly below it.
-
-    Args:
-        rows: Rows of `pair_rows`.
-        names: Names of systems in print, if they have others.
-    """
+    """Name the best system of each metric on each data set, and those that are not significantly below it."""
     several = len({row["dataset"] for row in rows}) > 1
     return [
         _best_sentence(own, names or {}) + (f" on {own[0]['dataset']}" if several else "") for own in _by_column(rows)
@@ -318,10 +301,7 @@ def pair_lines(
 ) -> list[str]:
     """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
 
-    Args:
-        rows: Rows of `pair_rows`.
-        names: Names of systems in print, if they have others.
-        most: Lines of pairs at most; above it, the sentences on the best systems alone. None for no limit.
+    Of more than `most` pairs only the sentences on the best systems are given.
     """
     if not rows:
         return []

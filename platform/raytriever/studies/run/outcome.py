@@ -19,8 +19,8 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import METRICS
+from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.structured import read_json
-from raytriever.report.evaluation import StoredPools
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
 from raytriever.storage import committed_directory, disk_errors, write_atomically
@@ -351,10 +351,9 @@ def _draw_pools(
     return captions
 
 
-def _read_stored_pools(arm: Arm, dataset: str, output: Path) -> StoredPools:
+def _read_stored_pools(arm: Arm, dataset: str, output: Path) -> ScoredPools:
     path = arm_folder(output, arm, 0) / MEASURED / safe_name(dataset)
-    pools = read_pools(path, arm.name, path.name)
-    return StoredPools(pools.positives, pools.negatives)
+    return read_pools(path, arm.name, path.name)
 
 
 def _is_measured(arm: Arm, dataset: str) -> bool:

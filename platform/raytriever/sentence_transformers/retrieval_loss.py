@@ -106,7 +106,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
         columns = list(sentence_features)
         ids = self._ids(columns, labels)
         if self.uses_gradient_cache:
-            loss: Tensor = self.forward_cached(columns, ids)
+            loss: Tensor = CachedLossMixin.forward_cached(self, columns, ids)
             return loss
         return self._compute(embed_columns(self.model, columns), ids)
 

@@ -97,7 +97,9 @@ class _Trained(TypedDict):
 def _training(folder: Path, name: str) -> FinishedRun:
     path = folder / METRICS
     with disk_errors(path, reading=True):
-        content = read_json(path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes")
+        content = read_json(
+            path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes"
+        )
     dataset = content["dataset"]
     systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}

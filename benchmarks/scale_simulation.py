@@ -79,7 +79,7 @@ def writer_of(folder: Path, shards: int) -> Any:
 def write_metadata(writer: Any, number: int) -> None:
     """Write what is left of a shard without its embeddings: an empty file and the manifest."""
     from raytriever.encoding.store import EMBEDDINGS, shard_folder
-    from raytriever.storage import MANIFEST
+    from raytriever.store.commit import MANIFEST
 
     folder = shard_folder(writer.path, number)
     folder.mkdir()

@@ -73,7 +73,7 @@ def bare(steps: int) -> list[float]:
     from raytriever.models.prepare import prepare_for_training
     from raytriever.models.retriever import load_retriever
     from raytriever.models.writer import write_model
-    from raytriever.storage import committed_directory
+    from raytriever.store.commit import committed_directory
     from raytriever.training.loop import TrainingSetup, train
     from raytriever.training.training_data import TrainingData
     from raytriever.tuning.ray.training_data import trial_config

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from raytriever.errors import ConfigError, DataError, ModelError, UserError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
-from raytriever.storage import disk_errors
+from raytriever.store.commit import disk_errors
 
 _LOCAL = "file://"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")

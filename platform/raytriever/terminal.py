@@ -7,6 +7,7 @@ bidirectional override shows a name in another order. All that the package print
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -14,9 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from raytriever.errors import as_flags
+from raytriever.errors import StorageError, as_flags
 from raytriever.masking import masked
-from raytriever.storage import disk_errors
 
 # C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
 # interlinear marks, tags, and halves of surrogate pairs.
@@ -93,8 +93,13 @@ def show(text: str = "") -> None:
         StorageError: standard output goes to a disk that is full.
         BrokenPipeError: the reader of the pipe has gone.
     """
-    with disk_errors("standard output"):
+    try:
         write_line(text, sys.stdout)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        remedy = "free some space or write to another disk"
+        raise StorageError("no space left on the disk", "standard output", remedy) from error
 
 
 def warn(text: str) -> None:

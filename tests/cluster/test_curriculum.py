@@ -16,7 +16,7 @@ import yaml
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 LLM_STEPS, HUMAN_STEPS = 6, 240
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from processes import wait_for
 
-from raytriever.locking import owner_of
+from raytriever.store.lock import owner_of
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--max-steps", str(STEPS), "--output", "run"]

@@ -17,7 +17,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROWS = 6_000

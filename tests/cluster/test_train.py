@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from sentence_transformers import SentenceTransformer
 
 from raytriever.evaluation.protocol import metric_title
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 
 def steps(run: Path) -> dict[int, dict[str, float]]:

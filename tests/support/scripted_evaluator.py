@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.validation.job import EvaluationResult, ValidationPlan
 from raytriever.training.validation.records import Record, read_record, write_record

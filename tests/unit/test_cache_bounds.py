@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cache import BOUNDS, hold, is_held, keep_within_bound
 from raytriever.data import digests
 from raytriever.data.prepare.open import open_dataset
-from raytriever.locking import acquire
 from raytriever.operation.cache import COLLECTIONS
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.cache import BOUNDS, hold, is_held, keep_within_bound
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.lock import acquire
 
 HOLDER = """
 import sys
 from pathlib import Path
-from raytriever.cache import hold
+from raytriever.store.cache import hold
 hold(Path(sys.argv[1]), Path)
 print("held", flush=True)
 sys.stdin.read()

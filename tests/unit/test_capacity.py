@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever import capacity
-from raytriever.capacity import check_disk, check_memory, format_size
 from raytriever.config import Config, Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
@@ -27,7 +25,9 @@ from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.search.approximate import IndexJob, bytes_of_finder, memory_of_building, run_index
-from raytriever.storage import files_below
+from raytriever.store import capacity
+from raytriever.store.capacity import check_disk, check_memory, format_size
+from raytriever.store.commit import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice

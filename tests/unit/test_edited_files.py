@@ -24,7 +24,7 @@ from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
 from raytriever.report.queries import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 from raytriever.tracking.outbox import has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state

@@ -19,15 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from raytriever import locking, storage
 from raytriever.errors import StorageError
 from raytriever.interruption import interruptible
-from raytriever.locking import InUseError, Owner, acquire, check_owner, claims, join, lock_file_of, owner_of
-from raytriever.storage import committed_directory, one_writer
+from raytriever.store import commit as storage
+from raytriever.store import lock as locking
+from raytriever.store.commit import committed_directory, one_writer
+from raytriever.store.lock import InUseError, Owner, acquire, check_owner, claims, join, lock_file_of, owner_of
 
 HOLDER = """
 import os, sys, time
-from raytriever.locking import acquire
+from raytriever.store.lock import acquire
 lock = acquire(sys.argv[1])
 child = os.fork() if sys.argv[2] == "fork" else -1
 if child == 0:
@@ -46,7 +47,7 @@ def holder(path: Path, how: str = "plain") -> Iterator[tuple[subprocess.Popen[st
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[2])},
     )
     assert process.stdout is not None
     child = -1
@@ -382,14 +383,14 @@ def test_the_claims_of_a_forked_child_are_those_of_its_parent(tmp_path: Path) ->
 
 def test_many_processes_at_one_path_run_one_after_another(tmp_path: Path) -> None:
     worker = (
-        "import sys, time; from pathlib import Path; from raytriever.storage import one_writer\n"
+        "import sys, time; from pathlib import Path; from raytriever.store.commit import one_writer\n"
         "for _ in range(5):\n"
         "    with one_writer(sys.argv[1], wait=True):\n"
         "        file = Path(sys.argv[1] + '.count'); count = int(file.read_text())\n"
         "        time.sleep(0.002); file.write_text(str(count + 1))"
     )
     (tmp_path / "mine.count").write_text("0")
-    environment = os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(locking.__file__).parents[2])}
     command = [sys.executable, "-c", worker, str(tmp_path / "mine")]
     for process in [subprocess.Popen(command, env=environment) for _ in range(4)]:
         assert process.wait() == 0

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from raytriever import machine
-from raytriever.locking import acquire, owner_of
 from raytriever.operation.doctor import CHECKS, WARNING
+from raytriever.store.lock import acquire, owner_of
 
 PACKAGE = Path(machine.__file__).parent
 # Names and paths of Linux alone, and the modules that may use them: those with a fallback.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from raytriever import storage
 from raytriever.data.sources import open_raw, open_stream
 from raytriever.errors import StorageError
-from raytriever.storage import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
+from raytriever.store import commit as storage
+from raytriever.store.commit import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
 
 
 def commit(path: Path, text: str = "one", replace: bool = False, during: Callable[[], object] = lambda: None) -> None:
@@ -190,7 +190,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
 def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Path) -> None:
     writer = (
-        "import os, sys; from raytriever.storage import committed_directory\n"
+        "import os, sys; from raytriever.store.commit import committed_directory\n"
         "with committed_directory(sys.argv[1]) as aside:\n"
         "    (aside / 'big').write_text('x'); print(aside, flush=True); sys.stdin.read(); os._exit(9)"
     )
@@ -201,7 +201,7 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_not(tmp_path: Pa
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(Path(storage.__file__).parent.parent)},
+            env=os.environ | {"PYTHONPATH": str(Path(storage.__file__).parents[2])},
         )
         assert process.stdout is not None
         aside = Path(process.stdout.readline().strip())

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.errors import StorageError, setting
-from raytriever.locking import acquire
 from raytriever.reading.structured import parse_json
-from raytriever.storage import disk_errors, fsync, lock_errors
+from raytriever.store.commit import disk_errors, fsync, lock_errors
+from raytriever.store.lock import acquire
 
 FILE = "answers.log"
 Entry = dict[str, Any]

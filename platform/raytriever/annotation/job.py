@@ -29,7 +29,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.progress import Progress
-from raytriever.storage import cache_folder, check_writable
+from raytriever.store.commit import cache_folder, check_writable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from raytriever.annotation.annotator import Annotation
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.records import SOURCES
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"

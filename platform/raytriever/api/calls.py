@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from raytriever.activity import activity
 from raytriever.errors import UserError, render
-from raytriever.locking import acquire
-from raytriever.storage import disk_errors, lock_errors
+from raytriever.store.commit import disk_errors, lock_errors
+from raytriever.store.lock import acquire
 from raytriever.terminal import warn
 
 P = ParamSpec("P")

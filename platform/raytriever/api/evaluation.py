@@ -99,7 +99,7 @@ class Report:
         Raises:
             StorageError: `output` exists or cannot be written.
         """
-        from raytriever.storage import MANIFEST, committed_directory
+        from raytriever.store.commit import MANIFEST, committed_directory
 
         folder = path_of(output)
         with working("save", folder), committed_directory(folder, {"kind": "evaluation"}) as aside:

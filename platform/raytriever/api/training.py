@@ -15,7 +15,6 @@ from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
 from raytriever.api.tables import require_pandas
-from raytriever.cache import hold
 from raytriever.config import (
     NAME,
     Config,
@@ -32,10 +31,11 @@ from raytriever.losses.own.register import loss_setting
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
-from raytriever.parts import make_once
 from raytriever.paths import check_paths, runs_folder
 from raytriever.recipes import base_config
-from raytriever.storage import cache_folder, files_below, read_manifest, sha256_of
+from raytriever.store.cache import hold
+from raytriever.store.commit import cache_folder, files_below, read_manifest, sha256_of
+from raytriever.store.parts import make_once
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers
 

@@ -20,11 +20,11 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from raytriever.cli.suggestions import suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.locking import acquire
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, needs_of, read_option, without_effect
 from raytriever.paths import PathKind
-from raytriever.storage import lock_errors
+from raytriever.store.commit import lock_errors
+from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
 from raytriever.tracking.mlflow_tracker import EXPERIMENT_NAME
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, NONE, TITLES, read_trackers

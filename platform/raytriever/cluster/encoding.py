@@ -22,7 +22,6 @@ import torch
 from numpy import ndarray
 from ray.data import ActorPoolStrategy
 
-from raytriever.cache import record_location
 from raytriever.cluster.gauges import Gauges, with_encoding_gauges
 from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_data_context, serialize_error
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
@@ -37,11 +36,12 @@ from raytriever.encoding.shards import ShardEncoder, encode_in_process, tokenisa
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import put_next_in_place, writer_at
 from raytriever.errors import ConfigError, UserError, setting
-from raytriever.locking import LockClaim, claims, join
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.prompts import Side
-from raytriever.storage import check_writable
+from raytriever.store.cache import record_location
+from raytriever.store.commit import check_writable
+from raytriever.store.lock import LockClaim, claims, join
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2

@@ -24,9 +24,9 @@ from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, hangups_blocked
-from raytriever.locking import LockClaim, claims, join
 from raytriever.machine import LONGEST_TEMPORARY, usable_cores
 from raytriever.reading.structured import parse_json
+from raytriever.store.lock import LockClaim, claims, join
 from raytriever.terminal import warn
 
 T = TypeVar("T")

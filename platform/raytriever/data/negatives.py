@@ -9,7 +9,7 @@ a gigabyte. `NegativesTable.of` builds every table, by two rules:
    and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
 On disk a table is Parquet with the ids of queries and documents, so it stays valid when positions change. It is a
-committed directory (`storage`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
+committed directory (`store`) of `part-00000.parquet` and so on, or a single Parquet file with the same columns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import NEGATIVES
 from raytriever.reading.columns import INTEGER, NUMBER, TEXT, positions_of, read_columns
-from raytriever.storage import committed_directory, disk_errors, read_manifest
+from raytriever.store.commit import committed_directory, disk_errors, read_manifest
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 
 from raytriever.errors import DataError, setting
 from raytriever.reading.structured import parse_json
-from raytriever.storage import disk_errors, write_atomically
+from raytriever.store.commit import disk_errors, write_atomically
 
 QUARANTINE = "quarantine.jsonl"
 UNKNOWN_DOCUMENT = "unknown document id"

@@ -22,7 +22,7 @@ from raytriever.errors import DataError, UserError, setting
 from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
-from raytriever.storage import disk_errors
+from raytriever.store.commit import disk_errors
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 

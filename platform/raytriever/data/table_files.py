@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytriever.cache import hold
 from raytriever.errors import DataError
-from raytriever.parts import make_once
-from raytriever.storage import cache_folder, committed_directory
+from raytriever.store.cache import hold
+from raytriever.store.commit import cache_folder, committed_directory
+from raytriever.store.parts import make_once
 
 Row = Mapping[str, Any]
 Rows = Callable[[], Iterable[Row]]

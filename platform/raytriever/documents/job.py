@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytriever.capacity import format_size
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.keys import key_of
 from raytriever.data.quarantine import QuarantineReport, bad_entry
@@ -36,7 +35,8 @@ from raytriever.models.tokenisation import Template, content_tokenizer_json, loa
 from raytriever.processes import call_within
 from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers
 from raytriever.reading.documents.sections import ParsedDocument
-from raytriever.storage import check_writable, committed_directory, refuse_existing
+from raytriever.store.capacity import format_size
+from raytriever.store.commit import check_writable, committed_directory, refuse_existing
 
 SPLITS = ("train", "dev", "test")
 _SHARE = 0.1  # of dev, and of test

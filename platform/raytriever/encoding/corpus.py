@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.cache import hold, keep_within_bound
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.reuse import EMBEDDINGS, find_earlier
@@ -32,7 +31,8 @@ from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
-from raytriever.storage import MANIFEST, cache_folder, files_below, one_writer, sha256_of
+from raytriever.store.cache import hold, keep_within_bound
+from raytriever.store.commit import MANIFEST, cache_folder, files_below, one_writer, sha256_of
 from raytriever.terminal import warn
 
 # Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.

@@ -4,8 +4,8 @@ A shard has a key for each row, the hash of the text with its prompt. `Embedding
 everything else that decides an embedding. A store of the same encoder has the embedding of every text with the same
 key, so only the other texts are encoded.
 
-The stores are those in the cache, finished or not, and those that `encode` wrote elsewhere (`cache.record_location`). A
-damaged shard is not used. If a store is removed while its rows are copied, the texts are encoded."""
+The stores are those in the cache, finished or not, and those that `encode` wrote elsewhere (`store.cache`). A damaged
+shard is not used. If a store is removed while its rows are copied, the texts are encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from jaxtyping import Bool
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.cache import recorded_locations
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import KeyIndex, Keys
 from raytriever.encoding.store import KEYS, PLAN, SHARDS, Keyed, StoredRows, read_stored
@@ -28,7 +27,8 @@ from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, Sto
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform, read_json
-from raytriever.storage import cache_folder, read_manifest
+from raytriever.store.cache import recorded_locations
+from raytriever.store.commit import cache_folder, read_manifest
 
 EMBEDDINGS = "embeddings"
 _FILE = "earlier.npy"

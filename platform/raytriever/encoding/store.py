@@ -25,12 +25,12 @@ import numpy as np
 from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.cache import hold
 from raytriever.data.digests import check_directory
 from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
-from raytriever.storage import MANIFEST, disk_errors, read_manifest
+from raytriever.store.cache import hold
+from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND, VERSION = "embeddings", 1

@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.capacity import check_disk
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import WIDTH, Keys
 from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
@@ -40,11 +39,10 @@ from raytriever.encoding.store import (
     write_embeddings,
 )
 from raytriever.errors import StorageError, setting
-from raytriever.locking import check_owner
-from raytriever.parts import Parts
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
-from raytriever.storage import (
+from raytriever.store.capacity import check_disk
+from raytriever.store.commit import (
     MANIFEST,
     FileEntry,
     disk_errors,
@@ -54,6 +52,8 @@ from raytriever.storage import (
     sha256_of,
     write_atomically,
 )
+from raytriever.store.lock import check_owner
+from raytriever.store.parts import Parts
 
 WORK, NEXT = "work", ".next"
 _SMALLEST, _LARGEST, _SHARDS = 1_024, 65_536, 256

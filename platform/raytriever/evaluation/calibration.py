@@ -29,7 +29,7 @@ from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM
 from raytriever.paths import expanded
 from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest
-from raytriever.storage import check_writable, write_atomically
+from raytriever.store.commit import check_writable, write_atomically
 
 # Folder of the calibrations in an evaluation directory, and a calibration with its model.
 FOLDER = "calibration"

@@ -29,7 +29,7 @@ from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
-from raytriever.storage import disk_errors, write_atomically
+from raytriever.store.commit import disk_errors, write_atomically
 
 PER_QUERY = "per_query"
 # Cutoffs and metrics of MTEB's results.

@@ -22,9 +22,9 @@ from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
 from raytriever.metrics.top_answers import ScoredPools
-from raytriever.parts import Parts
 from raytriever.reading.arrays import read_arrays
-from raytriever.storage import write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.parts import Parts
 
 UNFINISHED, FORMAT = ".unfinished", 1
 ARRAYS, MEASURED = "evaluation.npz", "measured.json"

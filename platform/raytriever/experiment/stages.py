@@ -23,7 +23,7 @@ from raytriever.experiment.opening import OpenRun, OpenStage, resolved_config
 from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
-from raytriever.storage import MANIFEST, committed_directory
+from raytriever.store.commit import MANIFEST, committed_directory
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS

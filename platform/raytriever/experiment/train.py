@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from raytriever.capacity import check_disk
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
@@ -31,7 +30,8 @@ from raytriever.models.description import describe, pipelines
 from raytriever.models.files import stored_tensors
 from raytriever.models.resolution import resolve_model
 from raytriever.prompts import SIDES, Side
-from raytriever.storage import files_below
+from raytriever.store.capacity import check_disk
+from raytriever.store.commit import files_below
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Tracker, closing, git_commit
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from raytriever.cache import hold, keep_within_bound
-from raytriever.capacity import check_disk
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.data.negatives import ROW_BYTES, write_negatives
@@ -32,7 +30,9 @@ from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.storage import cache_folder, check_writable
+from raytriever.store.cache import hold, keep_within_bound
+from raytriever.store.capacity import check_disk
+from raytriever.store.commit import cache_folder, check_writable
 from raytriever.terminal import text_table
 
 

@@ -1,7 +1,7 @@
 """Negatives of a block of queries, mined with one method, and their file.
 
-A finished block is a part (`parts`) with one file, `block.npz`, so a mining that was killed continues after the last of
-them. Blocks follow from the inputs alone, and the folder of the parts is named after these."""
+A finished block is a part (`store.parts`) with one file, `block.npz`, so a mining that was killed continues after the
+last of them. Blocks follow from the inputs alone, and the folder of the parts is named after these."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ from raytriever.mining.filters import (
 from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
 from raytriever.mining.mined_block import MinedBlock
 from raytriever.mining.scorers import Embeddings, Judge
-from raytriever.parts import Parts
 from raytriever.progress import Progress
+from raytriever.store.parts import Parts
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
 BLOCK = 1 << 22

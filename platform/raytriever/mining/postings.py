@@ -29,16 +29,16 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 
-from raytriever.cache import hold
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
-from raytriever.parts import Parts, make_once
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
-from raytriever.storage import cache_folder, committed_directory
+from raytriever.store.cache import hold
+from raytriever.store.commit import cache_folder, committed_directory
+from raytriever.store.parts import Parts, make_once
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents

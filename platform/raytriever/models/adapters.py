@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.activity import activity
-from raytriever.cache import hold
 from raytriever.errors import ConfigError, ModelError
 from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, find_model
-from raytriever.parts import make_once
 from raytriever.reading.arrays import open_tensors
-from raytriever.storage import (
+from raytriever.store.cache import hold
+from raytriever.store.commit import (
     MANIFEST,
     cache_folder,
     committed_directory,
     files_below,
     sha256_of,
 )
+from raytriever.store.parts import make_once
 
 WEIGHTS = "adapter_model.safetensors"
 _COLLECTION, _VERSION = "merged", 1

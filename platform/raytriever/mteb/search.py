@@ -35,7 +35,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.mteb.corpus import SPLIT, open_split
 from raytriever.mteb.encoder import MtebEncoder
 from raytriever.prompts import names_of_task
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
 
 # Folder of our directories, next to MTEB's results of a model.
 RETRIEVAL = "retrieval"

@@ -14,12 +14,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from raytriever.cache import BOUNDS, is_held
 from raytriever.errors import StorageError, flag_of
-from raytriever.locking import LOCK, Owner, owner_of
 from raytriever.operation.disk_usage import last_use_time, size_of
 from raytriever.reading.structured import read_json
-from raytriever.storage import MANIFEST, cache_folder, disk_errors
+from raytriever.store.cache import BOUNDS, is_held
+from raytriever.store.commit import MANIFEST, cache_folder, disk_errors
+from raytriever.store.lock import LOCK, Owner, owner_of
 
 COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"

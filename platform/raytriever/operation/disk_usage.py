@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from raytriever.capacity import UNITS
-from raytriever.storage import MANIFEST, disk_errors, walk
+from raytriever.store.capacity import UNITS
+from raytriever.store.commit import MANIFEST, disk_errors, walk
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 

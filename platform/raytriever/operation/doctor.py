@@ -25,9 +25,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from raytriever.capacity import format_size
 from raytriever.errors import UserError
-from raytriever.locking import owner_of
 from raytriever.machine import (
     LONGEST_TEMPORARY,
     ensure_home,
@@ -38,7 +36,9 @@ from raytriever.machine import (
 )
 from raytriever.masking import masked
 from raytriever.paths import expanded, runs_folder
-from raytriever.storage import cache_folder, check_writable
+from raytriever.store.capacity import format_size
+from raytriever.store.commit import cache_folder, check_writable
+from raytriever.store.lock import owner_of
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 from raytriever.tracking.trackers import examine_installed
 

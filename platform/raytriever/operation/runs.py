@@ -16,10 +16,10 @@ from typing import Any
 from raytriever.config import Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
-from raytriever.locking import Owner, owner_of
 from raytriever.operation.disk_usage import remove, size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
-from raytriever.storage import MANIFEST, disk_errors, one_writer
+from raytriever.store.commit import MANIFEST, disk_errors, one_writer
+from raytriever.store.lock import Owner, owner_of
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING = "training"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.report.queries import choose_queries
-from raytriever.storage import write_atomically
+from raytriever.store.commit import write_atomically
 
 WIDE = 20  # characters of a cell that takes two lines
 

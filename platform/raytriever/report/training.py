@@ -21,7 +21,7 @@ from raytriever.report.figures import save_curves
 from raytriever.report.page import Page, Picture, write_page
 from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
 from raytriever.report.tables import result_tables
-from raytriever.storage import write_atomically
+from raytriever.store.commit import write_atomically
 
 Curve = Sequence[tuple[int, float]]
 

@@ -18,7 +18,6 @@ import torch
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.capacity import check_disk, check_memory
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
@@ -40,7 +39,8 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
-from raytriever.storage import cache_folder, check_writable, one_writer
+from raytriever.store.capacity import check_disk, check_memory
+from raytriever.store.commit import cache_folder, check_writable, one_writer
 from raytriever.terminal import text_table
 
 # Split of RoarGraph's training queries; other kinds need none.

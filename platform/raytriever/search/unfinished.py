@@ -3,7 +3,7 @@
     FOLDER/search-0123456789abcdef/ranking.npy    the best documents of each query so far, as keys of eight bytes
                                    manifest.json  how many shards of the store these are the best of
 
-The name is a digest of all that decides the result; see `parts`."""
+The name is a digest of all that decides the result; see `store.parts`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from numpy import ndarray
 
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.index.ranking import NONE
-from raytriever.parts import Parts, Savepoint
 from raytriever.reading.arrays import read_array
+from raytriever.store.parts import Parts, Savepoint
 
 _FILE = "ranking.npy"
 

@@ -23,7 +23,7 @@ from raytriever.data.prepare.open import open_dataset, with_lent_dev
 from raytriever.data.pydocs.builder import PYDOCS
 from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.errors import ConfigError, DataError, StorageError, setting
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.studies.definition import FULL, SMALL, SMOKE, Arm, MeasuredDataset
 
 # Version of the subsets on disk; another one is written again.

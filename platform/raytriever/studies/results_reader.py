@@ -17,7 +17,7 @@ from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.evaluation import SCORES_KIND
-from raytriever.storage import disk_errors
+from raytriever.store.commit import disk_errors
 
 _QUERIES = (["int64"], (None,))
 

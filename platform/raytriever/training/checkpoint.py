@@ -25,7 +25,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
-from raytriever.storage import disk_errors, read_manifest
+from raytriever.store.commit import disk_errors, read_manifest
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
 from raytriever.training.parallel.model_state import TRAIN_AGAIN, Slice, shape_difference, shape_of, whole_tensors
 from raytriever.training.parallel.strategy import Strategy

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.storage import committed_directory, disk_errors
+from raytriever.store.commit import committed_directory, disk_errors
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
 

@@ -18,7 +18,7 @@ from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import open_run
 from raytriever.models.config import ModelConfig
-from raytriever.storage import MANIFEST, committed_directory, write_atomically
+from raytriever.store.commit import MANIFEST, committed_directory, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point, Tracker

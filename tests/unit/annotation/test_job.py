@@ -26,7 +26,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
 from raytriever.models.config import ModelConfig
 from raytriever.options import option
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 REPOSITORY = Path(__file__).parents[3]
 

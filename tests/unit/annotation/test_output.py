@@ -14,7 +14,7 @@ from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries
 from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.examples import groups_of
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 # Query 0: people judged document 0 relevant and document 1 not. Query 1: document 2, by the model of an earlier job.
 ROWS = Judgements(*np.array([[0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [1, 2, 1, 1, 0]]).T)

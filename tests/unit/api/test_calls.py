@@ -17,7 +17,7 @@ import raytriever as rt
 from raytriever.api.calls import public
 from raytriever.errors import setting
 from raytriever.evaluation.results import read_results
-from raytriever.storage import one_writer
+from raytriever.store.commit import one_writer
 
 
 @pytest.fixture

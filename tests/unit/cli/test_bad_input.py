@@ -180,7 +180,7 @@ def test_a_disk_that_fills_up_while_the_corpus_is_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(small_disk / "cache"))
-    monkeypatch.setattr("raytriever.capacity.free_space", lambda folder: 10**12)  # another process fills it later
+    monkeypatch.setattr("raytriever.store.capacity.free_space", lambda folder: 10**12)  # another process fills it later
     assert run("search", ["x", "--dataset", str(letters), "--model", str(tiny_encoder)]) == 2
     out, err = capsys.readouterr()
     assert not out

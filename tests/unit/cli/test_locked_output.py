@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever import locking
 from raytriever.cli.main import run
-from raytriever.locking import acquire, owner_of
+from raytriever.store import lock as locking
+from raytriever.store.lock import acquire, owner_of
 
 JOBS = Path(__file__).parents[3] / "jobs"
 STAGES = {

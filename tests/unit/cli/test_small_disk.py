@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raytriever import capacity
 from raytriever.cli.main import run
+from raytriever.store import capacity
 
 
 @pytest.fixture

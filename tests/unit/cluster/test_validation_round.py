@@ -23,7 +23,7 @@ from raytriever.evaluation.systems import evaluate_retriever
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import Progression, State, write_slices, write_state
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice

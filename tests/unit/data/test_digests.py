@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.digests import check_directory
 from raytriever.errors import StorageError
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 
 
 def test_a_comparison_is_remembered_without_a_wait_for_the_disk(

@@ -17,7 +17,7 @@ from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

@@ -17,7 +17,7 @@ from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_arrow
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.pydocs import builder as pydocs
 from raytriever.data.pydocs.docstrings import normalised
 from raytriever.data.pydocs.modules import installed_versions, modules_of, source_roots
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 REST = (
     "It tells at some length what the arguments are, what comes back, and when it fails, "

@@ -19,7 +19,7 @@ from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_t
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 CHUNK = 1 << 12
 Rows = list[dict[str, str]]

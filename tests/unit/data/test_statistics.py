@@ -6,7 +6,7 @@ from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.statistics import describe
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 
 
 def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:

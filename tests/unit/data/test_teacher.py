@@ -16,7 +16,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.teacher import KIND, Coverage, TeacherTable, identity, read_scores, write_scores
 from raytriever.errors import DataError, StorageError
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 
 
 def dataset(name: str = "numbers", queries: int = 4, documents: int = 10) -> RetrievalDataset:

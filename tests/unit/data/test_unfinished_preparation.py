@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from raytriever import capacity
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
@@ -21,7 +20,8 @@ from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
 from raytriever.data.prepare.shards import WORK
 from raytriever.data.prepare.unfinished import PARTS
 from raytriever.errors import StorageError
-from raytriever.storage import FileEntry, leftovers, read_manifest
+from raytriever.store import capacity
+from raytriever.store.commit import FileEntry, leftovers, read_manifest
 
 CHUNK, FINISHED = 1 << 12, 5
 KILLED = f"""

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cache import BOUNDS
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
@@ -20,7 +19,8 @@ from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.storage import read_manifest
+from raytriever.store.cache import BOUNDS
+from raytriever.store.commit import read_manifest
 
 
 @pytest.fixture

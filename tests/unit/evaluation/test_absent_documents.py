@@ -28,7 +28,7 @@ from raytriever.evaluation.systems import Bm25System, evaluate_embeddings
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.tracking.tracker import Tracker
 
 TREC = {

@@ -24,7 +24,7 @@ from raytriever.evaluation.results import check_output, read_results
 from raytriever.evaluation.systems import Encoders
 from raytriever.metrics.auc import pooled_auc
 from raytriever.models.config import ModelConfig
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_5", "map_at_100", "auc", "query_auc")

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever import parts
 from raytriever.encoding import writer
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.evaluation.datasets import describe_datasets
@@ -25,6 +24,7 @@ from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
+from raytriever.store import parts
 from raytriever.tracking.tracker import Tracker
 
 # Stops for ever where the second model begins: the first one is measured by then.

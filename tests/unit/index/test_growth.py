@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import capacity, parts
 from raytriever.index.approximate import growth
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
@@ -17,6 +16,7 @@ from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
 from raytriever.index.approximate.growth import grow
 from raytriever.index.approximate.index import recall
 from raytriever.index.exact.search import top_k
+from raytriever.store import capacity, parts
 
 ROWS, WIDTH, BLOCK = 1_000, 16, 128
 

@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.index.approximate.store import read_index
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "index"
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {

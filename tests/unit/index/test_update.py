@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import capacity
 from raytriever.cli.main import run
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
@@ -20,6 +19,7 @@ from raytriever.index.approximate.store import read_index, read_meta
 from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import top_k
 from raytriever.search.approximate import bytes_of_finder
+from raytriever.store import capacity
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from indexes import write_index

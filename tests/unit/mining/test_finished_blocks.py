@@ -21,7 +21,7 @@ from raytriever.mining.mined_block import MinedBlock
 from raytriever.mining.miner import CandidateFilter, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.operation.cache import _describe
-from raytriever.parts import Parts
+from raytriever.store.parts import Parts
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from mining_data import EVERY, word_dataset

@@ -20,7 +20,7 @@ from raytriever.mining import bm25, postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.postings import K1, B, Postings, PostingsBlock
-from raytriever.parts import Parts
+from raytriever.store.parts import Parts
 
 ODD = [
     "",

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cache import hold, remove_entry
-from raytriever.capacity import format_size
 from raytriever.cli.main import run
-from raytriever.locking import acquire
 from raytriever.operation.cache import cache_entries, entries_to_prune
 from raytriever.operation.disk_usage import parse_size
-from raytriever.storage import committed_directory
+from raytriever.store.cache import hold, remove_entry
+from raytriever.store.capacity import format_size
+from raytriever.store.commit import committed_directory
+from raytriever.store.lock import acquire
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.locking import acquire
 from raytriever.operation import doctor
 from raytriever.operation.doctor import ERROR, OK, WARNING, Finding, examine
+from raytriever.store.lock import acquire
 from raytriever.tracking.trackers import examine_installed
 
 

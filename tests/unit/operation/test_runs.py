@@ -11,9 +11,9 @@ import pytest
 from raytriever.cli.main import run
 from raytriever.config import Config, dump_config, load_curriculum
 from raytriever.errors import ConfigError
-from raytriever.locking import acquire
 from raytriever.operation.runs import DAMAGED, FINISHED, INTERRUPTED, RUNNING, find_runs, read_run
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.lock import acquire
 from raytriever.training.config import TrainingConfig
 
 

@@ -13,7 +13,7 @@ from raytriever.errors import StorageError
 from raytriever.paths import DATASET, FILE, FOLDER, NEGATIVES, SETTINGS, PathKind
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.reading.structured import read_json, read_yaml
-from raytriever.storage import sha256_of
+from raytriever.store.commit import sha256_of
 
 MESSAGE = "is a pipe, a socket or a device; give a regular file"
 READERS = [

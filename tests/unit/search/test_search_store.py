@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever import parts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
 from raytriever.index.exact.search import top_k
 from raytriever.search.exact import search_store
+from raytriever.store import parts
 
 ROWS, WIDTH, SHARD_ROWS = 100, 8, 16
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from raytriever.errors import StorageError
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import (
     MOMENTS,
     WEIGHTS,

@@ -19,7 +19,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import MOMENTS, WEIGHTS, read_slices, read_state, write_slices, write_state
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Slice, frozen_digest, take_snapshot

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from math import inf
 
-from raytriever.cache import BOUNDS, remove_entry
-from raytriever.capacity import format_size
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune
 from raytriever.operation.disk_usage import format_time, parse_age, parse_size
 from raytriever.options import did_you_mean
-from raytriever.storage import cache_folder
+from raytriever.store.cache import BOUNDS, remove_entry
+from raytriever.store.capacity import format_size
+from raytriever.store.commit import cache_folder
 from raytriever.terminal import show, warn
 
 ACTIONS = ("list", "prune")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from raytriever.capacity import format_size
 from raytriever.cli.arguments import Parser, add_path
 from raytriever.errors import ConfigError
-from raytriever.locking import InUseError
 from raytriever.operation.disk_usage import format_time
 from raytriever.operation.runs import (
     FINISHED,
@@ -26,6 +24,8 @@ from raytriever.operation.runs import (
 )
 from raytriever.options import did_you_mean
 from raytriever.paths import RUN_FOLDER, runs_folder
+from raytriever.store.capacity import format_size
+from raytriever.store.lock import InUseError
 from raytriever.terminal import show, warn
 
 ACTIONS = ("list", "show", "clean")

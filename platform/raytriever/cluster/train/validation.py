@@ -41,7 +41,7 @@ from raytriever.models.precision import base_type, choose_precision, default_dev
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.parallel.model_state import load_snapshot, whole_tensors

@@ -42,7 +42,7 @@ from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh.config import SYNC

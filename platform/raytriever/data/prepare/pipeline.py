@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.cache import keep_within_bound, record_location
-from raytriever.capacity import check_disk, format_size
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
@@ -40,7 +38,9 @@ from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.machine import usable_cores
 from raytriever.processes import submit, worker_pool
-from raytriever.storage import cache_folder, committed_directory, files_below, one_writer
+from raytriever.store.cache import keep_within_bound, record_location
+from raytriever.store.capacity import check_disk, format_size
+from raytriever.store.commit import cache_folder, committed_directory, files_below, one_writer
 from raytriever.terminal import warn
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.cache import hold
 from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_texts
 from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
 from raytriever.data.copies import Forms
@@ -46,7 +45,8 @@ from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform
-from raytriever.storage import MANIFEST, disk_errors, read_manifest
+from raytriever.store.cache import hold
+from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
 
 VERSION = 1
 

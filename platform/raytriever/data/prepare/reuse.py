@@ -5,7 +5,7 @@ cut at the same rows as before (`rows.read_lines`). The digest of a chunk covers
 decides its shard.
 
 Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier data sets are those
-in the cache and those that `prepare` wrote elsewhere (`cache.record_location`). A damaged file is not used."""
+in the cache and those that `prepare` wrote elsewhere (`store.cache.record_location`). A damaged file is not used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.cache import recorded_locations
 from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
@@ -31,7 +30,8 @@ from raytriever.data.prepare.unfinished import meta_of, read_report, shards_of
 from raytriever.data.records import Document, Records
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_arrow
-from raytriever.storage import cache_folder, read_manifest, sha256_of
+from raytriever.store.cache import recorded_locations
+from raytriever.store.commit import cache_folder, read_manifest, sha256_of
 
 # Endings of the files of a shard: texts, tokens, and where the tokens of each text begin.
 _ENDINGS = (".arrow", ".tokens.npy", ".offsets.npy")

@@ -28,7 +28,7 @@ from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
 from raytriever.data.quarantine import bad_entry
 from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.prompts import TITLE, fill_title
-from raytriever.storage import disk_errors
+from raytriever.store.commit import disk_errors
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4

@@ -1,7 +1,7 @@
 """Finished shards of a preparation that was killed, with which the same preparation continues.
 
     PARTS/key     what decides all shards, and their numbers
-    PARTS/STEM/   files of a finished shard, in the folders in which the data set has them; see `parts`
+    PARTS/STEM/   files of a finished shard, in the folders in which the data set has them; see `store.parts`
 
 A killed preparation leaves its hidden directory. The next preparation of the same key goes on in it. A process that
 outlived the killed command cannot write there, because the directory has another name then."""
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.data.prepare.shards import SIDES, WORK, ShardReport, make_folders
-from raytriever.parts import Parts
 from raytriever.reading.structured import conform
-from raytriever.storage import disk_errors, leftovers, write_atomically
+from raytriever.store.commit import disk_errors, leftovers, write_atomically
+from raytriever.store.parts import Parts
 
 PARTS, _KEY = "parts", "key"
 

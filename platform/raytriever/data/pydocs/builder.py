@@ -24,8 +24,8 @@ from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
 from raytriever.data.pydocs.modules import PublicNames, installed_versions, modules_of, packages_by_size, source_roots
 from raytriever.errors import StorageError
-from raytriever.parts import make_once
-from raytriever.storage import cache_folder, committed_directory, read_manifest
+from raytriever.store.commit import cache_folder, committed_directory, read_manifest
+from raytriever.store.parts import make_once
 
 log = logging.getLogger(__name__)
 

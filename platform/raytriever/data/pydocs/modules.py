@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 
-from raytriever.storage import walk
+from raytriever.store.commit import walk
 
 _OWN = "raytriever"  # editing the project must not change its data
 _SITES = ("site-packages", "dist-packages")

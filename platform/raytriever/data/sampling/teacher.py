@@ -1,6 +1,6 @@
 """Teacher scores of pairs of a query and a document: a table by position, and its Parquet files by id.
 
-In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`storage`) of
+In memory a pair and its score take twelve bytes. On disk a table is a committed directory (`store`) of
 `part-00000.parquet` and so on, whose manifest identifies the queries and documents, or a single Parquet file with the
 same columns."""
 
@@ -22,7 +22,7 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
 from raytriever.reading.columns import NUMBER, TEXT, positions_of, read_columns
-from raytriever.storage import disk_errors, read_manifest
+from raytriever.store.commit import disk_errors, read_manifest
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@
    thread, it depends only on the embeddings and the seed.
 
 FAISS trusts the files that it reads. So they are read only from a directory whose digests match its manifest
-(`storage.read_manifest`).
+(`store.commit.read_manifest`).
 
 Sources: Jégou, Douze and Schmid, Product Quantization for Nearest Neighbor Search, TPAMI 33(1), 2011; Malkov and
 Yashunin, Efficient and Robust Approximate Nearest Neighbor Search Using Hierarchical Navigable Small World Graphs,
@@ -32,7 +32,7 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
 from raytriever.reading.arrays import read_array
-from raytriever.storage import disk_errors
+from raytriever.store.commit import disk_errors
 
 FILE, CENTRES = "index.faiss", "centres.npy"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.

@@ -4,7 +4,7 @@
     FOLDER/index.faiss      the index of the first rows
     FOLDER/centres.npy      or the centres of an inverted file that are being learnt
 
-`parts.Savepoint` decides how often."""
+`store.parts.Savepoint` decides how often."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from raytriever.cache import keep_within_bound
 from raytriever.index.approximate.faiss_finders import Centres, Hnsw, Ivf
-from raytriever.parts import Parts, Savepoint
 from raytriever.progress import Progress
+from raytriever.store.cache import keep_within_bound
+from raytriever.store.parts import Parts, Savepoint
 
 BLOCK = 1 << 16
 # Copies that the disk must have room for: the one that is written, that before it, and the finished index.

@@ -15,7 +15,7 @@ from typing import Any
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LOSS_NAMES
 from raytriever.options import did_you_mean
-from raytriever.storage import cache_folder, write_atomically
+from raytriever.store.commit import cache_folder, write_atomically
 
 _REMEDY = "write the loss into a file, and give 'FILE.py:NAME'"
 _REGISTERED = dict[str, Callable[..., Any]]()

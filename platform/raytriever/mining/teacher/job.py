@@ -28,11 +28,10 @@ from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
-from raytriever.parts import Parts
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
-from raytriever.storage import (
+from raytriever.store.commit import (
     MANIFEST,
     check_writable,
     committed_directory,
@@ -40,6 +39,7 @@ from raytriever.storage import (
     read_manifest,
     write_atomically,
 )
+from raytriever.store.parts import Parts
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
 # A few minutes for a small cross-encoder on two cores, one or two seconds on a GPU.

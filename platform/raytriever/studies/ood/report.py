@@ -20,7 +20,7 @@ from raytriever.errors import ConfigError
 from raytriever.index.approximate.measure import OperatingPoint, format_count
 from raytriever.report.figures import COLOURS, HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.report.figures import save_curves as save_steps
-from raytriever.storage import committed_directory
+from raytriever.store.commit import committed_directory
 from raytriever.studies.ood.gap import CUTOFFS, Gap, GapEmbeddings, IndexMeasurement, K, describe_gap
 from raytriever.terminal import text_table
 from raytriever.tracking.steps import STEPS, read_curve

@@ -19,7 +19,7 @@ from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import default_device
 from raytriever.models.resolution import resolve_model
 from raytriever.reading.structured import read_json
-from raytriever.storage import write_atomically
+from raytriever.store.commit import write_atomically
 from raytriever.studies.definition import Evaluated, MeasuredDataset
 
 _REMEDY = "remove it; it is written again"

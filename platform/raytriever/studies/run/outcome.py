@@ -23,7 +23,7 @@ from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
-from raytriever.storage import committed_directory, disk_errors, write_atomically
+from raytriever.store.commit import committed_directory, disk_errors, write_atomically
 from raytriever.studies.definition import (
     CURVES,
     GAINS,

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from raytriever.data.sources import IR_DATASETS, is_uri
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.reading.structured import read_json
-from raytriever.storage import check_writable, disk_errors
+from raytriever.store.commit import check_writable, disk_errors
 from raytriever.studies.definition import Arm, Study
 
 SETTINGS, DATA = "study.json", "data"

@@ -21,7 +21,7 @@ from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, t
 from raytriever.models.precision import autocast, is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
-from raytriever.storage import cache_folder, write_atomically
+from raytriever.store.commit import cache_folder, write_atomically
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes

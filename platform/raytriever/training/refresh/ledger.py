@@ -19,7 +19,7 @@ from typing import Any
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import read_json
-from raytriever.storage import disk_errors, write_atomically
+from raytriever.store.commit import disk_errors, write_atomically
 
 ROUNDS = "rounds.json"
 

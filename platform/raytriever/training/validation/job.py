@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.storage import read_manifest
+from raytriever.store.commit import read_manifest
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from raytriever.errors import setting
 from raytriever.reading.structured import read_json
-from raytriever.storage import disk_errors, write_atomically
+from raytriever.store.commit import disk_errors, write_atomically
 
 T = TypeVar("T")
 FOLDER, STOP = "evaluations", "stop.json"

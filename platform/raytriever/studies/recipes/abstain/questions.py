@@ -28,7 +28,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.structured import read_json
-from raytriever.storage import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"

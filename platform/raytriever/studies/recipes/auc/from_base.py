@@ -20,7 +20,7 @@ from typing import TypedDict
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.models.source import MINILM
 from raytriever.reading.structured import read_json
-from raytriever.storage import MANIFEST, committed_directory, sha256_of
+from raytriever.store.commit import MANIFEST, committed_directory, sha256_of
 from raytriever.studies.claims import Claim, above, above_on_average, no_worse_on_average
 from raytriever.studies.datasets import LENGTHS, PACKAGES, STDLIB, StudyDataset, Subset, pack_subset, pydocs_subset
 from raytriever.studies.definition import SMOKE, STEPS_TO_BEST, Arm, Drawing, Study

@@ -26,10 +26,10 @@ from tempfile import TemporaryFile
 from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
-from raytriever.locking import acquire, check_owner, lock_file_of, owner_of
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
+from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = "manifest.json"
 _ASIDE = ".aside-"
@@ -215,7 +215,7 @@ def lock_errors(path: Path | str) -> Iterator[None]:
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `path` in a block: no other process that takes it writes there; see `locking.acquire`.
+    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`.
 
     Raises:
         InUseError: another process is writing it, and `wait` is false.

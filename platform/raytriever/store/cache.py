@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from raytriever.errors import StorageError
-from raytriever.locking import InUseError, owner_of
 from raytriever.reading.structured import read_json
-from raytriever.storage import cache_folder, disk_errors, files_below, one_writer, write_atomically
+from raytriever.store.commit import cache_folder, disk_errors, files_below, one_writer, write_atomically
+from raytriever.store.lock import InUseError, owner_of
 
 # Bytes of each collection. `pydocs` is every folder whose name begins so.
 BOUNDS = {

@@ -17,10 +17,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from raytriever.cache import keep_within_bound
-from raytriever.capacity import check_disk
 from raytriever.errors import StorageError
-from raytriever.storage import committed_directory, disk_errors, is_committed, one_writer, read_manifest
+from raytriever.store.cache import keep_within_bound
+from raytriever.store.capacity import check_disk
+from raytriever.store.commit import committed_directory, disk_errors, is_committed, one_writer, read_manifest
 from raytriever.terminal import warn
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Checks that a disk and the memory hold what a stage needs, before the stage writes anything.
 
 A stage gives the bytes that it will write. Another process may use the space meanwhile, so a full disk is an error
-while writing, too (`storage.disk_errors`).
+while writing, too (`commit.disk_errors`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.machine import free_system_memory
-from raytriever.storage import cache_folder
+from raytriever.store.commit import cache_folder
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 

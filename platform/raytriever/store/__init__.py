@@ -1,0 +1,6 @@
+"""Store: everything on disk is committed, locked, continued and bounded here; other code calls these functions alone.
+
+`commit` makes files and directories appear whole, `lock` lets one process write a path, `parts` keeps the finished
+parts of an unfinished result, `cache` bounds what may be made again, and `capacity` checks that a disk has room.
+Another file system, such as an object store, is a second implementation of `commit` and `lock`.
+"""

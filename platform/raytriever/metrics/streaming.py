@@ -114,7 +114,12 @@ class ScoreCounts:
         self.cells: Int64[ndarray, " cells"] = np.zeros(0, np.int64)  # in the order of the memory
         self.bins = POSITIONS  # of each cell
         self.rounded = False
-        self.sizes = (0, 0)
+        self._sizes = (0, 0)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Number of counted positives and negatives."""
+        return self._sizes
 
     def add(self, positives: Float[ndarray, " positives"], negatives: Float[ndarray, " negatives"]) -> None:
         """Count more scores.
@@ -165,9 +170,9 @@ class ScoreCounts:
             self.seen[ours] = _join(self.seen[ours], seen[theirs])
 
     def _add_sizes(self, positives: int, negatives: int) -> None:
-        ours, theirs = self.sizes
+        ours, theirs = self._sizes
         check_pairs(ours + positives, theirs + negatives)
-        self.sizes = ours + positives, theirs + negatives
+        self._sizes = ours + positives, theirs + negatives
 
     def _bits(self, scores: ndarray) -> UInt32[ndarray, " scores"]:
         if scores.dtype != np.float32:

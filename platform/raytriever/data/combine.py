@@ -9,7 +9,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from jaxtyping import Int64
@@ -89,7 +89,9 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     query_starts, document_starts = _starts([len(side) for side in queries]), _starts([len(side) for side in documents])
     starts = list(zip(datasets, query_starts[:-1].tolist(), document_starts[:-1].tolist(), strict=True))
     judgements = {
-        split: _concatenated([(part.judgements[split], *at) for part, *at in starts if split in part.judgements])
+        split: _concatenated(
+            [(part.judgements[split], query, document) for part, query, document in starts if split in part.judgements]
+        )
         for split in dict.fromkeys(split for dataset in datasets for split in dataset.judgements)
     }
     absent = {
@@ -137,7 +139,7 @@ def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
 
-def _concatenated(parts: Sequence[Any]) -> Judgements:
+def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
     """Concatenate judgements, shifted by the starts of their queries and documents. The order stays ascending."""
     return Judgements(
         np.concatenate([rows.queries + query_start for rows, query_start, _ in parts]),
@@ -203,8 +205,9 @@ def _number_repeats(names: Sequence[str]) -> list[str]:
 
 def _clash(columns: Sequence[Sequence[str]]) -> bool:
     """Return True if two columns share an id. Compares hashes of eight bytes: a collision only adds a prefix."""
-    digests = (
-        b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column) for column in columns
-    )
-    together = np.concatenate([np.unique(np.frombuffer(joined, dtype=np.uint64)) for joined in digests])
+    together = np.concatenate([np.unique(np.fromiter(map(_hash, each), np.uint64, len(each))) for each in columns])
     return len(np.unique(together)) < len(together)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -116,8 +116,9 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
         keys, contents, forms = keys[live], contents[live], forms[live]
     digest = digest_of([keys], [contents])
     np.save(folder / f"{name}.{FORMS}", forms)
-    counts = {"rows": len(first), "live": len(live), "repeated": within + len(again) - len(other)}
-    return AssembledSide(index, live, counts | {"digest": digest, "same_text": len(Copies.of(forms))})
+    repeated_rows, same_text = within + len(again) - len(other), len(Copies.of(forms))
+    meta = {"rows": len(first), "live": len(live), "digest": digest, "repeated": repeated_rows, "same_text": same_text}
+    return AssembledSide(index, live, meta)
 
 
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:

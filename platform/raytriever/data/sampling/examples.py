@@ -145,8 +145,9 @@ class Examples:
         """Return all known relevant documents of a batch of examples: the index of the example of each, and the
         document, the first of equal ones."""
         offsets, documents = self._known
-        counts = np.diff(offsets)[examples]
-        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_runs(offsets[examples], counts)]
+        starts = offsets[examples]
+        counts = offsets[examples + 1] - starts
+        return np.repeat(np.arange(len(examples)), counts), documents[positions_of_runs(starts, counts)]
 
     def drawn_positives(
         self, examples: Int64[ndarray, " batch"], epochs: Int64[ndarray, " batch"], count: int

@@ -70,8 +70,7 @@ class Case:
 
     def materials(self) -> list[str]:
         """The materials that its command names, or its changes touch."""
-        words = self.words.partition(" ")[2]  # without the stage: `index` is also a material
-        touched = " ".join([words, self.shell, *(getattr(maker, "path", "") for maker in self.make)])
+        touched = " ".join([self.words, self.shell, *(getattr(maker, "path", "") for maker in self.make)])
         return [name for name in MATERIALS if re.search(rf"(?<![\w-]){name}(?![\w-])", touched)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, cut, document, link, removed, sealed, write
+from hostile.making import change, cut, document, folder, link, removed, sealed, write
 
 TRAIN = "train --dataset prepared --model model --output out --max-steps 2"
 ENCODE = "encode --dataset prepared --model model --output out"
@@ -81,6 +81,25 @@ def pickled(column: str) -> Callable[[Any], Any]:
     return alter
 
 
+def cast(column: str, kind: str) -> Callable[[Any], Any]:
+    """A column of another type."""
+
+    def alter(table: Any) -> Any:
+        import pyarrow as pa
+
+        position = table.schema.get_field_index(column)
+        values = {
+            "dictionary": lambda: table[column].cast(pa.string()).dictionary_encode(),
+            "number": lambda: pa.array([1] * len(table)),
+            "null": lambda: pa.nulls(len(table), pa.string()),
+            "binary": lambda: table[column].cast(pa.binary()),
+            "nested": lambda: pa.array([["x"]] * len(table)),
+        }[kind]()
+        return table.set_column(position, column, values)
+
+    return alter
+
+
 def poison(size: int) -> Callable[[Any], Any]:
     """An array of pickled objects."""
 
@@ -90,6 +109,12 @@ def poison(size: int) -> Callable[[Any], Any]:
         return np.array([{"a": 1}] * size, dtype=object)
 
     return alter
+
+
+def negative(column: Any) -> Any:
+    column = column.copy()
+    column.flat[-1] = -5
+    return column
 
 
 def unknown(column: Any) -> Any:
@@ -130,8 +155,12 @@ def cut_short(words: str, path: str, file: str, fast: bool = False, about: bool 
     cases = [
         Case(f"{path} with a file changed", words, "", (change(f"{path}/{file}", _flip),)),
         Case(f"{path} with a file cut", words, "incomplete: ", (cut(f"{path}/{file}", -7),), fast=fast),
+        Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
+        Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
         Case(f"{path} without a manifest", words, "", (removed(manifest),)),
+        Case(f"{path} with a manifest of no bytes", words, "", (write(manifest, b""),)),
         Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),), fast=fast),
+        Case(f"{path} with a manifest nested deeply", words, "", (write(manifest, b"[" * 100_000),)),
         Case(f"{path} with a manifest that names a file outside", words, "", (named(path, "../../etc/passwd"),)),
         Case(f"{path} with a manifest that links to itself", words, "", (link(manifest, "manifest.json"),)),
     ]
@@ -166,19 +195,38 @@ CASES = of_area(
     *cut_short(STORE, "store", "shards/000000/embeddings.npy"),
     *cut_short(INDEX, "index", "embeddings.npy"),
     *cut_short(NEGATIVES, "negatives", PART, about=False),
+    Case("scores with a file cut", SCORES, "incomplete: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
     Case("scores of another kind", SCORES, "", (of_meta("scores", kind="cake"),), leaves=("out*",)),
     resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text")), fast=True),
+    *[
+        resealed(f"texts of kind {kind}", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", cast("text", kind)))
+        for kind in ("dictionary", "number", "null", "nested")
+    ],
+    resealed("an Arrow file without columns", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.select([]))),
     resealed("an Arrow file of garbage", ENCODE, "prepared", write(f"{DOCUMENTS}.arrow", b"ARROW1" * 50)),
+    resealed("an Arrow file of fewer rows", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.slice(9))),
     resealed("an Arrow file with a wrong offset", ENCODE, "prepared", change(f"{DOCUMENTS}.arrow", _flip)),
+    resealed("tokens that are pickled", ENCODE, "prepared", array(f"{DOCUMENTS}.tokens.npy", poison(160))),
     resealed("offsets that go back", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[::-1])),
     resealed("offsets beyond the tokens", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", huge)),
+    resealed("offsets of another shape", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[None])),
     resealed("an array cut in its header", ENCODE, "prepared", cut(f"{DOCUMENTS}.offsets.npy", 20)),
     resealed(
         "judgements of documents that do not exist", TRAIN, "prepared", array("prepared/judgements/train.npy", unknown)
     ),
+    resealed("judgements below zero", TRAIN, "prepared", array("prepared/judgements/train.npy", negative)),
+    resealed("judgements of fractions", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a + 0.5)),
+    resealed("judgements of two rows", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a[:2])),
     resealed("judgements that are pickled", TRAIN, "prepared", array("prepared/judgements/train.npy", poison(5))),
     resealed("a store of NaN", STORE, "store", array("store/shards/000000/embeddings.npy", not_a_number)),
     resealed("a store whose plan is garbage", STORE, "store", write("store/plan.json", b"\0garbage"), line="plan.json"),
+    resealed(
+        "a store with an empty plan",
+        STORE,
+        "store",
+        write("store/plan.json", b"{}"),
+        line="store/plan.json: is damaged or changed: 'key' is missing",
+    ),
     resealed(
         "a store with the plan of another",
         STORE,

@@ -19,12 +19,7 @@ def tracking(name: str, uri: str, line: str = "", stage: str = TRAIN, fast: bool
 
 CASES = of_area(
     "environment",
-    tracking(
-        "a tracking server that does not answer",
-        "http://127.0.0.1:9",
-        "MLflow does not answer (...correct MLFLOW_TRACKING_URI",
-        fast=True,
-    ),
+    tracking("a tracking server that does not answer", "http://127.0.0.1:9", "MLflow does not answer", fast=True),
     tracking("a tracking server of no known name", "http://no-such-host.invalid", "MLflow does not answer"),
     tracking("a tracking address of no known scheme", "carrier-pigeon://coop", "unknown scheme"),
     tracking("a tracking address of nothing", "http://", "MLflow does not answer"),

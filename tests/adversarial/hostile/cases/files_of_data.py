@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, folder, packed, removed, replaced, rows, write
+from hostile.making import change, cut, folder, packed, removed, replaced, rows, write
 
 PREPARE = "prepare --dataset letters --model model --output out"
 SET = "prepare --dataset set --model model --output out"
@@ -19,17 +19,30 @@ TEVATRON = {"query_id": "1", "query": "a cell", "positive_passages": [{"docid": 
 FLAG = {"query": "how tall", "pos": ["324 metres"], "neg": ["in Paris"]}
 
 
-def pickled_parquet(path: str) -> Maker:
-    """A Parquet file whose column `positive` holds pickled objects of Ray."""
+def parquet(path: str, kind: str) -> Maker:
+    """A Parquet file whose column `positive` is of an unexpected kind."""
 
     def action(file: Path) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        about = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
-        fields = [pa.field("anchor", pa.string()), pa.field("positive", pa.binary(), metadata=about)]
-        columns = [pa.array(["a cell", "b cell"]), pa.array([b"\x80\x04.", b"\x80\x04."])]
-        pq.write_table(pa.table(columns, schema=pa.schema(fields)), file)
+        texts = pa.array(["a cell", "b cell"])
+        columns = {
+            "number": pa.array([1, 2]),
+            "null": pa.nulls(2),
+            "nested": pa.array([{"a": 1}, {"a": 2}]),
+            "binary": pa.array([b"\xff\xfe", b"x"]),
+            "dictionary": texts.dictionary_encode(),
+            "pickled": texts,
+            "text": texts,
+        }
+        table = pa.table({"anchor": texts, "positive": columns[kind]})
+        if kind == "pickled":
+            about = {b"ARROW:extension:name": b"ray.data.arrow_pickled_object", b"ARROW:extension:metadata": b""}
+            field = pa.field("positive", pa.binary(), metadata=about)
+            columns = [texts, pa.array([b"\x80\x04.", b"\x80\x04."])]
+            table = pa.table(columns, schema=pa.schema([pa.field("anchor", pa.string()), field]))
+        pq.write_table(table, file)
 
     return change(path, action)
 
@@ -67,13 +80,7 @@ def dressed(path: str, before: bytes = b"", after: bytes = b"", line_ends: bytes
 
 CASES = of_area(
     "files",
-    Case(
-        "no corpus",
-        PREPARE,
-        "letters: no corpus.jsonl or corpus.jsonl.gz in it; it holds ...give a folder in BEIR layout",
-        (removed(CORPUS),),
-        fast=True,
-    ),
+    Case("no corpus", PREPARE, "letters: no corpus.jsonl or corpus.jsonl.gz", (removed(CORPUS),), fast=True),
     Case("no queries", PREPARE, "letters: no queries.jsonl", (removed("letters/queries.jsonl"),), fast=True),
     Case("no judgements", PREPARE, make=(removed("letters/qrels"),), code=0),
     Case(
@@ -89,6 +96,8 @@ CASES = of_area(
         (write(CORPUS, b""),),
         fast=True,
     ),
+    Case("a corpus of blank lines", PREPARE, "letters/corpus.jsonl: no row in it", (write(CORPUS, b"\n\n\n"),)),
+    Case("a corpus of NULs", PREPARE, "not JSON (Expecting value at column 1)", (write(CORPUS, bytes(4096)),)),
     Case(
         "a corpus in UTF-16",
         PREPARE,
@@ -119,6 +128,21 @@ CASES = of_area(
     ),
     Case("a gzip that is cut", PREPARE, "the gzip is broken", (packed(CORPUS, 500),), fast=True),
     Case(
+        "a gzip of no bytes", PREPARE, "letters/corpus.jsonl.gz: no row in it, the file is empty", (packed(CORPUS, 0),)
+    ),
+    Case(
+        "a gzip that is none",
+        PREPARE,
+        "letters/corpus.jsonl.gz: the gzip is broken after row 0",
+        (removed(CORPUS), write("letters/corpus.jsonl.gz", b"not packed at all")),
+    ),
+    Case(
+        "a gzip with a wrong checksum",
+        PREPARE,
+        "letters/corpus.jsonl.gz: the gzip is broken after row 0",
+        (packed(CORPUS), change("letters/corpus.jsonl.gz", lambda f: f.write_bytes(f.read_bytes()[:-8] + bytes(8)))),
+    ),
+    Case(
         "a gzip with garbage after it",
         PREPARE,
         "letters/corpus.jsonl.gz: the gzip is broken after row 0",
@@ -132,10 +156,34 @@ CASES = of_area(
         seconds=120,
     ),
     Case(
+        "judgements of no bytes",
+        PREPARE,
+        "the header is '' (the file is empty)",
+        (write("letters/qrels/test.tsv", b""),),
+    ),
+    Case(
         "judgements with a wrong header",
         PREPARE,
         "the header is 'query\\tdocument\\tscore'",
         (replaced("letters/qrels/test.tsv", "query-id\tcorpus-id", "query\tdocument"),),
+    ),
+    Case(
+        "judgements without header",
+        PREPARE,
+        "the header is 'q128\\td128\\t1'",
+        (replaced("letters/qrels/test.tsv", "query-id\tcorpus-id\tscore\n", ""),),
+    ),
+    Case(
+        "judgements of the form of TREC",
+        PREPARE,
+        "the header is 'q128 0 d128 1'",
+        (write("letters/qrels/test.tsv", "q128 0 d128 1\n"),),
+    ),
+    Case(
+        "judgements separated by commas",
+        PREPARE,
+        "the header is 'query-id,corpus-id,score'",
+        (change("letters/qrels/test.tsv", lambda f: f.write_text(f.read_text().replace("\t", ","))),),
     ),
     Case(
         "a split whose name leads out",
@@ -161,6 +209,8 @@ CASES = of_area(
         (rows("set/a/train.jsonl", TEVATRON), rows("set/b/corpus.jsonl", {"_id": "1", "text": "x"})),
     ),
     Case("a folder of nothing", SET, "--dataset set: no file in it", (folder("set"),), fast=True),
+    Case("a folder of hidden files", SET, "--dataset set: no file in it", (rows("set/.train.jsonl", PAIR),)),
+    Case("a folder of unknown files", SET, "set: in no known format", (write("set/notes.txt", "x"),)),
     Case("fields of no known format", SET, "set: in no known format", (rows("set/train.jsonl", {"a": 1, "b": 2}),)),
     Case(
         "an object of a million fields",
@@ -174,6 +224,7 @@ CASES = of_area(
         "set/train.json: the JSON array is cut off after row 1",
         (write("set/train.json", json.dumps([PAIR, PAIR])[:-10]),),
     ),
+    Case("an array of arrays", SET, "set: in no known format", (write("set/train.json", "[[1], [2]]"),)),
     Case(
         "an array nested deeply",
         SET,
@@ -198,12 +249,29 @@ CASES = of_area(
         (write("set/train.parquet", b"PAR1 not at all PAR1"),),
     ),
     Case(
+        "a Parquet file of no bytes",
+        SET,
+        "set/train.parquet: no row in it, the file is empty",
+        (write("set/train.parquet", b""),),
+    ),
+    Case(
+        "a Parquet file that is cut",
+        SET,
+        "set/train.parquet: the Parquet is broken",
+        (parquet("set/train.parquet", "text"), cut("set/train.parquet", -30)),
+    ),
+    Case(
         "a Parquet column of pickled objects",
         SET,
         "set/train.parquet: column 'positive' is of the extension type 'ray.data.arrow_pickled_obje",
-        (pickled_parquet("set/train.parquet"),),
+        (parquet("set/train.parquet", "pickled"),),
         fast=True,
     ),
+    *[
+        Case(f"a Parquet column of kind {kind}", SET, "", (parquet("set/train.parquet", kind),))
+        for kind in ("number", "null", "nested", "binary")
+    ],
+    Case("a Parquet column of a dictionary", SET, "", (parquet("set/train.parquet", "dictionary"),), code=0),
     Case(
         "training on a broken corpus",
         "train --dataset letters --model model --output out --max-steps 2",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hostile.case import Case, of_area
-from hostile.making import cut, fifo, folder, link, removed, replaced, write
+from hostile.making import cut, document, fifo, folder, link, removed, replaced, write
 
 COMPARE = "compare run results --output page.html"
 CONTINUE = "train --dataset letters --model model --output run --max-steps 4 --batch-size 8 --precision fp32"
@@ -20,6 +20,9 @@ def broken(file: str, words: str, special: bool = True) -> list[Case]:
     cases = [
         Case(f"{stage} after {name} became empty", words, file, (write(file, b""),)),
         Case(f"{stage} after {name} was cut", words, file, (cut(file, 40),)),
+        Case(f"{stage} after {name} became null", words, file, (write(file, b"null"),)),
+        Case(f"{stage} after {name} became an array", words, file, (write(file, b"[1]"),)),
+        Case(f"{stage} after {name} became no UTF-8", words, file, (write(file, b"\xff\xfe{}"),)),
         Case(f"{stage} after {name} was nested deeply", words, file, (write(file, b"[" * 100_000),)),
     ]
     if special:
@@ -41,7 +44,22 @@ CASES = of_area(
     *NOTHING,
     *broken(METRICS, COMPARE),
     *broken(RESULTS, COMPARE),
+    *broken(RESULTS, EXPORT),
+    *broken(METRICS, CONTINUE, special=False),
     *broken(RUN, CONTINUE, special=False),
+    *broken("run/model/config.json", SEARCH),
+    Case(
+        "metrics of words",
+        COMPARE,
+        "run/metrics.json: is not what this version writes: 'after.ndcg_at_10' is a text, expected ",
+        (document(METRICS, lambda c: c.update(after={"ndcg_at_10": "good"})),),
+    ),
+    Case(
+        "metrics of another data set",
+        COMPARE,
+        "run/metrics.json: is not what this version writes: 'dataset' is 7, expected a text",
+        (document(METRICS, lambda c: c.update(dataset=7)),),
+    ),
     Case("steps that are cut short", CONTINUE, code=0, make=(cut(STEPS, -40),), leaves=("run*",)),
     Case(
         "steps with a line of garbage in their middle",
@@ -49,8 +67,26 @@ CASES = of_area(
         make=(replaced(STEPS, '"step": 2,', '"step" 2,'),),
         code=0,
     ),
+    Case(
+        "steps of words",
+        COMPARE,
+        "run/steps.jsonl at byte ...: is damaged or changed: 'step' is a text, expected a whole number",
+        (replaced(STEPS, '"step": 2,', '"step": "two",'),),
+    ),
     Case("settings of a run that are garbage", COMPARE, "run/config.yaml: is not YAML", (write(CONFIG, "loss: {"),)),
     Case("settings of a run that are gone", COMPARE, make=(removed(CONFIG),), code=0),
+    Case(
+        "settings of a run that were edited",
+        CONTINUE,
+        "--output run: holds a run with other settings",
+        (replaced(CONFIG, "batch_size: 8", "batch_size: 16"),),
+    ),
+    Case(
+        "queries of a run that are garbage",
+        COMPARE,
+        "run/per_query/letters.json: is damaged or changed: it is nested more than 100 deep",
+        (write(PER_QUERY, "[" * 1000),),
+    ),
     Case("a run that is not finished", COMPARE, "run: holds a run that is not finished", (removed(METRICS),)),
     Case("a model of a run that is cut short", SEARCH, "incomplete", (cut("run/model/model.safetensors", -9),)),
     Case("a model of a run without manifest", SEARCH, "", (removed("run/model/manifest.json"),), code=0),

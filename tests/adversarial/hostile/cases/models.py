@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, cut, document, fifo, folder, removed, write
+from hostile.making import change, cut, document, fifo, folder, link, removed, write
 
 SEARCH = "search x --dataset letters --model model"
 WEIGHTS, CONFIG, TOKENIZER = "model/model.safetensors", "model/config.json", "model/tokenizer.json"
@@ -30,6 +30,18 @@ def tensors(alter: Callable[[dict[str, Any]], Any]) -> Maker:
 def first(content: dict[str, Any], suffix: str) -> str:
     """The first tensor whose name ends so."""
     return next(name for name in sorted(content) if name.endswith(suffix))
+
+
+def half(content: dict[str, Any]) -> None:
+    name = first(content, "word_embeddings.weight")
+    content[name] = content[name][:20].clone()
+
+
+def whole(content: dict[str, Any]) -> None:
+    import torch
+
+    name = first(content, "query.weight")
+    content[name] = content[name].to(torch.int32)
 
 
 def poisoned(content: dict[str, Any]) -> None:
@@ -64,7 +76,7 @@ CASES = of_area(
     Case(
         "a model without tokenizer",
         SEARCH,
-        "model: has no tokenizer; copy tokenizer.json and tokenizer_config.json next to config.json",
+        "model: has no tokenizer",
         (removed(TOKENIZER), removed("model/tokenizer_config.json")),
     ),
     Case(
@@ -81,13 +93,51 @@ CASES = of_area(
         (cut(WEIGHTS, 5000),),
         fast=True,
     ),
+    Case(
+        "weights of no bytes",
+        SEARCH,
+        "model/model.safetensors: is damaged or changed: Error while deserializing header: header too ",
+        (write(WEIGHTS, b""),),
+    ),
+    Case(
+        "weights that are a pickle",
+        SEARCH,
+        "model/model.safetensors: is damaged or changed: Error while deserializing header: invalid hea",
+        (write(WEIGHTS, b"\x80\x04\x95" + bytes(100)),),
+    ),
+    Case(
+        "weights with a header of a terabyte",
+        SEARCH,
+        "model/model.safetensors: is damaged or changed: Error while deserializing header: header too ",
+        (write(WEIGHTS, b"\xff\xff\xff\xff\xff\x00\x00\x00{}"),),
+    ),
+    Case("weights that are a folder", SEARCH, "model: cannot be loaded", (folder(WEIGHTS),)),
     Case("weights that are a pipe", SEARCH, "model: cannot be loaded", (fifo(WEIGHTS),)),
+    Case("weights that link to themselves", SEARCH, "model: cannot be loaded", (link(WEIGHTS, "model.safetensors"),)),
     Case("weights with a tensor missing", SEARCH, "query.weight", (tensors(without),), fast=True),
+    Case(
+        "weights with a tensor of another shape",
+        SEARCH,
+        "model: embeddings.word_embeddings.weight has the shape [20, 32], but config.json asks for ",
+        (tensors(half),),
+    ),
+    Case(
+        "weights of whole numbers",
+        SEARCH,
+        "model: encoder.layer.0.attention.self.query.weight is stored as I32, not as a float of 16 ",
+        (tensors(whole),),
+    ),
     Case(
         "weights of NaN",
         SEARCH,
         "passage encoder: 160 embeddings are not finite, the first of text 'jggifh is hfiggj'",
         (tensors(poisoned),),
+    ),
+    Case(
+        "weights of no tensors",
+        SEARCH,
+        "model: has no trained weights for embeddings.word_embeddings.weight, embeddings.position_e",
+        (tensors(lambda content: {}),),
     ),
     Case(
         "missing tensors at evaluation",
@@ -102,22 +152,62 @@ CASES = of_area(
         (tensors(without),),
     ),
     Case(
+        "missing tensors at encoding",
+        "encode --dataset letters --model model --output out",
+        "model: has no trained weights for encoder.layer.0.attention.self.query.weight, and would use ",
+        (tensors(without),),
+    ),
+    Case(
+        "missing tensors at indexing",
+        "index --dataset letters --model model --output out",
+        "model: has no trained weights for encoder.layer.0.attention.self.query.weight, and would use ",
+        (tensors(without),),
+    ),
+    Case(
+        "missing tensors at mining",
+        "mine --dataset letters --model model --method dense --output out",
+        "model: has no trained weights for encoder.layer.0.attention.self.query.weight, and would use ",
+        (tensors(without),),
+    ),
+    Case(
         "missing tensors at export",
         "export --model model --output out",
         "model: has no trained weights for encoder.layer.0.attention.self.query.weight, and would use ",
         (tensors(without),),
     ),
     setting("hidden_size", "abc", fast=True),
+    setting("hidden_size", -1),
+    setting("hidden_size", 33),
+    setting("hidden_size", 10**12),
+    setting("num_hidden_layers", 10**9),
+    setting("num_hidden_layers", None),
+    setting("num_attention_heads", 0),
+    setting("vocab_size", 5),
+    setting("model_type", "unknown-model"),
+    setting("model_type", 7),
+    setting("model_type", ["bert"]),
+    setting("max_position_embeddings", 0),
+    setting("max_position_embeddings", "many"),
     Case(
         "a config that names code of its own, which is not run",
         SEARCH,
         make=(document(CONFIG, lambda c: c.update(auto_map={"AutoModel": "evil.Model", "AutoConfig": "evil.Config"})),),
         code=0,
     ),
+    setting("hidden_act", "explode"),
+    setting("dtype", "float7"),
+    setting("pad_token_id", 10**6),
+    with_file("a config that is an array", CONFIG, "[]"),
     with_file("a config that is empty", CONFIG, "", fast=True),
+    with_file("a config of garbage", CONFIG, b"\xff\xfe\x00"),
     with_file("a config nested deeply", CONFIG, "[" * 100_000),
     with_file("a tokenizer of nothing", TOKENIZER, "{}", fast=True),
+    with_file("a tokenizer that is an array", TOKENIZER, "[]"),
+    with_file("a tokenizer of garbage", TOKENIZER, b"\xff\xfe\x00"),
+    with_file("a tokenizer config that is an array", "model/tokenizer_config.json", "[]"),
     with_file("a tokenizer config of another class", "model/tokenizer_config.json", '{"tokenizer_class": "os.system"}'),
+    with_file("modules that are null", "model/modules.json", "[null]"),
+    with_file("modules that are no list", "model/modules.json", "7"),
     with_file(
         "modules of unknown kind", "model/modules.json", '[{"idx": 0, "name": "0", "path": "", "type": "os.system"}]'
     ),
@@ -125,6 +215,27 @@ CASES = of_area(
         "modules that lead out",
         "model/modules.json",
         '[{"idx": 0, "name": "0", "path": "../../etc", "type": "sentence_transformers.models.Transformer"}]',
+    ),
+    with_file("our description of garbage", "model/raytriever.json", "{"),
+    with_file("our description of wrong types", "model/raytriever.json", '{"pooling": 7, "similarity": []}'),
+    Case(
+        "a tokenizer larger than the table of embeddings",
+        SEARCH,
+        "model: the tokenizer has the token '丱' with the number 241, but the model embeds 192 token",
+        (document(TOKENIZER, lambda c: c["model"]["vocab"].update({chr(0x4E00 + i): 192 + i for i in range(50)})),),
+    ),
+    Case(
+        "a cross-encoder of three labels",
+        "score --dataset letters --model cross --negatives negatives --output out",
+        "cross: classifier.weight has the shape [1, 32], but config.json asks for [3, 32]",
+        (
+            document(
+                "cross/config.json",
+                lambda c: c.update(
+                    num_labels=3, id2label={"0": "a", "1": "b", "2": "c"}, label2id={"a": 0, "b": 1, "c": 2}
+                ),
+            ),
+        ),
     ),
     Case(
         "a cross-encoder without its head",
@@ -144,10 +255,5 @@ CASES = of_area(
         fast=True,
     ),
     Case("a data set as model", SEARCH.replace("--model model", "--model letters"), "has no config.json"),
-    Case(
-        "a hub model while offline",
-        SEARCH.replace("--model model", "--model no/such"),
-        "no/such: the hub cannot be reached...or use 'minilm'",
-        fast=True,
-    ),
+    Case("a hub model while offline", SEARCH.replace("--model model", "--model no/such"), "the hub cannot be reached"),
 )

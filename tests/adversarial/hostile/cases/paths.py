@@ -25,6 +25,7 @@ WRITES = {
     "compare": "compare results --output PATH",
     "study": "study mw-in-domain --output PATH --data-root letters",
     "annotate": "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1 --output PATH",
+    "launch": "launch --ray-port 46379 --dashboard-port 48265 --mlflow-port 45000 --database PATH",
 }
 DATA = {
     "prepare": "prepare --dataset PATH --model model --output out",

@@ -88,9 +88,9 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
 
     words = [word.strip() for word in (names or "").split(",") if word.strip()]
     if bool(words) == bool(benchmark):
-        tasks, benchmark = setting("tasks"), setting("benchmark")
-        what = f"both {tasks} and {benchmark} are given" if words else f"neither {tasks} nor {benchmark} is given"
-        raise ConfigError(what, SUITE, f"name tasks by {tasks} NAME,... or one benchmark by {benchmark}")
+        one, other = setting("tasks"), setting("benchmark")
+        what = f"both {one} and {other} are given" if words else f"neither {one} nor {other} is given"
+        raise ConfigError(what, SUITE, f"name tasks by {one} NAME,... or one benchmark by {other}")
     if benchmark:
         tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
     else:

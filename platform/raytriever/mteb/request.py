@@ -70,10 +70,9 @@ def read_tasks(names: str | None, benchmark: str | None) -> list[Any]:
 
     words = [word.strip() for word in (names or "").split(",") if word.strip()]
     if bool(words) == bool(benchmark):
-        by_names, by_benchmark = setting("tasks"), setting("benchmark")
-        state = "both {} and {} are given" if words else "neither {} nor {} is given"
-        remedy = f"name tasks by {by_names} NAME,... or one benchmark by {by_benchmark}"
-        raise ConfigError(state.format(by_names, by_benchmark), SUITE, remedy)
+        one, other = setting("tasks"), setting("benchmark")
+        what = f"both {one} and {other} are given" if words else f"neither {one} nor {other} is given"
+        raise ConfigError(what, SUITE, f"name tasks by {one} NAME,... or one benchmark by {other}")
     if benchmark:
         tasks = list(_look_up(mteb.get_benchmark, benchmark, "benchmark", _benchmark_names).tasks)
     else:

@@ -177,12 +177,7 @@ class Achieved:
 
 @dataclass(frozen=True)
 class CalibrationRow:
-    """Threshold, and the shares that it achieves on the checking split.
-
-    Args:
-        threshold: threshold, with its values on the choosing split.
-        achieved: shares on the checking split; None if the aim is out of reach.
-    """
+    """Threshold with its values on the choosing split, and the shares that it achieves on the checking split."""
 
     threshold: Threshold
     achieved: Achieved | None

@@ -185,12 +185,8 @@ class CalibrationRow:
     @property
     def wanted(self) -> Proportion | None:
         """The aim's share on the checking split; None if the aim is out of reach."""
-        if self.achieved is None:
-            return None
-        share: Proportion | None = getattr(
-            self.achieved, {"answered": "coverage"}.get(self.threshold.aim, self.threshold.aim)
-        )
-        return share
+        name = "coverage" if self.threshold.aim == "answered" else self.threshold.aim
+        return None if self.achieved is None else getattr(self.achieved, name)
 
     @property
     def checked(self) -> float:

@@ -130,13 +130,7 @@ class EvaluationJob:
 
 @dataclass(frozen=True)
 class OpenPart:
-    """Part of a data set, opened.
-
-    Args:
-        name: name of the part.
-        dataset: the part, with the splits of the evaluation.
-        judged: judged queries of each split.
-    """
+    """Part of a data set, opened with the splits of the evaluation; `judged` has the judged queries of each."""
 
     name: str
     dataset: RetrievalDataset

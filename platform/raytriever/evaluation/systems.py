@@ -131,10 +131,7 @@ class DenseCorpus(Interface):
 class EncodedQueries:
     """Encoded queries and the corpus that they search: a `System`.
 
-    Args:
-        corpus: embedded documents.
-        embeddings: embeddings of the queries.
-        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
+    `row` is the row of each query of the data set in `embeddings`, -1 for those that are not encoded.
     """
 
     corpus: DenseCorpus

@@ -177,12 +177,7 @@ class Achieved:
 
 @dataclass(frozen=True)
 class CalibrationRow:
-    """Threshold, and the shares that it achieves on the checking split.
-
-    Args:
-        threshold: threshold, with its values on the choosing split.
-        achieved: shares on the checking split; None if the aim is out of reach.
-    """
+    """Threshold with its values on the choosing split, and the shares that it achieves on the checking split."""
 
     threshold: Threshold
     achieved: Achieved | None
@@ -190,12 +185,8 @@ class CalibrationRow:
     @property
     def wanted(self) -> Proportion | None:
         """The aim's share on the checking split; None if the aim is out of reach."""
-        if self.achieved is None:
-            return None
-        share: Proportion | None = getattr(
-            self.achieved, {"answered": "coverage"}.get(self.threshold.aim, self.threshold.aim)
-        )
-        return share
+        name = "coverage" if self.threshold.aim == "answered" else self.threshold.aim
+        return None if self.achieved is None else getattr(self.achieved, name)
 
     @property
     def checked(self) -> float:

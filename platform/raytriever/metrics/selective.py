@@ -32,10 +32,8 @@ Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " s
 class RiskCoverage:
     """Risk-coverage curve, a point for each threshold, from the highest score down.
 
-    Args:
-        scores: thresholds.
-        coverage: share of the queries that are shown a document, ascending, 1 at the end.
-        risk: share of these whose document is not relevant.
+    `coverage` is the share of the queries that are shown a document, ascending, 1 at the end, and `risk` the share of
+    these whose document is not relevant.
     """
 
     scores: Float64[ndarray, " thresholds"]

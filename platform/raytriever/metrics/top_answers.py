@@ -25,9 +25,8 @@ class ScoredPools:
 class TopAnswers:
     """Top answer of each query of a split.
 
-    Args:
-        scores: its score; -inf for a query without a scored document.
-        right: whether it is relevant. A best score that a relevant and another document share does not count.
+    A query without a scored document has the score -inf. A best score that a relevant and another document share is not
+    right.
     """
 
     scores: Float64[ndarray, " queries"]

@@ -22,12 +22,7 @@ SUITE = setting("suite", "mteb")
 class MtebJob:
     """Models and tasks of an evaluation on MTEB.
 
-    Args:
-        models: at least one dense model.
-        tasks: tasks of MTEB, `mteb.AbsTask`.
-        measures: our figures on retrieval tasks.
-        precision: arithmetic of encoding, `fp32` or `bf16`. It is fp32 by default on every device, so that results
-            of different machines compare.
+    The precision is fp32 by default on every device, so that results of different machines compare.
     """
 
     models: Sequence[EvaluatedModel]

@@ -67,15 +67,8 @@ class Measures:
 class TaskSearch(MtebEncoder):
     """One model on one task of MTEB: passes as a model for `mteb.evaluate`.
 
-    Args:
-        config: settings of how texts are read.
-        retriever: loaded with `config`.
-        label: name of the model in tables, and in MTEB if it is a local one.
-        task: the task, with its data loaded where it is a retrieval task.
-        measures: figures of ours.
-        folder: MTEB's folder of the model's results.
-        backend: functions that encode and search.
-        log: called with a line for each step of the work.
+    `retriever` was loaded with `config`. `label` names the model in tables, and in MTEB if it is a local one. `folder`
+    is MTEB's folder of its results.
     """
 
     config: ModelConfig
@@ -198,11 +191,7 @@ class TaskSearch(MtebEncoder):
 class RankedQueries:
     """Results of all queries of a data set: they are searched once, as deep as MTEB or our metrics need.
 
-    Args:
-        system: the model on the data set.
-        encoded: the encoded queries, all of the data set.
-        top_k: number of results of each query for MTEB.
-        candidates: positions of the documents of which the results of each query are chosen; None for all.
+    The results of each query are chosen of its candidates, if there are any.
     """
 
     system: DenseSystem

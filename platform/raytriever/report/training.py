@@ -43,18 +43,8 @@ def write_training_report(
 ) -> None:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
-    Args:
-        folder: the run directory.
-        title: heading of the page.
-        split: name of the measured split.
-        judged: judged queries of this split.
-        evaluations: evaluations by system; the figures show `before` and `after`.
-        losses: training loss by step.
-        dev_losses: loss on the dev split by step.
-        dev_metrics: metrics of checkpoints on dev data, by metric and step; drawn if there are any.
-        config_yaml: the resolved settings, shown on the page.
-        tests, pairs: Rows of `training_tests`, shown on the page.
-        notes: lines above the tables, such as that on the analyser of BM25; at least one.
+    The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
+    `tests` and `pairs` are rows of `training_tests`. `notes` are lines above the tables, at least one.
     """
     dataset = judged.dataset
     for name, evaluation in evaluations.items():

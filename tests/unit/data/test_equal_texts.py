@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,9 +119,11 @@ def test_without_copies_the_known_documents_are_the_positives() -> None:
 )
 def test_an_evaluation_counts_queries_with_a_copy_above_the_relevant_passage(ranking: list[int], count: int) -> None:
     dataset = _dataset([[0, 4]], TEXTS, ["where is the kettle"], ("test",))
-    evaluation = evaluate(
-        dataset, "test", lambda q, k: (np.zeros((1, 3)), np.array([ranking])), lambda q, d: np.zeros(len(q), np.float32)
+    system = SimpleNamespace(
+        search=lambda queries, depth: (np.zeros((1, 3)), np.array([ranking])),
+        score=lambda queries, documents: np.zeros(len(queries), np.float32),
     )
+    evaluation = evaluate(dataset, "test", system)
     judged = select_judged_queries(dataset, "test", Protocol())
     assert count_copies_above(dataset, judged, evaluation) == count
     line = format_copies({"queries": 1, "copies_above": {"minilm": count}})

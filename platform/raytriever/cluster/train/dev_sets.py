@@ -34,11 +34,7 @@ DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 class DevSet:
     """Data set that checkpoints are evaluated on.
 
-    Args:
-        name: part of the names of metrics where there are several data sets.
-        path: path or URI that any process can open.
-        split: whose queries are searched.
-        digest: of its content.
+    Any process can open its path or URI. Its name is part of the names of metrics where there are several data sets.
     """
 
     name: str

@@ -143,9 +143,7 @@ class CheckpointEvaluator:
 class RayEvaluatorClient:
     """Client of the evaluator for the first worker; see `EvaluatorClient`.
 
-    Args:
-        evaluator: the actor.
-        gauges: of the run. Alerts on steps that take long need to know that an evaluation is running.
+    Alerts on steps that take long need to know from the gauges that an evaluation is running.
     """
 
     def __init__(self, evaluator: Any, gauges: Gauges) -> None:

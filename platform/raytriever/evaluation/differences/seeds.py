@@ -44,10 +44,7 @@ class SeedMetrics:
 class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
-    Args:
-        difference: difference of their means over seeds.
-        p: p-value of the test; NaN if nothing can be tested.
-        outcome: `ABOVE`, `BELOW` or `NOISE`.
+    The p-value is NaN if nothing can be tested. The outcome is `ABOVE`, `BELOW` or `NOISE`.
     """
 
     difference: float
@@ -57,11 +54,7 @@ class SeedComparison:
 
 @dataclass(frozen=True)
 class SeededResults:
-    """Metrics of all rows on all data sets.
-
-    Args:
-        cells: by row and data set, the metrics of each seed, seeds ascending.
-    """
+    """Metrics of each seed, seeds ascending, by row and data set."""
 
     cells: Mapping[Cell, Sequence[SeedMetrics]]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,13 +70,11 @@ def test_questions_by_language_with_their_answers(read, mkqa: Path) -> None:
 def test_passages_with_an_answer_are_counted(mkqa: Path, order: list[int], accuracy: float) -> None:
     dataset = open_dataset(mkqa, ["ja"], max_bad_rows=0)
     best_first = [dataset.documents.ids.index("abc"[row]) for row in order]
-    result = evaluate(
-        dataset,
-        "ja",
-        lambda queries, depth: (np.ones((1, 3), np.float32), np.array([best_first])),
-        lambda queries, documents: np.ones(len(queries), np.float32),
-        Protocol(("accuracy_at_1",)),
+    system = SimpleNamespace(
+        search=lambda queries, depth: (np.ones((1, 3), np.float32), np.array([best_first])),
+        score=lambda queries, documents: np.ones(len(queries), np.float32),
     )
+    result = evaluate(dataset, "ja", system, Protocol(("accuracy_at_1",)))
     assert result.metrics == {"accuracy_at_1": accuracy}
 
 

@@ -158,6 +158,13 @@ def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     chunks.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("header", ["q1\td1\t1", "query-id corpus-id score", "\ufeff\ufeff"])
+def test_a_wrong_header_stops(tmp_path: Path, header: str) -> None:
+    file = write(tmp_path / "a.tsv", [header.encode(), b"q1\td1\t1"])
+    with pytest.raises(DataError, match=r"a\.tsv row 1: the header is .*query-id<TAB>corpus-id<TAB>score"):
+        list(read_chunks(part_of(file, "tsv"), 0))
+
+
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r", b"q1\td1\t1\r", b"", b"q1\td2", b"q\xff\td2\t0", b"q 1\td2\t0"]

@@ -12,8 +12,20 @@ from raytriever.data.records import Records
 from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
-_KINDS: dict[str, Kind] = {"jsonl": "json", "ndjson": "json", "json": "array", "csv": "table"}
-_SUFFIX = re.compile(r"\.(jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.(parquet)$|(?<=-\d{5}-of-\d{5})\.(arrow)$")
+_KINDS: dict[str, Kind] = {
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".ndjson": "json",
+    ".json": "array",
+    ".json.gz": "array",
+    ".csv": "table",
+    ".csv.gz": "table",
+    ".tsv": "tsv",
+    ".tsv.gz": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=-\d{5}-of-\d{5})\.arrow$")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
@@ -79,8 +91,7 @@ class Plan:
 
 def kind_of(path: str) -> Kind:
     """Return the kind of a file, whose name has a known ending."""
-    ending: Any = next(filter(None, _SUFFIX.search(path).groups()))  # type: ignore[union-attr]
-    return _KINDS.get(ending, ending)
+    return _KINDS[_SUFFIX.search(path)[0]]  # type: ignore[index]
 
 
 def stem_of(path: str) -> str:

@@ -22,7 +22,7 @@ def setting(name: str, value: object = None) -> str:
     """Return the name of a setting for the text of a `UserError`; other text names it by `flag_of`.
 
     Args:
-        name: of the flag or argument, such as `max_steps`.
+        name: Name of the flag or argument, such as `max_steps`.
         value: True or False for a switch (`--no-duplicates` is False); a value that is shown with the name
             (`--dataset a/b`, `data='a/b'`).
     """

@@ -22,7 +22,7 @@ def worker_pool(workers: int, preload: list[str], begin: Callable[..., None], *a
         workers: number of processes.
         preload: modules that the processes share; the first pool of this process decides.
         begin: called with `arguments` when a process starts.
-        arguments: of `begin`.
+        arguments: Arguments of `begin`.
     """
     # Forked from an empty server: this process may have threads, and spawning is slow.
     context = clean_processes()
@@ -42,8 +42,8 @@ def call_within(seconds: float, preload: str, function: Callable[..., Any], *arg
     Args:
         seconds: time limit of the call and the start of the process.
         preload: module that such processes share.
-        function: of a module; its errors are raised here.
-        arguments: of the function.
+        function: Function of a module; its errors are raised here.
+        arguments: Arguments of the function.
 
     Raises:
         TimeoutError: the call took longer.

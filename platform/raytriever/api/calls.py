@@ -47,7 +47,7 @@ def working(name: str, output: Path | None = None) -> Iterator[None]:
     """Do long work. No other process writes `output`. The handlers of signals stay those of the caller's program.
 
     Args:
-        name: of the function, for the line that is shown while nothing else is.
+        name: Name of the function, for the line that is shown while nothing else is.
         output: a directory that the work writes, if any; it need not exist.
 
     Raises:

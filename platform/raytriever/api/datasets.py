@@ -238,7 +238,7 @@ class Dataset:
             model: the encoder whose tokens and length the passages have.
             chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
             overlap_tokens: tokens that a passage repeats of the one before it; by default an eighth.
-            seed: of the splits.
+            seed: Seed of the splits.
 
         Raises:
             ConfigError: a number is out of range, or a package that reads such documents is not installed.

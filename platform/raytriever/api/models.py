@@ -158,7 +158,7 @@ def load_model(
         name: `minilm` (all-MiniLM-L6-v2, which needs no download), the directory of a transformers or
             sentence-transformers model, a finished run, or a hub name such as `intfloat/e5-base-v2`.
         revision: commit or tag of a hub model.
-        precision: of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default the faster of the first two.
+        precision: Precision of encoding, `fp32`, `bf16` or, on a CPU, `int8`; by default the faster of the first two.
         pooling: `mean`, `cls` or `last`.
         similarity: `cosine` normalises embeddings, `dot` leaves them as they are.
         towers: `shared`, or `separate` for an encoder each (as DPR).

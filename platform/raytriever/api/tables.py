@@ -28,7 +28,7 @@ class Table:
     """Rows with named columns.
 
     Args:
-        title: of the table in errors, such as `documents`.
+        title: Title of the table in errors, such as `documents`.
         columns: their names.
         rows: returns the rows from the first, each time it is called.
     """

@@ -75,7 +75,7 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
     """Start both servers and monitor them until they are stopped.
 
     Args:
-        settings: of both servers.
+        settings: Settings of both servers.
         log: called with lines about their addresses and the variables to export.
 
     Raises:

@@ -51,8 +51,8 @@ def count_slots(workers: int, gpus: float) -> int:
     """Return how many trials the cluster has resources for, or would start nodes for; at least 1.
 
     Args:
-        workers: of each trial.
-        gpus: of each worker, at most 1; 0 on a cluster without GPUs.
+        workers: Workers of each trial.
+        gpus: GPUs of each worker, at most 1; 0 on a cluster without GPUs.
     """
     # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)

@@ -48,7 +48,7 @@ def submit(
     Args:
         entrypoint: the words of the command, as they reach the cluster's shell.
         folder: uploaded, except for files that `.gitignore` and `.rayignore` name.
-        address: of the cluster's dashboard; None for `RAY_API_SERVER_ADDRESS`, `RAY_ADDRESS` or this machine's.
+        address: Address of the cluster's dashboard; None for `RAY_API_SERVER_ADDRESS`, `RAY_ADDRESS` or this machine's.
         log: called with lines about the size of the upload and the state of the job.
         options: further arguments of `JobSubmissionClient.submit_job`.
 

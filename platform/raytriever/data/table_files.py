@@ -25,8 +25,8 @@ class Files:
     """Files of a data set by their names.
 
     Args:
-        rows: of each file.
-        titles: of each file in errors.
+        rows: Rows of each file.
+        titles: Titles of each file in errors.
         columns: a name in the files, and the user's name of the same column.
     """
 

@@ -255,14 +255,14 @@ class _ShardTexts:
     """Texts of a shard, ready to be encoded.
 
     Args:
-        number: of the shard.
+        number: Number of the shard.
         rows: positions of the texts that are encoded, ascending.
         record: crash record of the shard.
         keys: keys of all its texts.
         copied: its other rows.
         contents, inputs: texts without and with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
-        prompt: of all texts, or of each.
+        prompt: Prompt of all texts, or of each.
         budget: tokens of a batch.
     """
 

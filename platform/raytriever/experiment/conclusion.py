@@ -39,7 +39,7 @@ def conclude(
         opened: data sets and settings of the run.
         folders: directories of the stages with their `steps.jsonl`, in order.
         evaluations: by system.
-        tracker: of the run.
+        tracker: Tracker of the run.
         started: `time.monotonic()` at the start of the command.
     """
     base, dataset = opened.curriculum.base, opened.dataset

@@ -222,8 +222,8 @@ class Stages:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.
 
         Args:
-            tracker: of the whole run.
-            run_name: of the whole run; the names of child runs start with it.
+            tracker: Tracker of the whole run.
+            run_name: Name of the whole run; the names of child runs start with it.
         """
         for number in self._remaining:
             self._train(number, tracker, run_name)

@@ -170,7 +170,7 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     """Return the terms a, b and c of the error bound, of the shape of the norms.
 
     Args:
-        norms: of the queries, in float64.
+        norms: Norms of the queries, in float64.
         residuals: norms of their rounding errors.
         width: number of components.
         unit: largest relative error of one addition of the matrix product.

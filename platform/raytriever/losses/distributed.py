@@ -21,8 +21,8 @@ class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
     Args:
-        group: of torch.distributed, or None for its default group.
-        rank: of this worker, from 0.
+        group: Group of torch.distributed, or None for its default group.
+        rank: Rank of this worker, from 0.
         size: number of workers. With one, every collective is the identity.
     """
 
@@ -33,7 +33,7 @@ class WorkerGroup:
         """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed.
 
         Args:
-            rows: of this worker.
+            rows: Rows of this worker.
             sent: type to which rows and returned gradients are rounded on their way, with any number of workers; None
                 for that of the rows. Sums have the type of the rows.
         """

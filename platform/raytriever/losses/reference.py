@@ -124,7 +124,7 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
     Args:
         config: settings of the loss; `guide` and `matryoshka_dims` are not applied.
         queries, passages: embeddings in float64.
-        ids: of the queries and passages of the whole batch.
+        ids: Ids of the queries and passages of the whole batch.
     """
     rows = list(query_scores(queries, passages, ids, config))
     tau = config.temperature

@@ -36,7 +36,7 @@ class Bm25Index:
 
     Args:
         texts: the passages, at least one; results identify them by their positions in this sequence.
-        analyser: of their language.
+        analyser: Analyser of their language.
     """
 
     def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:

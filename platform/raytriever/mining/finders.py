@@ -221,8 +221,8 @@ class MiningInputs:
     """Inputs of mining a split: texts, finders and scorer, each made once and only when it is needed.
 
     Args:
-        positives: of the split.
-        excluded: of the queries of `positives`.
+        positives: Positives of the split.
+        excluded: Excluded documents of the queries of `positives`.
         make_bm25: returns the index of all passages.
         dataset, config, embeddings, judge, seed, round: see `mine`.
 

@@ -65,7 +65,7 @@ class CandidateFilter:
     """Filter of the candidates of one method after another.
 
     Args:
-        inputs: of the mining.
+        inputs: Inputs of the mining.
         finished: blocks of the same mining that are not mined again.
     """
 

@@ -48,7 +48,7 @@ class Retriever(nn.Module):
 
     Args:
         query, passage: the towers.
-        tokenizer: of both.
+        tokenizer: Tokenizer of both.
         description: how they read texts.
         prompts: prompts by data set; by default those of the description.
 

@@ -21,7 +21,7 @@ class Measurement:
     Args:
         kind: `measured` or `computed`.
         machine: processor with its vector instructions, or what was computed.
-        date: of the measurement, YYYY-MM-DD.
+        date: Date of the measurement, YYYY-MM-DD.
         command: that wrote the values.
         values: coefficients by name; seconds are those of one core.
     """

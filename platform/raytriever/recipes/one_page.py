@@ -34,7 +34,7 @@ def train_on_one_page(dataset: str, model: str = "minilm", *, settings: Training
     Args:
         dataset: name or path.
         model: name or path.
-        settings: of training; batch, steps, learning rate, warm-up, weight decay and seed are used.
+        settings: Settings of training; batch, steps, learning rate, warm-up, weight decay and seed are used.
     """
     settings = settings or TrainingConfig(max_steps=60)
     # Model: one transformer that encodes queries and passages, or two.

@@ -55,7 +55,7 @@ class UnfinishedSearch:
         """Return the saved ranking of a search, or an empty one.
 
         Args:
-            folder: of the rankings of several searches; None to save none.
+            folder: Folder of the rankings of several searches; None to save none.
             store, queries, k, ties, exclude: see `search.exact.search_store`; k is at most the number of documents.
         """
         empty = np.full((len(queries), k), NONE)

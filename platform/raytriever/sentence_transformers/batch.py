@@ -56,7 +56,7 @@ def find_ids(
         columns: features of the anchors and of each column of documents.
         order: meaning of the columns.
         workers: the data-parallel group; all workers call this function.
-        device: of the embeddings.
+        device: Device of the embeddings.
         documents: ids of the documents, instead of their tokens.
         teacher: a teacher's scores of the documents.
 

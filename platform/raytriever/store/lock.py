@@ -55,7 +55,7 @@ class Owner:
         since: seconds since 1970.
         token: differs for every lock that was ever taken.
         kind: `BY_KERNEL` or `BY_FILE`.
-        started: of the process, in ticks since the machine started; 0 where that is unknown.
+        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
     """
 
     host: str

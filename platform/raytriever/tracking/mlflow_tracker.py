@@ -245,7 +245,7 @@ class MlflowTracker:
     """One MLflow run: a `Tracker` that raises an error if the server fails.
 
     Args:
-        server: of the run.
+        server: Server of the run.
         run_name: shown in the UI.
         run_id: run to resume. A new run is created if it is None, or the server does not know it or has deleted it.
         parent: id of the parent run.

@@ -36,8 +36,8 @@ class TrackioRun(RemoteRun):
 
     Args:
         storage: Trackio's `SQLiteStorage`.
-        name: of the run.
-        run_id: of the run.
+        name: Name of the run.
+        run_id: Id of the run.
         points: number of points that the database has.
     """
 

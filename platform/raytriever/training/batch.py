@@ -22,7 +22,7 @@ class Batch:
 
     Args:
         queries, passages: tokens, in buckets of like length.
-        ids: of queries and passages, with their relevance in the global batch.
+        ids: Ids of queries and passages, with their relevance in the global batch.
         version: the round whose hard negatives it uses; 0 for the table that training began with.
         guide: the same texts as the guide encodes them, if there is one; see `Retriever.passes`.
     """
@@ -85,7 +85,7 @@ class CutBatch:
     Args:
         passes: texts by the tower that encodes them, queries first.
         queries, passages: number of texts of each side.
-        ids: of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
+        ids: Ids of queries and passages. They stay on the CPU, except what a loss reads on the device: their relevance.
         chunk: that it was cut for.
         guide: the same texts as the guide encodes them; empty without a guide.
     """

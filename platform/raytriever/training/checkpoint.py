@@ -68,7 +68,7 @@ class State:
     """Content of `state.json`.
 
     Args:
-        progression: of the run.
+        progression: Progression of the run.
         origin: values by name that must be equal where the run resumes, such as the digest of its data.
         metric: that decides which checkpoint is best.
     """

@@ -45,7 +45,7 @@ class WriterStatus:
     Args:
         is_writing: whether any worker is writing.
         is_due: whether a checkpoint is due by the first worker's clock.
-        seconds: of each worker's own work of the step, by rank.
+        seconds: Seconds of each worker's own work of the step, by rank.
     """
 
     is_writing: bool
@@ -57,9 +57,9 @@ class CheckpointWriter:
     """Writer of the checkpoints of one run; used in a `with` statement, which ends when all of them are written.
 
     Args:
-        folder: of the checkpoints, seen by every worker.
+        folder: Folder of the checkpoints, seen by every worker.
         workers: the group; all make every call in the same order.
-        device: of the state; the group's collectives take their tensors on the CPU.
+        device: Device of the state; the group's collectives take their tensors on the CPU.
         keep: newest checkpoints that are kept in addition to the best.
         has_state: whether this worker has any state to write.
         before_commit: called on the first worker with the step of a checkpoint that is written but not committed.

@@ -48,9 +48,9 @@ class BatchSource:
     """Source of the batches of a split, on any worker.
 
     Args:
-        tokens: of queries and documents by position, made for the retriever that encodes them.
+        tokens: Tokens of queries and documents by position, made for the retriever that encodes them.
         examples: the split's examples.
-        order: of the examples over the steps.
+        order: Order of the examples over the steps.
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
         version: the round of its hard negatives.
@@ -165,7 +165,7 @@ class Prefetcher(Generic[T]):
 
     Args:
         make: returns the batch of a step; a pure function that any thread may call.
-        steps: of the batches, in order.
+        steps: Steps of the batches, in order.
         depth: batches prepared ahead, at least 1.
 
     Attributes:

@@ -56,9 +56,9 @@ class TrainingSetup:
         training: settings of the loop.
         total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
-        device: of this worker.
+        device: Device of this worker.
         workers: the data-parallel group.
-        folder: of the checkpoints, seen by every worker.
+        folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
         log: receives lines for the user.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.

@@ -97,9 +97,9 @@ class Straggler:
     """The slowest worker.
 
     Args:
-        rank: of the worker.
+        rank: Rank of the worker.
         seconds: per step that it takes longer than the median of the others.
-        share: of the median that these seconds are.
+        share: Share of the median that these seconds are.
     """
 
     rank: int

@@ -35,7 +35,7 @@ class TrainingData:
         datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
         config: settings of groups and batches.
         batch_size: queries of a global batch.
-        seed: of the order and the random draws.
+        seed: Seed of the order and the random draws.
         guide: reads the texts of batches too; None without a guide.
     """
 
@@ -60,9 +60,9 @@ class TrainingData:
         """Open the data sets, and prepare those that are not prepared.
 
         Args:
-            names: of the data sets as configured, or paths of prepared ones.
+            names: Names of the data sets as configured, or paths of prepared ones.
             config, batch_size, seed: see the class.
-            tokenisation: of the retriever that is trained.
+            tokenisation: Tokenisation of the retriever that is trained.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.
 

@@ -26,10 +26,10 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, 
     The metric decides the colour. Lines through the same value are slightly apart, so that each can be followed.
 
     Args:
-        path: of the PNG file; the SVG file is written next to it.
-        trials: of one sweep.
+        path: Path of the PNG file; the SVG file is written next to it.
+        trials: Trials of one sweep.
         metric: the deciding metric.
-        title: of the metric.
+        title: Title of the metric.
         names: returns the title of a dimension.
     """
     finished = sorted((t for t in trials if t.value(metric) is not None), key=lambda t: t.metrics[metric])
@@ -109,10 +109,10 @@ def save_trial_curves(
     """Draw one curve for each trial over the steps. The curve of a stopped trial is grey and ends with a cross.
 
     Args:
-        path: of the PNG file; the SVG file is written next to it.
-        trials: of one sweep.
+        path: Path of the PNG file; the SVG file is written next to it.
+        trials: Trials of one sweep.
         curves: points by the trial's number; trials without points are left out.
-        title: of the figure.
+        title: Title of the figure.
     """
     with_curves = [t for t in trials if curves.get(t.number)]
     if not with_curves:

@@ -61,8 +61,8 @@ def evaluate_best(
         best: the trial.
         config: its settings.
         folder: its run directory.
-        tracker: of the sweep; the metrics are logged to the run of the trial and to this one.
-        run_name: of the sweep.
+        tracker: Tracker of the sweep; the metrics are logged to the run of the trial and to this one.
+        run_name: Name of the sweep.
         log: called with a line about the progress.
         started: `time.monotonic()` at the start of the command.
 
@@ -115,7 +115,7 @@ def write_sweep(
         space: search space of the sweep.
         metric: the deciding metric.
         watched: metric that trials were stopped by; None without early stopping.
-        tracker: of the sweep.
+        tracker: Tracker of the sweep.
 
     Raises:
         StorageError: the disk is full or not writable.

@@ -42,7 +42,7 @@ class Sampler(Protocol):
         """Return the point of a trial; None if all points were tried.
 
         Args:
-            number: of the trial, from 0.
+            number: Number of the trial, from 0.
             past: the trials 0 to `number` - 1.
         """
 

@@ -18,7 +18,7 @@ class Introduction(ControllerCallback):
     """Sends the handle of the controller to the event queue when the controller starts.
 
     Args:
-        queue: of `open_event_queue`.
+        queue: Queue of `open_event_queue`.
     """
 
     def __init__(self, queue: Any) -> None:

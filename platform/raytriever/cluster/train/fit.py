@@ -27,7 +27,7 @@ class FitThread(threading.Thread):
     """Thread that runs `fit`; `failure` is its exception, None if it succeeded or has not ended.
 
     Args:
-        fit: of a trainer or a tuner.
+        fit: Fit of a trainer or a tuner.
     """
 
     def __init__(self, fit: Callable[[], object]) -> None:

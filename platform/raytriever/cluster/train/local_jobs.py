@@ -32,7 +32,7 @@ class _Thread(Generic[Result]):
     """Thread that does one job after another on the device of a worker.
 
     Args:
-        device: of the worker.
+        device: Device of the worker.
         show: called with whether a job is running.
     """
 
@@ -70,8 +70,8 @@ class LocalMiner:
 
     Args:
         open_rounds: opens the data sets, at the first round.
-        device: of the worker.
-        gauges: of the run; see `RayMinerClient`.
+        device: Device of the worker.
+        gauges: Gauges of the run; see `RayMinerClient`.
     """
 
     def __init__(self, open_rounds: Callable[[], MiningRounds], device: torch.device, gauges: Gauges) -> None:
@@ -105,9 +105,9 @@ class LocalEvaluator:
     """Evaluator in the process of the first worker; see `EvaluatorClient`.
 
     Args:
-        validations: of the run.
-        device: of the worker.
-        gauges: of the run; see `RayEvaluatorClient`.
+        validations: Validations of the run.
+        device: Device of the worker.
+        gauges: Gauges of the run; see `RayEvaluatorClient`.
     """
 
     def __init__(self, validations: Validations, device: torch.device, gauges: Gauges) -> None:

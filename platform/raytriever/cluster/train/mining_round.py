@@ -50,8 +50,8 @@ class SnapshotLoader:
 
     Args:
         model: settings of the model at the start of training.
-        seed: of the run.
-        precision: of encoding; None for the fastest of the device.
+        seed: Seed of the run.
+        precision: Precision of encoding; None for the fastest of the device.
     """
 
     model: ModelConfig
@@ -77,9 +77,9 @@ class MiningRounds:
     """Rounds of mining of a run.
 
     Args:
-        config: of the experiment.
+        config: Settings of the experiment.
         paths: paths or URIs of its prepared data sets.
-        folder: of the rounds, next to that of the checkpoints.
+        folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
         on_gpu: whether GPUs encode, which have larger shards.
     """
@@ -107,7 +107,7 @@ class MiningRounds:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
 
         Args:
-            number: of the round.
+            number: Number of the round.
             snapshot: the weights.
             encode: encodes shards with these weights.
 
@@ -201,7 +201,7 @@ def rolling_rows(documents: int, share: float, turn: int) -> range:
 
     Args:
         documents: number of documents in the corpus.
-        share: of the corpus in one turn, in (0, 1].
+        share: Share of the corpus in one turn, in (0, 1].
         turn: counted from 0.
     """
     turns = math.ceil(1 / share)
@@ -222,7 +222,7 @@ class TableMiner:
         excluded: for each data set, the documents that the judgements of `split` alone exclude.
         split: whose queries are trained on.
         mining: the settings.
-        seed: of the run.
+        seed: Seed of the run.
         first: the table that training began with, whose rows of other origins are kept; None where the mined rows
             replace it.
     """
@@ -244,8 +244,8 @@ class TableMiner:
         removed afterwards; their share estimates the false negatives among the unjudged documents.
 
         Args:
-            number: of the round.
-            embeddings: of each data set.
+            number: Number of the round.
+            embeddings: Embeddings of each data set.
             finished: folder of the blocks that an interrupted call with the same arguments mined; None to keep none.
         """
         tables, counts = [], []

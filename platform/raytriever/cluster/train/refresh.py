@@ -39,7 +39,7 @@ class EncodingTask:
 
     Args:
         number: unique among the tasks of a run.
-        store: of the embeddings.
+        store: Store of the embeddings.
         load: loads the encoder of a snapshot.
         dataset: path or URI of the prepared data set.
     """
@@ -181,7 +181,7 @@ class Miner:
         """Mine one round.
 
         Args:
-            number: of the round.
+            number: Number of the round.
             snapshot: a reference to the weights, in a list so that Ray passes the reference itself.
         """
         try:
@@ -197,7 +197,7 @@ class RayMinerClient:
 
     Args:
         miner: the actor.
-        gauges: of the run. Alerts on steps that take long need to know that a round is running.
+        gauges: Gauges of the run. Alerts on steps that take long need to know that a round is running.
         waits: whether training waits for each round.
     """
 
@@ -241,7 +241,7 @@ def start_miner(
     first worker mines; see `local_jobs`.
 
     Args:
-        config: of the experiment.
+        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets.
         negatives: reference to the table that training begins with.
         folder: the run directory.

@@ -57,7 +57,7 @@ class WorkerJob:
     """Job that the driver sends to every worker of a group.
 
     Args:
-        config: of the experiment.
+        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: reference to the table of hard negatives, or to None.
         total_steps: after which training ends at the latest.
@@ -245,7 +245,7 @@ def regroup(size: int, device: torch.device) -> bool:
     The new group becomes the default group, because DeepSpeed uses the default group.
 
     Args:
-        size: of the new group, smaller than that of the old one.
+        size: Size of the new group, smaller than that of the old one.
         device: where the group's collectives take their tensors.
 
     Returns:

@@ -349,8 +349,8 @@ class Hnsw:
         """Read the files of `save`; the caller has checked the digests of the folder.
 
         Args:
-            folder: of the files.
-            shape: of the embeddings.
+            folder: Folder of the files.
+            shape: Shape of the embeddings.
             hidden, seed: see the class.
             mapped: whether the graph stays in its file until `reserve`, before which no row can be added.
         """

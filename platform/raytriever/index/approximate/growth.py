@@ -43,7 +43,7 @@ def grow(
         load: reads the files of a finder over embeddings of a shape.
         embeddings: finite embeddings, in memory or memory-mapped.
         threads: see `Finder.find`.
-        folder: of the unfinished finder, named after all that decides it; None to keep none.
+        folder: Folder of the unfinished finder, named after all that decides it; None to keep none.
     """
     parts = Parts(folder and folder.parent, optional="a build")
     savepoint = Savepoint(parts, folder.name if folder else "")

@@ -191,8 +191,8 @@ class CudaPositives:
     Args:
         grid: even, of at most `pairwise.DENSE_CELLS` cells.
         positives: scores in units of tau, in double precision; NaN in empty slots.
-        weight: of one pair.
-        kernels: of the positives' device.
+        weight: Weight of one pair.
+        kernels: Kernels of the positives' device.
     """
 
     def __init__(self, grid: Grid, positives: Tensor, weight: float, kernels: CudaKernels) -> None:
@@ -236,8 +236,8 @@ class CudaWalk:
     Args:
         grid: even.
         slope: the derivative by the unscaled score at the nodes [cells, nodes].
-        scale: of the scores, to units of tau.
-        kernels: of the device.
+        scale: Scale of the scores, to units of tau.
+        kernels: Kernels of the device.
     """
 
     def __init__(self, grid: Grid, slope: Tensor, scale: float, kernels: CudaKernels) -> None:

@@ -57,7 +57,7 @@ def draw_factors(factors, count, words, key, first, threshold, scale):  # type: 
     """Write `scale` for each element that is kept and 0 for the others.
 
     Args:
-        factors: of the elements, at least `count`.
+        factors: Factors of the elements, at least `count`.
         count: number of elements.
         words: buffer of a quarter of as many random words.
         key: key of the mask, uint64.

@@ -72,8 +72,8 @@ def find_chunk(
     Args:
         encode: embeddings of that many texts of the longest length, differentiable.
         parameters: trained ones behind it.
-        texts: of a worker's share of a batch, both sides.
-        device: of this worker.
+        texts: Texts of a worker's share of a batch, both sides.
+        device: Device of this worker.
         key: under which the result is stored: everything that the chunk depends on.
         reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
 
@@ -236,7 +236,7 @@ class ChunkChoice:
 
         Args:
             chunk: None for a whole batch.
-            parts: of this worker's batch, both sides.
+            parts: Parts of this worker's batch, both sides.
             is_agreed: whether all workers call it.
 
         Raises:

@@ -74,7 +74,7 @@ def cached_loss(
         encoder: trained parameters behind `encode`; None where each part has a backward pass, which adds its gradients
             to them.
         loss: trained parameters behind `reduce`.
-        agreement: of the workers on whether one ran out of memory; None where parts communicate.
+        agreement: Agreement of the workers on whether one ran out of memory; None where parts communicate.
         keep: how many of the last parts are encoded once, their activations kept over the loss; at least 1.
         leaves_part: leave the backward pass of the smallest part to that of the result. Then gradients are complete one
             after another, and a wrapper can reduce the first ones while it computes the others.

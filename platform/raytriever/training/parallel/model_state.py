@@ -36,10 +36,10 @@ class Slice:
     """Range of values of a flattened tensor.
 
     Args:
-        name: of the tensor.
+        name: Name of the tensor.
         values: one-dimensional.
         start: index of the first value in the flattened tensor.
-        shape: of the whole tensor.
+        shape: Shape of the whole tensor.
     """
 
     name: str

@@ -39,7 +39,7 @@ class Objective(nn.Module):
         precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
             whole batch.
-        agreement: of the workers on whether one ran out of memory; None for one worker.
+        agreement: Agreement of the workers on whether one ran out of memory; None for one worker.
         guide: returns the guide's embeddings of a part; None without a guide. It is not a module of this one, so no
             strategy trains, shards or stores its weights.
         guide_tokens: number of tokens that the guide encodes at a time; None for that of `chunk`. It keeps no

@@ -36,7 +36,7 @@ class Update:
 
     Args:
         output: the global batch's loss before the update.
-        norm: of the global batch's gradient, before clipping.
+        norm: Norm of the global batch's gradient, before clipping.
     """
 
     output: LossOutput
@@ -51,7 +51,7 @@ class StrategyInputs:
         objective: on `device`, the same on every worker.
         optimizer: over its trained parameters, without state; the strategy owns it from now on.
         workers: the data-parallel group.
-        device: of this worker.
+        device: Device of this worker.
         max_grad_norm: gradients are scaled down to this norm.
     """
 

@@ -73,7 +73,7 @@ class RefreshPlan:
     Args:
         every: steps between two rounds.
         waits: whether training waits for each round.
-        folder: of the ledger and the tables, seen by every worker.
+        folder: Folder of the ledger and the tables, seen by every worker.
         read: reads the table in a committed directory.
         miner: on the first worker; None on the others.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses

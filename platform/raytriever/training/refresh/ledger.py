@@ -34,7 +34,7 @@ class Round:
         snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
         ended: the number of steps done when it ended; None while it is running.
         used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
-        digest: of its table.
+        digest: Digest of its table.
         reason: why it failed.
         measured: metrics for the tracker.
     """

@@ -63,14 +63,14 @@ class ValidationPlan:
     """Plan of the validations of a run.
 
     Args:
-        folder: of the records, seen by every worker.
+        folder: Folder of the records, seen by every worker.
         behind: validations that may be pending before training waits.
         evaluator: on the first worker; None on the others.
         on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
             restart it is called again for earlier validations.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. Training stops no
             earlier, so that its curves end where it does.
-        digest: of the dev data and of how it is measured; a run resumes with no other.
+        digest: Digest of the dev data and of how it is measured; a run resumes with no other.
     """
 
     folder: Path

@@ -25,8 +25,8 @@ class Record:
     """One validation.
 
     Args:
-        step: of the checkpoint.
-        value: of the metric that decides; higher is better; NaN where no metric decides.
+        step: Step of the checkpoint.
+        value: Value of the metric that decides; higher is better; NaN where no metric decides.
         measured: metrics for the tracker.
     """
 
@@ -53,8 +53,8 @@ class ValidationSummary:
     """Summary of the validations of a run.
 
     Args:
-        best_step: of the best checkpoint, the first of equal ones; 0 where there is none.
-        value: of the best checkpoint.
+        best_step: Step of the best checkpoint, the first of equal ones; 0 where there is none.
+        value: Value of the best checkpoint.
         validations_without: validations since the last one that was better by enough.
         decided: the step of the validation that ended patience; None where patience lasts. Later validations do not
             count.

@@ -39,9 +39,9 @@ class TrialRecorder(Recorder):
     """Records the events of a trial.
 
     Args:
-        tracker: of the trial.
+        tracker: Tracker of the trial.
         folder: its run directory.
-        name: of the trial.
+        name: Name of the trial.
         log: called with its log messages.
     """
 
@@ -94,12 +94,12 @@ class TrialManager:
     """Starts and ends trials: writes `trials.json`, their directories and their runs at the tracker.
 
     Args:
-        folder: of the sweep.
-        plan: of the sweep.
+        folder: Folder of the sweep.
+        plan: Plan of the sweep.
         data: prepared data sets and negatives tables.
         trials: trials of earlier calls.
-        tracker: of the sweep.
-        run_name: of the sweep; the names of the trials' runs start with it.
+        tracker: Tracker of the sweep.
+        run_name: Name of the sweep; the names of the trials' runs start with it.
         log: called with a line at the start and the end of each trial.
     """
 

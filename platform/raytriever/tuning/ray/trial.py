@@ -40,7 +40,7 @@ class TrialJob:
     """Description of one trial.
 
     Args:
-        number: of the trial, from 0.
+        number: Number of the trial, from 0.
         config: all its settings.
         prepared: paths of its prepared data sets.
         dev_sets: data sets on which its checkpoints are evaluated; empty if they are not.

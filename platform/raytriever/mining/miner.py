@@ -238,7 +238,7 @@ def mine(
         seed=seed,
         round=round,
     )
-    candidate_filter = CandidateFilter(inputs, Parts(finished, optional="a mining"))
+    candidate_filter = CandidateFilter(inputs, Parts(finished, f"{BLOCK} {BM25_QUERIES}", optional="a mining"))
     kept, verdict_counts = [], {}
     for method in config.methods:
         columns, verdict_counts[method] = candidate_filter.run(method)

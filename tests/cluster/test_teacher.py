@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +15,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.retriever import load_retriever
 from raytriever.models.source import embedded_minilm
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from both_sides import BothSides
 
 TOPICS = (
     "river lake ocean stream",
@@ -133,7 +129,7 @@ def agreement(student: Path, wanted: np.ndarray, queries: list[str], passages: l
     """Spearman's rank correlation of student and teacher over all passages, the mean over queries."""
     retriever = load_retriever(ModelConfig(str(student), query_length=32, passage_length=32))
     with torch.no_grad():
-        rows = BothSides(retriever)(retriever.tokenize(queries, "query"), retriever.tokenize(passages, "passage"))
+        rows = retriever(retriever.tokenize(queries, "query"), retriever.tokenize(passages, "passage"))
     scores = (rows[0] @ rows[1].T).numpy()
     return float(np.mean([spearmanr(ours, theirs).statistic for ours, theirs in zip(scores, wanted, strict=True)]))
 

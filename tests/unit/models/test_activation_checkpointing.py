@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,6 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from both_sides import BothSides
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 
@@ -41,7 +37,7 @@ def loss_of(module: torch.nn.Module, retriever: Retriever) -> torch.Tensor:
 
 def gradients(retriever: Retriever, module: torch.nn.Module | None = None) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    loss_of(module or BothSides(retriever), retriever).backward()
+    loss_of(module or retriever, retriever).backward()
     return {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
 
 
@@ -62,7 +58,7 @@ def stored_bytes(retriever: Retriever) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        value = loss_of(BothSides(retriever), retriever)
+        value = loss_of(retriever, retriever)
     assert value.requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
@@ -127,7 +123,7 @@ def test_a_data_parallel_wrapper_gets_each_gradient_once(tiny_encoder: Path) -> 
         results = []
         for checkpointing in (False, True):
             retriever = prepared(tiny_encoder, checkpointing)
-            results.append(gradients(retriever, DistributedDataParallel(BothSides(retriever))))
+            results.append(gradients(retriever, DistributedDataParallel(retriever)))
         assert_same(*results)
         assert_same(results[0], gradients(prepared(tiny_encoder, False)))
     finally:

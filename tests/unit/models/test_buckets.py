@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -17,9 +16,6 @@ from raytriever.models import packing
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import BUCKET_COST, Buckets, cut_points, fill_buckets, token_cost
 from raytriever.models.retriever import load_retriever
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from both_sides import BothSides
 
 
 def pad(rows: list[ndarray]) -> dict[str, torch.Tensor]:
@@ -42,8 +38,7 @@ def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count:
     rng = np.random.default_rng(count)
     texts = ["b" * int(n) for n in rng.integers(1, 60, count)]
     with torch.inference_mode():
-        sides = retriever.tokenize(texts, "query"), retriever.tokenize(texts[::-1], "passage")
-        queries, passages = BothSides(retriever)(*sides)
+        queries, passages = retriever(retriever.tokenize(texts, "query"), retriever.tokenize(texts[::-1], "passage"))
         alone = torch.cat([retriever.encode(retriever.pad(retriever.token_ids([t], "query")), "query") for t in texts])
     torch.testing.assert_close(queries, alone, atol=1e-5, rtol=0)
     torch.testing.assert_close(passages, alone.flip(0), atol=1e-5, rtol=0)

@@ -88,12 +88,20 @@ class UserError(Exception):
         return self.args[2] and as_flags(self.args[2])
 
     def at(self, where: str | None) -> Self:
-        """Return the same error about another file, row, flag, argument or field."""
+        """Return the same error about another place.
+
+        Args:
+            where: The file, row, flag, argument or field.
+        """
         what, _, remedy = self.args
         return type(self)(what, where, remedy)
 
     def within(self, place: str) -> Self:
-        """Return the same error with a place before its own: `stage 'warm': max_steps`."""
+        """Return the same error with a place before its own: `stage 'warm': max_steps`.
+
+        Args:
+            place: The place, such as a stage.
+        """
         where = self.args[1]
         return self.at(f"{place}: {where}" if where else place)
 

@@ -14,7 +14,7 @@ import torch
 from host_kernels import HostKernels
 
 from raytriever.losses.mw import cuda, pairwise
-from raytriever.losses.mw.cuda import PARAMETERS, SUBCELL_BYTES, UNITS, CudaWalk, Kernels, compile_walk, kernels_of
+from raytriever.losses.mw.cuda import PARAMETERS, SUBCELL_BYTES, UNITS, CudaKernels, CudaWalk, compile_walk, kernels_of
 from raytriever.losses.mw.functional import mann_whitney
 from raytriever.losses.mw.grid import SUBCELLS
 from raytriever.losses.mw.pairwise import PairwiseSums, TensorWalk
@@ -29,7 +29,7 @@ class Device:
     """A device, and the kernels compiled for it."""
 
     name: str
-    kernels: Kernels
+    kernels: CudaKernels
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LOSS_NAMES, LossConfig, read_widths
-from raytriever.losses.loss import narrower_widths
+from raytriever.losses.loss import check_widths
 from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 
@@ -129,9 +129,9 @@ def test_widths_out_of_order_are_refused(given: object) -> None:
 
 
 def test_a_width_beyond_the_embedding_is_refused() -> None:
-    assert narrower_widths(config("mw", "6,2").widths, 6) == (2,)
+    check_widths(config("mw", "6,2").widths, 6)
     with pytest.raises(ConfigError, match="asks for 7 components, but embeddings have 6; give at most 6"):
-        narrower_widths(config("mw", "7,2").widths, 6)
+        check_widths(config("mw", "7,2").widths, 6)
     batch = example(6)
     with pytest.raises(ConfigError, match="7 components"):
         build_loss(config("mw", "7"))(batch.queries, batch.passages, batch.ids)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_path
 from raytriever.paths import OUTPUT, RUN
+from raytriever.report.request import check_comparison
 from raytriever.terminal import show
 
 
@@ -13,6 +14,7 @@ def main(words: list[str]) -> None:
     """Parse, read, write, print."""
     arguments = _parser().parse(words)
     output = Path(arguments.output)
+    check_comparison(arguments.runs, output)
 
     from raytriever.report.comparison import compare_runs
 

@@ -83,22 +83,15 @@ class Encoders:
             if model.config is None:
                 self.systems[model.name] = {"model": BM25}
             elif model.form is not None:
-                self.systems[model.name] = self._describe_form(model.form)
+                whole = self.systems[model.form.model]
+                width = model.form.width or whole["width"]
+                self.systems[model.name] = whole | {"width": width, "dtype": model.form.dtype}
             else:
                 retriever = self[model.name]
+                _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
                 system = {"model": model.config.model, "width": retriever.width, "precision": precision}
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
-
-    def _describe_form(self, form: StoredForm) -> dict[str, Any]:
-        whole = self.systems[form.model]
-        if form.width is not None and form.width > whole["width"]:
-            raise ConfigError(
-                f"{form.width} is out of range, embeddings of {form.model} have {whole['width']} components",
-                setting("truncate_dim"),
-                f"give at most {whole['width']}",
-            )
-        return whole | {"width": form.width or whole["width"], "dtype": form.dtype}
 
     def __getitem__(self, name: str) -> Retriever:
         retriever = self._loaded.pop(name, None)
@@ -110,6 +103,17 @@ class Encoders:
         while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
             del self._loaded[next(iter(self._loaded))]
         return retriever
+
+
+def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
+    """Check that no stored form of a model has more components than its embeddings."""
+    for form in forms:
+        if form.model == model and form.width is not None and form.width > width:
+            raise ConfigError(
+                f"{form.width} is out of range, embeddings of {model} have {width} components",
+                setting("truncate_dim"),
+                f"give at most {width}",
+            )
 
 
 def _bytes(retriever: Retriever) -> int:

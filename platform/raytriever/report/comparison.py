@@ -23,8 +23,9 @@ from raytriever.evaluation.differences.significance import best_models, pair_row
 from raytriever.evaluation.names import distinct_names, unique_names
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
-from raytriever.report.finished_runs import RUN_ID, Figures, FinishedRun, MlflowRuns, check_comparison, read_directory
+from raytriever.report.finished_runs import Figures, FinishedRun, MlflowRuns, read_directory
 from raytriever.report.page import HtmlTable, Page, Picture, write_page
+from raytriever.report.request import RUN_ID, check_comparison
 from raytriever.report.seeds import ONE_SEED, seed_tables
 from raytriever.report.tables import result_tables
 

@@ -7,9 +7,8 @@ by filter.
 from __future__ import annotations
 
 import os
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +20,10 @@ from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import check_writable, disk_errors
+from raytriever.store.commit import disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
 from raytriever.tracking.steps import STEPS, read_curves
 
-RUN_ID = re.compile(r"[0-9a-f]{32}")
-_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 METRICS, CONFIG = "metrics.json", "config.yaml"
 CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
@@ -60,19 +57,6 @@ class FinishedRun:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     queries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trained: bool = False
-
-
-def check_comparison(runs: Sequence[str], output: Path) -> None:
-    """Check that each argument names a directory, a run of MLflow or a filter, and that the page can be written."""
-    for word in runs:
-        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
-            raise ConfigError(
-                f"{word!r} is neither a directory nor an MLflow run",
-                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
-            )
-    if output.is_dir():
-        raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
-    check_writable(output.parent)
 
 
 def read_directory(folder: Path, name: str) -> FinishedRun:

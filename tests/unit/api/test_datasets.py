@@ -199,7 +199,7 @@ ERRORS: list[tuple[Any, str]] = [
     ),
     (lambda: rt.Dataset.from_dict({"d": ""}, {"q": "y"}, {"test": {"q": {"d": 1}}}), 'documents row 1: empty "text"'),
     (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
-    (lambda: rt.Dataset.from_csv("no.csv"), "no.csv: no such file"),
+    (lambda: rt.Dataset.from_csv("no.csv"), "pairs='no.csv': no such file"),
     (
         lambda: rt.Dataset.from_huggingface(datasets.Dataset.from_dict({"a": ["x"]})),
         "splits: the columns 'query', 'passage' are missing; it has 'a'",

@@ -1,0 +1,35 @@
+"""Checks of the arguments of a comparison. This module imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from raytriever.errors import ConfigError, setting
+from raytriever.store.commit import check_writable
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
+
+
+def check_comparison(runs: Sequence[str], output: Path) -> None:
+    """Check that each argument can name runs and that the page can be written.
+
+    Args:
+        runs: directories, run ids of MLflow, and filters of its search.
+        output: path of the page.
+
+    Raises:
+        ConfigError: an argument is none of these, or `output` is a directory.
+        StorageError: the directory of the page is not writable.
+    """
+    for word in runs:
+        if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
+            raise ConfigError(
+                f"{word!r} is neither a directory nor an MLflow run",
+                remedy="give a directory, a run id of 32 digits, or a filter such as \"params.loss.loss = 'mw'\"",
+            )
+    if output.is_dir():
+        raise ConfigError("is a directory", setting("output", output), "give the path of the HTML file to write")
+    check_writable(output.parent)

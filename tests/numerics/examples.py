@@ -62,7 +62,7 @@ def example(
 
 
 def taught(positives: Tensor, hard: Tensor, seed: int) -> TeacherScores:
-    """Groups in which the first hard negative stands twice, two documents are other queries', of which one is known to
+    """Groups in which the first hard negative occurs twice, two documents are other queries', of which one is known to
     be relevant to the first; some pairs have no score, and one query has none at all."""
     others = hard.flatten()[[0, -3]].expand(len(hard), 2)
     documents = torch.cat([positives, hard, hard[:, :1], others], 1)

@@ -67,7 +67,7 @@ class Model(MtebEncoder):
 
     @public
     def encode_passages(self, texts: Sequence[str]) -> Float32[ndarray, "texts width"]:
-        """Encode passages; see `encode_queries`. The title of a passage stands before its text, with a space between.
+        """Encode passages; see `encode_queries`. The title of a passage comes before its text, with a space between.
 
         Args:
             texts: any number of them; the model's passage prompt is put before each.

@@ -224,7 +224,7 @@ def _npy_header(
         actual, is_fortran, dtype = read(stream)
         if is_fortran or not all(0 <= length < 1 << 63 for length in actual) or dtype.names or dtype.subdtype:
             raise ValueError(actual)
-    except OSError:
+    except (OSError, MemoryError):
         raise
     except Exception:  # numpy's parser has errors of its own, of tokens and of types
         raise StorageError("is damaged or changed: it has no header of a plain array", where, remedy) from None

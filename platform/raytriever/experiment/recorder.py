@@ -12,7 +12,14 @@ from pathlib import Path
 from types import TracebackType
 
 from raytriever.activity import activity
-from raytriever.cluster.event_queue import CheckpointEvent, Event, LogMessage, StatusMessage, ValidationEvent
+from raytriever.cluster.event_queue import (
+    CheckpointEvent,
+    Event,
+    LogMessage,
+    MissingWorkers,
+    StatusMessage,
+    ValidationEvent,
+)
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
@@ -52,6 +59,9 @@ class Recorder:
             return
         if isinstance(event, StatusMessage):
             self._start_status(event.text)
+            return
+        if isinstance(event, MissingWorkers):
+            self.gauges.set("missing_workers", event.workers, "workers that the cluster has no room for")
             return
         if isinstance(event, CheckpointEvent):
             self.flush()

@@ -23,6 +23,7 @@ from raytriever.cluster.event_queue import (
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
+from raytriever.store.lock import push_changes
 from raytriever.terminal import warn
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point
@@ -65,6 +66,7 @@ class Recorder:
             return
         if isinstance(event, CheckpointEvent):
             self.flush()
+            push_changes(self._folder)
             self.gauges.record_checkpoint()
             return
         milliseconds = time.time_ns() // 1_000_000

@@ -39,6 +39,7 @@ from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import UserError, setting
+from raytriever.store.remote import pull
 from raytriever.training.parallel.strategy import TrainingError
 
 # Ray Train may ask for resources on a node that has just died; it asks again after this time.
@@ -143,6 +144,7 @@ def train_on_cluster(
             trainer().fit()
         else:
             failure = fit(trainer, events, partial(wait.check, events.queue.send))
+    pull(folder)  # what workers on other nodes have committed
     if user_errors:
         raise user_errors[0]
     if ends:

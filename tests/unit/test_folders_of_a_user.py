@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from raytriever.store.commit import committed_directory
 from raytriever.store.lock import acquire, lock_file_of
@@ -94,11 +98,18 @@ def write(entry: Path) -> None:
         (folder / "data").write_text("1")
 
 
-def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that every user reaches; those of pytest are private."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(reachable: Path) -> None:
+    cache = reachable / "cache"
     (cache / "datasets").mkdir(parents=True)
     (cache / "datasets").chmod(0o555)
-    tmp_path.chmod(0o755)
     program = """
 import os
 from raytriever.store.commit import cache_folder
@@ -108,9 +119,9 @@ if os.getuid() == 0:  # the administrator writes everywhere
     os.setuid(12345)
 print(cache_folder(), cache_folder())
 """
-    environment = os.environ | {"HOME": str(tmp_path), "RAYTRIEVER_CACHE": str(cache)}
+    environment = os.environ | {"HOME": str(reachable), "RAYTRIEVER_CACHE": str(cache)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    private = tmp_path / ".cache" / "raytriever"
+    private = reachable / ".cache" / "raytriever"
     assert done.stdout.split() == [str(private), str(private)]
     assert done.stderr.startswith(f"RAYTRIEVER_CACHE={cache}: you may not write to {cache}/datasets; using {private}.")
     assert done.stderr.count("\n") == 1

@@ -109,6 +109,7 @@ def reachable() -> Iterator[Path]:
 def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(reachable: Path) -> None:
     cache = reachable / "cache"
     (cache / "datasets").mkdir(parents=True)
+    cache.chmod(0o777)
     (cache / "datasets").chmod(0o555)
     program = """
 import os

@@ -16,7 +16,6 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Rows, TokenColumn
-from raytriever.data.copies import Forms
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -26,7 +25,8 @@ from raytriever.data.dataset import (
     TextPrompts,
     Tokens,
 )
-from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.keys import Forms
+from raytriever.data.records import QuarantineReport
 
 
 class Chained(Sequence[str]):

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.data.formats.fields import id_field, optional_text, string_field
+from raytriever.data.formats.plan import id_field, optional_text, string_field
 from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
-from raytriever.data.quarantine import BadRow, bad_entry
-from raytriever.data.records import content_id
+from raytriever.data.records import BadRow, bad_entry, content_id
 from raytriever.documents.passages import Passage
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean

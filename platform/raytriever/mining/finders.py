@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.copies import normalise
 from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
-from raytriever.data.keys import key_of, keys_of
+from raytriever.data.keys import key_of, keys_of, normalise
 from raytriever.data.records import ORIGINS
 from raytriever.data.sampling.order import words
 from raytriever.errors import ConfigError, ModelError, setting

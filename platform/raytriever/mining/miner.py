@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -25,8 +26,8 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.records import ORIGINS
+from raytriever.data.sampling.examples import parse_mix
 from raytriever.data.sampling.order import words
-from raytriever.data.sampling.origins import parse_mix
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import MiningConfig, check_mining
@@ -44,9 +45,9 @@ from raytriever.mining.filters import (
     initial_verdicts,
 )
 from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
-from raytriever.mining.mined_block import MinedBlock
 from raytriever.mining.scorers import Embeddings, Judge
 from raytriever.progress import Progress
+from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
@@ -307,3 +308,49 @@ def build_negatives_table(
         return merged
     mined = mine(dataset, config.train_split, MiningConfig(method="bm25", num_negatives=DEFAULT_NEGATIVES), bm25=bm25)
     return NegativesTable.merged(dataset, [merged, mined.table])
+
+
+_FILE = "block.npz"
+# Type and shape of each array in the file.
+_EXPECTED: dict[str, Any] = {
+    "queries": (["int64"], (None,)),
+    "documents": (["int64"], (None,)),
+    "ranks": (["int64"], (None,)),
+    "scores": (["float32"], (None,)),
+    "verdicts": (["int64"], (len(REASONS),)),
+}
+
+
+@dataclass(frozen=True)
+class MinedBlock:
+    """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
+
+    Args:
+        queries: index of the query in the split.
+        documents: position in the corpus.
+        ranks: rank in the method's ranking, without the excluded documents.
+        scores: by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates of each of `filters.REASONS`.
+    """
+
+    queries: Int64[ndarray, " kept"]
+    documents: Int64[ndarray, " kept"]
+    ranks: Int64[ndarray, " kept"]
+    scores: Float32[ndarray, " kept"]
+    verdicts: Int64[ndarray, " reasons"]
+
+    @property
+    def columns(self) -> tuple[ndarray, ...]:
+        """The columns of the kept candidates."""
+        return self.queries, self.documents, self.ranks, self.scores
+
+    def save(self, folder: Path) -> None:
+        """Write the block into a folder."""
+        np.savez(
+            folder / _FILE, **{name: getattr(self, name).astype(types[0]) for name, (types, _) in _EXPECTED.items()}
+        )
+
+    @classmethod
+    def load(cls, folder: Path, meta: object = None) -> MinedBlock:
+        """Read a block from a folder; raises `StorageError` if the file has other contents."""
+        return cls(**read_arrays(folder / _FILE, _EXPECTED, "delete it, and run the command again"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.fields import answers_in
+from raytriever.data.formats.plan import answers_in
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.quarantine import BadRow
+from raytriever.data.records import BadRow
 
 
 def lines(file: Path, rows: list[dict[str, Any]]) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from raytriever.data.combine import combine
-from raytriever.data.copies import Copies, forms_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.keys import Copies, forms_of
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from raytriever.data.combine import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.origins import parse_mix
+from raytriever.data.sampling.examples import Examples, parse_mix
 from raytriever.errors import DataError
 
 

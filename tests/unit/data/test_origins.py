@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.origins import RANDOM, counts_by_origin, parse_mix
+from raytriever.data.sampling.examples import RANDOM, counts_by_origin, parse_mix
 from raytriever.errors import ConfigError
 
 SHARES = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=5, max_size=5).filter(lambda row: sum(row) > 0)

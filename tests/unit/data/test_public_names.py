@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raytriever.data.pydocs.modules import PublicNames
+from raytriever.data.pydocs.builder import PublicNames
 
 
 def test_the_shortest_public_name_wins() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.pydocs import builder as pydocs
+from raytriever.data.pydocs.builder import installed_versions, modules_of, source_roots
 from raytriever.data.pydocs.docstrings import normalised
-from raytriever.data.pydocs.modules import installed_versions, modules_of, source_roots
 from raytriever.store.commit import read_manifest
 
 REST = (

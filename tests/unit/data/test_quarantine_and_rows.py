@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.formats.rows import numbered_rows
-from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
+from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.errors import DataError, StorageError
 
 FILE = Path("corpus.jsonl")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.data.copies import normalise
+from raytriever.data.keys import normalise
 from raytriever.mining.filters import contains_answer
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.data.answers import Answers
+from raytriever.data.columns import Answers
 from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import read_negatives, write_negatives
 from raytriever.data.records import ORIGINS

@@ -16,10 +16,9 @@ import Stemmer
 
 from raytriever.data.dataset import Documents
 from raytriever.errors import DataError
-from raytriever.mining import bm25, postings
+from raytriever.mining import bm25
 from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.postings import K1, B, Postings, PostingsBlock
+from raytriever.mining.bm25 import K1, B, Bm25Index, Postings, PostingsBlock
 from raytriever.store.parts import Parts
 
 ODD = [
@@ -62,7 +61,7 @@ def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.Monkey
         for posting in range(starts[number], starts[number + 1])
     }
     assert weights_of(Postings.of(texts)) == weights
-    monkeypatch.setattr(postings, "BLOCK", 60)
+    monkeypatch.setattr(bm25, "BLOCK", 60)
     in_blocks = Postings.of(texts)
     assert weights_of(in_blocks) == weights
     for start, end in zip(in_blocks.starts, in_blocks.starts[1:], strict=False):
@@ -81,7 +80,7 @@ def test_terms_of_a_block_are_those_of_the_analyser() -> None:
 def corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Documents:
     """Corpus of five blocks that is too large for the memory."""
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
-    monkeypatch.setattr(postings, "BLOCK", 30)
+    monkeypatch.setattr(bm25, "BLOCK", 30)
     monkeypatch.setattr(bm25, "IN_MEMORY", 100)
     texts = draw_texts(130)
     return Documents([str(row) for row in range(len(texts))], [""] * len(texts), texts)
@@ -94,7 +93,7 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     for one, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
         assert (one == other).all()
     assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
-    monkeypatch.setattr(postings, "_make", None)
+    monkeypatch.setattr(bm25, "_make", None)
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
 
 
@@ -114,16 +113,16 @@ def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
 
 def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    write = postings._in_processes
+    write = bm25._in_processes
 
     def record(parts, blocks, analyser):  # type: ignore[no-untyped-def]
         chosen = list(blocks)
         written.extend(parts.folder / name for name, _ in chosen)
         return write(parts, chosen, analyser)
 
-    monkeypatch.setattr(postings, "_in_processes", record)
+    monkeypatch.setattr(bm25, "_in_processes", record)
     with monkeypatch.context() as patch:
-        patch.setattr(postings, "merge", None)
+        patch.setattr(bm25, "merge", None)
         with pytest.raises(TypeError):
             Bm25Index.of(corpus)
     assert [folder.name for folder in written] == ["000000", "000001", "000002", "000003", "000004"]
@@ -143,4 +142,4 @@ class Deadly:
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
-        list(postings._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+        list(bm25._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]

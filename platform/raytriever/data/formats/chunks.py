@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.formats import ir, tables
+from raytriever.data.formats import tables
+from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
 from raytriever.data.formats.rows import (
     object_of,
@@ -28,8 +29,7 @@ from raytriever.data.formats.rows import (
     rows_of,
     text_of,
 )
-from raytriever.data.quarantine import BadRow, bad_entry
-from raytriever.data.records import Records
+from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
@@ -37,7 +37,7 @@ _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
     "parquet": read_batches,
     "arrow": read_stream,
     "array": read_elements,
-    "ir": ir.read_rows,
+    "ir": read_ir_rows,
 }
 
 

@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from itertools import islice
 from typing import NamedTuple
 
-from raytriever.data.formats import beir, ir, tables, trec
+from raytriever.data.formats import beir, tables, trec
 from raytriever.data.formats.plan import (
     Kind,
     Part,
@@ -29,7 +29,7 @@ from raytriever.data.formats.plan import (
 )
 from raytriever.data.formats.row_formats import PAIRS, ROW_FORMATS, CorpusRow, TevatronIdsRow
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
-from raytriever.data.quarantine import BadRow
+from raytriever.data.records import BadRow
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
@@ -78,7 +78,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     if format is not None and format not in FORMATS:
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
     if source.where.startswith(IR_DATASETS):
-        return ir.plan(source)
+        return beir.plan_ir(source)
     for name, (is_whole, plan) in _BY_NAMES.items():
         if format == name or (format is None and is_whole(source)):
             return plan(source)

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.fields import (
+from raytriever.data.formats.plan import (
+    JudgedRow,
     QueryGroup,
+    RowParser,
     answers_in,
     id_field,
     id_value,
@@ -23,12 +25,11 @@ from raytriever.data.formats.fields import (
     optional_text,
     score_list,
     score_value,
+    split_of_row,
     string_field,
     text_value,
 )
-from raytriever.data.formats.plan import JudgedRow, RowParser, split_of_row
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import SOURCES, Document, Records
+from raytriever.data.records import SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
 TEVATRON, PAIRS, SENTENCE_TRANSFORMERS = "tevatron", "pairs", "sentence-transformers"

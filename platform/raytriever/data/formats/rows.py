@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
 
-from raytriever.data.quarantine import BadRow
+from raytriever.data.records import BadRow
 from raytriever.data.sources import open_raw, open_stream, reading
 from raytriever.errors import DataError
 from raytriever.reading.arrays import broken_parquet, open_arrow_stream, open_parquet

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 from raytriever.data.formats.plan import JudgedRow, Part, Plan, split_if_named, split_of_row
 from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES, object_of
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import Records
+from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError, flag_of, setting
 from raytriever.options import did_you_mean

@@ -18,18 +18,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytriever.data.formats.beir import add_judged
-from raytriever.data.formats.fields import (
+from raytriever.data.formats.plan import (
+    JudgedRow,
+    Part,
+    Plan,
     encodable,
     id_field,
+    kind_of,
     list_field,
     list_of,
     object_value,
     optional_text,
+    plain_before_packed,
+    shown,
     string_field,
 )
-from raytriever.data.formats.plan import JudgedRow, Part, Plan, kind_of, plain_before_packed, shown
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import ANY_ANSWER, Document, Judgement, Query, Records
+from raytriever.data.records import ANY_ANSWER, BadRow, Document, Judgement, Query, Records
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 

@@ -3,7 +3,7 @@
 1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
    pool of processes, or by a `Runner` that uses Ray; shards that an earlier preparation has are copied (`reuse`).
-   Positions are computed (`assemble`). A preparation that was killed is continued (`unfinished`).
+   Positions are computed (`assemble`). A preparation that was killed is continued (`reuse`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
 
@@ -28,12 +28,18 @@ from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import BadRows, assemble
 from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
-from raytriever.data.prepare.reuse import ReusingShardWriter, find_earlier, settings_digest
+from raytriever.data.prepare.reuse import (
+    ReusingShardWriter,
+    begin,
+    find_earlier,
+    find_unfinished,
+    gather,
+    settings_digest,
+)
 from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, bytes_of_shards
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import begin, find_unfinished, gather
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
-from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
+from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.machine import usable_cores

@@ -1,37 +1,52 @@
-"""Shards that earlier preparations have: found by the digests of their chunks, and copied.
+"""Shards that are not made again: those of a killed preparation, and those of the same chunks of earlier data sets.
+
+    PARTS/key     what decides all shards, and their numbers
+    PARTS/STEM/   files of a finished shard, in the folders in which the data set has them; see `store.parts`
+
+A killed preparation leaves its hidden directory. The next preparation of the same key goes on in it. A process that
+outlived the killed command cannot write there, because the directory has another name then.
 
 After a change of a corpus only the chunks with a changed row are parsed and tokenised again, because most chunks are
 cut at the same rows as before (`rows.read_lines`). The digest of a chunk covers its bytes and everything else that
-decides its shard.
-
-Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier data sets are those
-in the cache and those that `prepare` wrote elsewhere (`store.cache.record_location`). A damaged file is not used."""
+decides its shard. Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier
+data sets are those in the cache and those that `prepare` wrote elsewhere (`store.cache.record_location`). A damaged
+file is not used."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from raytriever.activity import activity
 from raytriever.data.columns import PREPARE_AGAIN
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.prepared import prepared_meta
-from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, WORK, ShardReport, ShardWriter, make_folders
+from raytriever.data.prepare.shards import (
+    DOCUMENT_COLUMNS,
+    DOCUMENTS,
+    SIDES,
+    WORK,
+    ShardReport,
+    ShardWriter,
+    make_folders,
+)
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import meta_of, read_report, shards_of
 from raytriever.data.records import Document, Records
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_arrow
+from raytriever.reading.structured import conform
 from raytriever.store.cache import recorded_locations
-from raytriever.store.commit import cache_folder, read_manifest, sha256_of
+from raytriever.store.commit import cache_folder, disk_errors, leftovers, read_manifest, sha256_of, write_atomically
+from raytriever.store.parts import Parts
 
 # Endings of the files of a shard: texts, tokens, and where the tokens of each text begin.
 _ENDINGS = (".arrow", ".tokens.npy", ".offsets.npy")
@@ -170,3 +185,60 @@ def find_earlier(output: Path) -> EarlierShards:
                         if entry := files.get(f"{DOCUMENTS}/{stem}{ending}"):
                             digests[folder / DOCUMENTS / f"{stem}{ending}"] = entry["sha256"]
     return EarlierShards(stems, digests)
+
+
+PARTS, _KEY = "parts", "key"
+
+
+class _Meta(TypedDict):
+    report: ShardReport
+
+
+def find_unfinished(folder: Path, key: str) -> Path | None:
+    """Return the hidden directory of a killed preparation of `folder` with this key, if there is one."""
+    for leftover in leftovers(folder):
+        with suppress(OSError, ValueError):
+            if (leftover / PARTS / _KEY).read_text() == key:
+                return leftover
+    return None
+
+
+def begin(folder: Path, key: str) -> int:
+    """Make the folders of the shards; of a killed preparation, remove everything but the finished shards.
+
+    Returns:
+        The number of finished shards.
+    """
+    with disk_errors(folder):
+        for path in folder.iterdir():
+            if path.name != PARTS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make_folders(folder)
+        (folder / PARTS).mkdir(exist_ok=True)
+        write_atomically(folder / PARTS / _KEY, key)
+        return sum(path.is_dir() and path.name[0] != "." for path in (folder / PARTS).iterdir())
+
+
+def shards_of(folder: Path) -> Parts:
+    """Return the finished shards of a preparation."""
+    return Parts(folder / PARTS, durable=False)
+
+
+def meta_of(report: ShardReport) -> dict[str, Any]:
+    """Return the metadata of a finished shard."""
+    return {"report": asdict(report)}
+
+
+def read_report(path: Path, meta: dict[str, Any]) -> ShardReport:
+    """Return the report of a finished shard; raises `StorageError` for that of another version."""
+    return conform(meta, str(path), _Meta, "prepare the data set again")["report"]
+
+
+def gather(folder: Path, reports: Iterable[ShardReport]) -> None:
+    """Move the files of all shards to the folders of the data set."""
+    with disk_errors(folder):
+        for report in reports:
+            for name in (*SIDES, WORK):
+                for file in (folder / PARTS / report.stem / name).iterdir():
+                    os.rename(file, folder / name / file.name)
+        shutil.rmtree(folder / PARTS)

@@ -18,15 +18,13 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.answers import FILE, PROMPTS, write_some, write_table
-from raytriever.data.copies import Forms, forms_of
+from raytriever.data.columns import FILE, PROMPTS, write_some, write_table
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import FileChunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
-from raytriever.data.keys import key_of, keys_of
+from raytriever.data.keys import Forms, forms_of, key_of, keys_of
 from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
-from raytriever.data.quarantine import bad_entry
-from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.data.records import ORIGINS, SOURCES, bad_entry
 from raytriever.prompts import TITLE, fill_title
 from raytriever.store.commit import disk_errors
 
@@ -191,7 +189,7 @@ class ShardReport:
         part: index of the part of the data set.
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
-        bad: bad rows, from `quarantine.bad_entry`.
+        bad: bad rows, from `records.bad_entry`.
         is_repeatable: whether it has one document from each row, and nothing else: its files depend on the bytes of the
             chunk alone, not on the number of its first row.
         digest: digest of a repeatable chunk, see `reuse`.

@@ -21,7 +21,7 @@ from raytriever.data.negatives import id_array, write_pairs
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
-from raytriever.reading.columns import NUMBER, TEXT, positions_of, read_columns
+from raytriever.reading.arrays import NUMBER, TEXT, positions_of, read_columns
 from raytriever.store.commit import disk_errors, read_manifest
 
 

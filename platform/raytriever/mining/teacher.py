@@ -1,8 +1,10 @@
 """Job of teacher scoring: open and check all inputs, score part after part, and commit the result.
 
-Scores are the cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the
-number of the part, and committed parts are never scored again. After an interruption the same command continues and
-writes the same bytes."""
+Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
+documents of a TREC run. If neither is passed, they are the hard negatives of the data set. Scores are the
+cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the number of the
+part, and committed parts are never scored again. After an interruption the same command continues and writes the same
+bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
+from raytriever.data.run_files import read_run
 from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
-from raytriever.errors import ConfigError, ModelError, StorageError, setting
+from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
@@ -331,3 +334,78 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
 
 def _length(rows: slice) -> int:
     return int(rows.stop - rows.start)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Distinct pairs of positions, sorted by query, then document.
+
+    Args:
+        queries, documents: positions in the data set.
+        positive: true if the document is relevant to the query.
+    """
+
+    queries: Int64[ndarray, " pairs"]
+    documents: Int64[ndarray, " pairs"]
+    positive: Bool[ndarray, " pairs"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the positions."""
+        return hashlib.sha256(np.stack([self.queries, self.documents]).astype("<i8").tobytes()).hexdigest()
+
+
+def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
+    """Collect the pairs of a split.
+
+    Args:
+        dataset: opened with the split.
+        split: split whose queries with a positive are scored.
+        config: names the sources of candidates.
+
+    Raises:
+        ConfigError: no source of candidates is passed, and the data set has no hard negatives.
+        DataError: the split has no positive, or none of its queries has a candidate.
+    """
+    positives = dataset.positives(split)
+    if not len(positives):
+        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "choose another split")
+    owners = np.repeat(positives.queries, np.diff(positives.offsets))
+    candidates = _candidates(dataset, positives.queries, config)
+    if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
+        raise DataError(
+            f"none of the {len(positives):,} queries of split {split!r} has a candidate",
+            config.negatives or config.run or dataset.name,
+            "name the negatives of this split",
+        )
+    size = len(dataset.documents)
+    rows = [(owners, positives.documents), *candidates]
+    keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
+    keys = keys[np.isin(keys // size, positives.queries)]
+    return Pairs(keys // size, keys % size, np.isin(keys, owners * size + positives.documents))
+
+
+def _candidates(
+    dataset: RetrievalDataset, queries: Int64[ndarray, " queries"], config: ScoreConfig
+) -> list[tuple[ndarray, ndarray]]:
+    """Return the candidates of each source as query and document positions."""
+    candidates = []
+    if config.negatives:
+        table = read_negatives(config.negatives, dataset)
+        candidates.append((table.queries, table.documents))
+    if config.run:
+        ranking = read_run(config.run, dataset, queries.tolist(), config.depth)
+        rows, ranks = np.nonzero(ranking >= 0)
+        candidates.append((queries[rows], ranking[rows, ranks]))
+    if not candidates:
+        if dataset.negatives is None or not len(dataset.negatives.queries):
+            raise ConfigError(
+                f"{dataset.name} has no hard negatives",
+                setting("negatives"),
+                f"name a table that `raytriever mine` wrote, or a {setting('run')}",
+            )
+        candidates.append((dataset.negatives.queries, dataset.negatives.documents))
+    return candidates

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -21,11 +22,11 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import read_negatives
+from raytriever.data.negatives import read_negatives, write_pairs
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.run_files import read_run
-from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
+from raytriever.data.sampling.teacher import KIND, identity, read_scores
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig
 from raytriever.models.cross_encoder import CrossEncoder
@@ -97,15 +98,6 @@ class ScorePlan:
         decides = {k: v for k, v in asdict(self).items() if k not in ("model", "revision", "dataset", "split")}
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
 
-    @property
-    def parts(self) -> int:
-        """Number of parts."""
-        return -(-self.pairs // self.part)
-
-    def rows_of(self, number: int) -> slice:
-        """Return the slice of the pairs of a part."""
-        return slice(number * self.part, min(self.pairs, (number + 1) * self.part))
-
 
 class _Plan(TypedDict, total=False):
     """Keys of `plan.json` that are read individually."""
@@ -115,62 +107,31 @@ class _Plan(TypedDict, total=False):
     revision: str | None
 
 
-@dataclass(frozen=True)
-class ScoreWriter:
-    """Writer of a directory of scores."""
+def _begin(path: Path, plan: ScorePlan) -> bool:
+    """Make the directory of scores, or continue the one of an earlier call. Return true if all scores are committed.
 
-    path: Path
-    plan: ScorePlan
-
-    def begin(self) -> bool:
-        """Make the directory, or continue the one of an earlier call. Return true if all scores are committed.
-
-        Raises:
-            StorageError: the directory has other content.
-        """
-        with disk_errors(self.path, reading=True):
-            has_content = self.path.is_dir() and any(self.path.iterdir())
-        if not has_content:
-            with disk_errors(self.path):
-                (self.path / PARTS).mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
-            return False
-        is_finished = (self.path / MANIFEST).exists()
-        stored: Mapping[str, Any] = read_manifest(self.path)["meta"] if is_finished else read_plan(self.path)
-        if stored.get("key") != self.plan.key:
-            own = asdict(self.plan)
-            is_plan = stored.keys() >= _DIFFERENCES.keys()
-            differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
-            reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
-            raise StorageError(reason, str(self.path), _OTHER_OUTPUT)
-        return is_finished
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the parts that are missing or damaged."""
-        return [number for number in range(self.plan.parts) if self.read(number) is None]
-
-    @property
-    def _parts(self) -> Parts:
-        return Parts(self.path / PARTS, self.plan.key)
-
-    def write(self, number: int, scores: Float32[ndarray, " pairs"]) -> None:
-        """Commit a part."""
-        self._parts.write(_part(number), lambda folder: np.save(folder / _SCORES, scores))
-
-    def read(self, number: int) -> Float32[ndarray, " pairs"] | None:
-        """Return the scores of a part; None if it is missing or damaged."""
-        rows = self.plan.rows_of(number)
-        shape = (rows.stop - rows.start,)
-        return self._parts.read(
-            _part(number), lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again")
-        )
+    Raises:
+        StorageError: the directory has other content.
+    """
+    with disk_errors(path, reading=True):
+        has_content = path.is_dir() and any(path.iterdir())
+    own = asdict(plan)
+    if not has_content:
+        with disk_errors(path):
+            (path / PARTS).mkdir(parents=True, exist_ok=True)
+        write_atomically(path / PLAN, json.dumps({"key": plan.key, **own}, indent=1))
+        return False
+    is_finished = (path / MANIFEST).exists()
+    stored: Mapping[str, Any] = read_manifest(path)["meta"] if is_finished else _read_plan(path)
+    if stored.get("key") != plan.key:
+        is_plan = stored.keys() >= _DIFFERENCES.keys()
+        differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
+        reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
+        raise StorageError(reason, str(path), _OTHER_OUTPUT)
+    return is_finished
 
 
-def _part(number: int) -> str:
-    return f"part-{number:06d}"
-
-
-def read_plan(path: Path) -> Mapping[str, Any]:
+def _read_plan(path: Path) -> Mapping[str, Any]:
     """Return the plan of unfinished scores in a directory; empty if there is none.
 
     Raises:
@@ -261,15 +222,13 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
         part=job.part,
         **identity(dataset),
     )
-    writer = ScoreWriter(output, plan)
     started, scored = time.monotonic(), 0
-    if writer.begin():
+    if _begin(output, plan):
         report(f"{output} is finished: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
         report(f"{dataset.name}: scoring {len(pairs):,} pairs with {job.config.model} ({precision} on {device})")
-        scored = _score(writer, teacher, dataset, pairs)
-        scores = _finish(writer, dataset, pairs, teacher.activation)
+        scores, scored = _score(output, plan, teacher, dataset, pairs)
     return ScoringResult(
         queries=len(np.unique(pairs.queries)),
         positives=scores[pairs.positive],
@@ -284,17 +243,34 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
 
 def _recorded_revision(output: Path, model: str) -> str | None:
     """Return the commit of the hub model that an interrupted call used."""
-    plan = read_plan(output)
+    plan = _read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
 
 
-def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
-    """Score the missing parts; return the number of pairs in them."""
-    missing, passages, scored = writer.missing(), dataset.passages(), 0
-    with Progress("score", sum(_length(writer.plan.rows_of(number)) for number in missing), "pair") as progress:
-        for number in missing:
-            rows = writer.plan.rows_of(number)
-            queries, documents = pairs.queries[rows].tolist(), pairs.documents[rows].tolist()
+def _score(
+    output: Path, plan: ScorePlan, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
+) -> tuple[Float32[ndarray, " pairs"], int]:
+    """Score the missing parts, and replace the working directory by the committed scores.
+
+    Returns:
+        All scores, and the number of pairs in the parts that were missing.
+    """
+    parts, passages = Parts(output / PARTS, plan.key), dataset.passages()
+    rows_of = {
+        f"part-{number:06d}": slice(start, min(plan.pairs, start + plan.part))
+        for number, start in enumerate(range(0, plan.pairs, plan.part))
+    }
+
+    def read(name: str) -> ndarray | None:
+        shape = (rows_of[name].stop - rows_of[name].start,)
+        return parts.read(name, lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again"))
+
+    scored = {name: read(name) for name in rows_of}
+    missing = [name for name, scores in scored.items() if scores is None]
+    total = sum(rows_of[name].stop - rows_of[name].start for name in missing)
+    with Progress("score", total, "pair") as progress:
+        for name in missing:
+            queries, documents = (each[rows_of[name]].tolist() for each in (pairs.queries, pairs.documents))
             scores = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
             bad = np.flatnonzero(~np.isfinite(scores))
             if len(bad):
@@ -305,22 +281,18 @@ def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset
                     str(teacher.directory),
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
-            writer.write(number, scores)
-            scored += len(scores)
+            scored[name] = scores
+            parts.write(name, partial(_save, scores))
             progress.advance(len(scores))
-    return scored
+    scores = np.concatenate([each for each in scored.values() if each is not None])
+    meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
+    with committed_directory(output, meta, replace=True) as folder:
+        write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
+    return scores, total
 
 
-def _finish(
-    writer: ScoreWriter, dataset: RetrievalDataset, pairs: Pairs, activation: str
-) -> Float32[ndarray, " pairs"]:
-    """Join the parts, and replace the working directory by the committed scores."""
-    parts = [writer.read(number) for number in range(writer.plan.parts)]
-    scores = np.concatenate([part for part in parts if part is not None])
-    meta = {"kind": KIND, "key": writer.plan.key, **asdict(writer.plan), "activation": activation}
-    with committed_directory(writer.path, meta, replace=True) as folder:
-        write_scores(folder, dataset, pairs.queries, pairs.documents, scores)
-    return scores
+def _save(scores: ndarray, folder: Path) -> None:
+    np.save(folder / _SCORES, scores)
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
@@ -330,10 +302,6 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
     np.minimum.at(lowest, rows[pairs.positive], scores[pairs.positive])
     others = ~pairs.positive
     return float((scores[others] > lowest[rows[others]]).mean()) if others.any() else 0.0
-
-
-def _length(rows: slice) -> int:
-    return int(rows.stop - rows.start)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import id_array, write_pairs
+from raytriever.data.negatives import id_array
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
@@ -166,17 +166,6 @@ _KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
     """Return the digests of texts and ids that scores belong to; they do not depend on the open splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
-
-
-def write_scores(
-    folder: Path,
-    dataset: RetrievalDataset,
-    queries: Int64[ndarray, " pairs"],
-    documents: Int64[ndarray, " pairs"],
-    scores: Float32[ndarray, " pairs"],
-) -> None:
-    """Write the files of a directory that is about to be committed; positions become ids."""
-    write_pairs(folder, dataset, queries, documents, {"score": scores})
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:

@@ -107,11 +107,11 @@ def texts(documents: int, folder: Path) -> dict[str, float]:
     make_folders(folder / "shards")
     writer = ShardWriter(plan.parts, folder / "shards", tokenisation)
     with measured() as writing:
-        writer(chunk)
+        writer.write(chunk, folder / "shards")
     (folder / "again").mkdir()
     make_folders(folder / "again")
     with measured(memory=True) as holding:
-        ShardWriter(plan.parts, folder / "again", tokenisation)(chunk)
+        ShardWriter(plan.parts, folder / "again", tokenisation).write(chunk, folder / "again")
     dataset = read_prepared(prepare(Request(str(folder / "source")), in_this_process, folder / "prepared"))
     passages = list(dataset.passages())
     words = sum(text.count(" ") + 1 for text in passages)

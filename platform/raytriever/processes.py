@@ -36,11 +36,11 @@ def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: 
         return pool.submit(function, *arguments)
 
 
-def call_within(seconds: float, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a process of its own, which is killed after some seconds.
+def call_within(seconds: float | None, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call in a process of its own, which is killed after some seconds, if given.
 
     Args:
-        seconds: time limit of the call and the start of the process.
+        seconds: time limit of the call and the start of the process; None for none.
         preload: module that such processes share.
         function: Function of a module; its errors are raised here.
         arguments: Arguments of the function.
@@ -62,7 +62,8 @@ def call_within(seconds: float, preload: str, function: Callable[..., Any], *arg
         result, error = receiver.recv()
     except EOFError:
         process.join()
-        raise ChildProcessError(f"exit code {process.exitcode}") from None
+        code = process.exitcode or 0
+        raise ChildProcessError(f"signal {-code}" if code < 0 else f"exit code {code}") from None
     finally:
         process.kill()
         process.join()

@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, gather, write_table
 from raytriever.data.keys import Copies, KeyIndex, digest_of
-from raytriever.data.prepare.shards import (
+from raytriever.data.prepare.prepared import (
     ABSENT,
     ABSENT_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -33,9 +33,8 @@ from raytriever.data.prepare.shards import (
     PAIR_COLUMNS,
     QUERIES,
     QUERY_COLUMNS,
-    WORK,
-    ShardReport,
 )
+from raytriever.data.prepare.shards import WORK, ShardReport
 from raytriever.data.records import ANY_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
 

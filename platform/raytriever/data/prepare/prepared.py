@@ -38,17 +38,6 @@ from raytriever.data.dataset import (
 )
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import Forms
-from raytriever.data.prepare.shards import (
-    ABSENT,
-    ABSENT_COLUMNS,
-    DOCUMENT_COLUMNS,
-    DOCUMENTS,
-    FORMS,
-    JUDGEMENTS,
-    NEGATIVES,
-    QUERIES,
-    QUERY_COLUMNS,
-)
 from raytriever.data.records import ORIGINS, SOURCES, BadEntry, QuarantineReport
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_array, read_arrow
@@ -57,6 +46,15 @@ from raytriever.store.cache import hold
 from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
 
 VERSION = 1
+DOCUMENTS, QUERIES = SIDES = "documents", "queries"
+
+JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+FORMS = "forms.npy"  # behind the name of documents or queries
+# Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
+DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
+    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
+)
+ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
 
 
 class FileMeta(TypedDict):

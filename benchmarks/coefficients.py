@@ -134,9 +134,9 @@ def bm25(passages: list[str], words: int, queries: list[str]) -> dict[str, float
     with measured(memory=True) as block_memory:
         PostingsBlock.of(one)
     one_words = sum(text.count(" ") + 1 for text in one)
-    merge(blocks[:1], _allocate)  # compiles
+    merge(lambda: blocks[:1], _allocate)  # compiles
     with measured() as merging:
-        postings = merge(blocks, _allocate)
+        postings = merge(lambda: blocks, _allocate)
     count = len(postings.documents)
     vocabulary = postings.vocabulary
     with measured(memory=True) as names:

@@ -267,7 +267,7 @@ def terms(shards: int, nodes: int) -> dict[str, float]:
         ]
         zeros, lengths = np.zeros(count, np.int64), np.ones(1, np.int64)
         some = [PostingsBlock(each, zeros, empty, empty, lengths) for each in names]
-        merge(some[:2], lambda _, length, dtype: np.empty(length, dtype))
+        merge(lambda: some[:2], lambda _, length, dtype: np.empty(length, dtype))
         meter = Meter()
         merge(some, lambda _, length, dtype: np.empty(length, dtype))
         seconds.append(meter.seconds)

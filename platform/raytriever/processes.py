@@ -15,13 +15,15 @@ from raytriever.interruption import end_with_parent
 from raytriever.machine import clean_processes
 
 
-def worker_pool(workers: int, preload: list[str], begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
+def worker_pool(
+    workers: int, preload: list[str], begin: Callable[..., None] | None = None, *arguments: Any
+) -> ProcessPoolExecutor:
     """Return a pool of processes; use it with `submit`.
 
     Args:
         workers: number of processes.
         preload: modules that the processes share; the first pool of this process decides.
-        begin: called with `arguments` when a process starts.
+        begin: called with `arguments` when a process starts; None for nothing.
         arguments: Arguments of `begin`.
     """
     # Forked from an empty server: this process may have threads, and spawning is slow.
@@ -74,7 +76,7 @@ def call_within(seconds: float | None, preload: str, function: Callable[..., Any
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    _begin(lambda: None, ())
+    _begin(None, ())
     answer: tuple[Any, Exception | None]
     try:
         answer = function(*arguments), None
@@ -98,9 +100,10 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin(begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     end_with_parent()
     # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = "1"
-    begin(*arguments)
+    if begin is not None:
+        begin(*arguments)

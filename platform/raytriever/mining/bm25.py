@@ -278,44 +278,36 @@ class Postings:
     def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
         """Index texts in memory."""
         starts = range(0, len(texts), BLOCK)
-        return merge([PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts], _in_memory)
+        blocks = [PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts]
+        return merge(lambda: blocks, lambda name, length, kind: np.empty(length, kind))
 
     @classmethod
     def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
-        """Open the postings of a corpus in the cache; they are made first if necessary.
-
-        Raises:
-            DataError: processes that analyse texts die.
-            StorageError: the cache cannot be written.
-        """
+        """Open the postings of a corpus in the cache; they are made first if necessary. Raises as `Bm25Index.of`."""
         versions = [version(package) for package in ("bm25s", "PyStemmer")]
         content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
         make_once(folder, lambda: _make(folder, Passages(documents), analyser))
-        return cls._open(folder, len(documents))
-
-    @classmethod
-    def _open(cls, folder: Path, size: int) -> Postings:
         terms = _read_terms(folder)
         starts = _mapped(folder, "starts", len(terms) + 1)
-        documents, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
+        positions, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
         vocabulary = dict(zip(terms, range(len(terms)), strict=True))
-        postings = cls(size, vocabulary, starts, documents, weights)
+        postings = cls(len(documents), vocabulary, starts, positions, weights)
         hold(folder, postings)
         return postings
 
 
-def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
+def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
     """Compute the postings of blocks in a row.
 
     Args:
-        blocks: iterated twice.
+        read_blocks: returns the blocks; called twice.
         allocate: makes the arrays of the result.
     """
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
-    for block in blocks:
+    for block in read_blocks():
         number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
         if len(vocabulary) > len(counts):  # twice as many, because a copy for each block would be quadratic
             counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
@@ -328,9 +320,12 @@ def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
     starts[0], starts[1:] = 0, np.cumsum(counts)
     documents = allocate("documents", int(starts[-1]), np.uint32)
     weights = allocate("weights", int(starts[-1]), np.float32)
-    rarities = _inverse_document_frequencies(counts, size)
+    distinct, index = np.unique(counts, return_inverse=True)
+    # By the logarithm that bm25s uses.
+    logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
+    rarities = np.array(logarithms, np.float32)[index]
     ends, first = starts[:-1].copy(), 0
-    for block, number, each in zip(blocks, numbers, lengths, strict=True):
+    for block, number, each in zip(read_blocks(), numbers, lengths, strict=True):
         if len(number):
             norms = K1 * ((1 - B) + B * each / (length / size))
             frequencies = np.asarray(block.frequencies, np.float64)
@@ -343,27 +338,6 @@ def merge(blocks: Iterable[PostingsBlock], allocate: _Allocate) -> Postings:
             ends[number] += block.counts
         first += len(each)
     return Postings(size, vocabulary, starts, documents, weights)
-
-
-def _inverse_document_frequencies(counts: ndarray, size: int) -> Float32[ndarray, " terms"]:
-    """Return the inverse document frequency of each term, by the logarithm that bm25s uses."""
-    distinct, index = np.unique(counts, return_inverse=True)
-    logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
-    return np.array(logarithms, np.float32)[index]
-
-
-def _in_memory(name: str, length: int, dtype: Any) -> ndarray:
-    return np.empty(length, dtype)
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Blocks in folders, read when they are iterated."""
-
-    folders: Sequence[Path]
-
-    def __iter__(self) -> Iterator[PostingsBlock]:
-        return map(PostingsBlock.read, self.folders)
 
 
 def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
@@ -392,7 +366,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
                 return np.empty(shape, dtype)
             return np.lib.format.open_memmap(aside / f"{name}.npy", "w+", dtype, shape)
 
-        postings = merge(_Blocks([unmerged / name for name in names]), on_disk)
+        postings = merge(lambda: (PostingsBlock.read(unmerged / name) for name in names), on_disk)
         _write_terms(aside, list(postings.vocabulary))
         del postings
     parts.remove()
@@ -401,7 +375,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
 def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
     workers = usable_cores()
-    pool = worker_pool(workers, ["raytriever.mining.bm25"], _ignore)
+    pool = worker_pool(workers, ["raytriever.mining.bm25"])
     pending: deque[Future[None]] = deque()
     try:
         for name, texts in blocks:
@@ -416,9 +390,6 @@ def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyse
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ignore() -> None: ...
 
 
 def _write_block(parts: Parts, name: str, texts: list[str], analyser: Analyser) -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.formats.beir import QRELS_HEADER, DocumentRow, JudgementColumns, QueryRow
+from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, query_row
 from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
 from raytriever.data.formats.plan import Kind, Part
-from raytriever.data.formats.row_formats import DprRow
+from raytriever.data.formats.row_formats import dpr_row
 from raytriever.data.records import Records
 from raytriever.errors import DataError
 
@@ -29,7 +30,7 @@ class Kept:
         records.documents.append(row)
 
 
-def part_of(file: Path, kind: Kind = "json", parse: Any = DocumentRow()) -> Part:  # noqa: B008
+def part_of(file: Path, kind: Kind = "json", parse: Any = document_row) -> Part:
     return Part(str(file), kind, parse, tuple(QRELS_HEADER) if kind == "tsv" else ())
 
 
@@ -89,7 +90,7 @@ def test_rows_of_tells_the_row_of_each_record(tmp_path: Path) -> None:
         json.dumps({"question": "a", "positive_ctxs": contexts, "negative_ctxs": []}).encode(),
         json.dumps({"question": "b", "positive_ctxs": contexts[:1], "negative_ctxs": contexts[1:]}).encode(),
     ]
-    (result,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=DprRow("train")))
+    (result,) = parsed(part_of(write(tmp_path / "a.jsonl", rows), parse=dpr_row))
     assert result.rows_of("queries").tolist() == [2, 3]
     assert result.rows_of("documents").tolist() == [2, 2, 2, 3, 3, 3]
     assert result.rows_of("judgements").tolist() == [2, 2, 2, 3]
@@ -168,7 +169,7 @@ def test_a_wrong_header_stops(tmp_path: Path, header: str) -> None:
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_judgements_are_columns_behind_a_header(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbfquery-id\tcorpus-id\tscore\r", b"q1\td1\t1\r", b"", b"q1\td2", b"q\xff\td2\t0", b"q 1\td2\t0"]
-    part = part_of(write(tmp_path / "a.tsv", rows), "tsv", JudgementColumns("test"))
+    part = part_of(write(tmp_path / "a.tsv", rows), "tsv", partial(judgement_columns, ()))
     results = [row for one in parsed(part, size) for row in one.records.judgements]
     assert [(row.query, row.document, row.score) for row in results] == [("q1", "d1", 1), ("q 1", "d2", 0)]
     assert bad(part, size) == [(4, "2 columns, not 3 separated by tabs"), (5, "byte 0xff at column 2 is not UTF-8")]
@@ -186,7 +187,7 @@ def test_a_header_alone_holds_no_judgement(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_squad_is_read_whole(data_packs: Path) -> None:
     documents = part_of(data_packs / "squad" / "corpus.jsonl.gz")
-    queries = part_of(data_packs / "squad" / "queries.jsonl.gz", parse=QueryRow())
+    queries = part_of(data_packs / "squad" / "queries.jsonl.gz", parse=query_row)
     assert sum(len(result.records.documents) for result in parsed(documents)) == 20_958
     assert sum(len(result.records.queries) for result in parsed(queries, 1 << 16)) == 98_159
     assert max(len(chunk.payload) for chunk in read_chunks(documents, 0)) < 1.1 * (1 << 20)

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from raytriever.data.formats.beir import DocumentRow
+from raytriever.data.formats.beir import document_row
 from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.plan import Part
 from raytriever.data.formats.rows import column_names
 from raytriever.errors import DataError
 
 
-def part_of(file: Path, parse: Any = DocumentRow()) -> Part:  # noqa: B008
+def part_of(file: Path, parse: Any = document_row) -> Part:
     return Part(str(file), "parquet", parse)
 
 

@@ -20,11 +20,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from raytriever.data.formats.plan import (
-    JudgedRow,
     Part,
     Plan,
     RowParser,
@@ -77,10 +76,10 @@ def plan(source: Source) -> Plan:
     has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
-    parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
-    parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
+    parts = [Part(file.where, kind_of(file.path), document_row) for file in documents]
+    parts += [Part(file.where, kind_of(file.path), query_row) for file in queries]
     parts += [
-        Part(file.where, kind_of(file.path), AnswersRow())
+        Part(file.where, kind_of(file.path), answers_row)
         for file in plain_before_packed(source.files)
         if _ANSWERS.fullmatch(file.path)
     ]
@@ -105,77 +104,61 @@ def _qrels_part(file: SourceFile) -> Part:
     kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
     split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
     if kind != "tsv":
-        return Part(file.where, kind, JudgementRow(split), split=split)
+        return Part(file.where, kind, judgement_row, split=split)
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
-    return Part(file.where, kind, JudgementColumns(split, header[3:]), header, split)
+    return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
 
 
-@dataclass(frozen=True)
-class DocumentRow:
+def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name = _id_of(row)
-        records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+    name = _id_of(row)
+    records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
 
 
-@dataclass(frozen=True)
-class QueryRow:
+def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name, answers = _id_of(row), answers_in(row)
-        records.queries.append(Query(name, string_field(row, "text")))
-        records.answers += [(name, answer) for answer in answers]
+    name, answers = _id_of(row), answers_in(row)
+    records.queries.append(Query(name, string_field(row, "text")))
+    records.answers += [(name, answer) for answer in answers]
 
 
 def _id_of(row: Mapping[str, Any]) -> str:
     return id_field(row, "_id" if "_id" in row or "id" not in row else "id")
 
 
-@dataclass(frozen=True)
-class AnswersRow:
+def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "answers"}`: answers of a query of another file."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name, answers = id_field(row, "_id"), answers_in(row)
-        records.answers += [(name, answer) for answer in answers]
+    name, answers = id_field(row, "_id"), answers_in(row)
+    records.answers += [(name, answer) for answer in answers]
 
 
-@dataclass(frozen=True)
-class JudgementColumns(JudgedRow):
+def judgement_columns(more: tuple[str, ...], row: Sequence[str], records: Records, split: str) -> None:
     """Columns of a tab-separated row: three, then those that `more` names."""
-
-    more: tuple[str, ...] = ()
-
-    def __call__(self, row: Sequence[str], records: Records) -> None:
-        if len(row) != 3 + len(self.more):
-            raise BadRow(f"{len(row)} columns, not {3 + len(self.more)} separated by tabs")
-        query, document, score = row[:3]
-        for value, name in ((query, "query-id"), (document, "corpus-id")):
-            if not value or value.isspace():
-                raise BadRow(f'empty "{name}"')
-        if not _INTEGER.fullmatch(score):
-            raise BadRow(f"score {score[:20]!r} is not an integer")
-        more = dict(zip(self.more, row[3:], strict=True))
-        add_judged(records, self.split, query, document, int(score), **_optional(more))
+    if len(row) != 3 + len(more):
+        raise BadRow(f"{len(row)} columns, not {3 + len(more)} separated by tabs")
+    query, document, score = row[:3]
+    for value, name in ((query, "query-id"), (document, "corpus-id")):
+        if not value or value.isspace():
+            raise BadRow(f'empty "{name}"')
+    if not _INTEGER.fullmatch(score):
+        raise BadRow(f"score {score[:20]!r} is not an integer")
+    optional = _optional(dict(zip(more, row[3:], strict=True)))
+    add_judged(records, split, query, document, int(score), **optional)
 
 
-class JudgementRow(JudgedRow):
+def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
     """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
-        if "score" not in row:
-            raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
-        score = row["score"]
-        if isinstance(score, float) and score.is_integer():
-            score = int(score)  # some Parquet files of the hub have such scores
-        if type(score) is not int or not _INTEGER.fullmatch(str(score)):
-            raise BadRow(f"score {str(score)[:20]!r} is not an integer")
-        more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
-        add_judged(records, self.split, query, document, score, **_optional(more))
+    query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
+    if "score" not in row:
+        raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
+    score = row["score"]
+    if isinstance(score, float) and score.is_integer():
+        score = int(score)  # some Parquet files of the hub have such scores
+    if type(score) is not int or not _INTEGER.fullmatch(str(score)):
+        raise BadRow(f"score {str(score)[:20]!r} is not an integer")
+    more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
+    add_judged(records, split, query, document, score, **_optional(more))
 
 
 def add_judged(
@@ -219,10 +202,10 @@ def plan_ir(source: Source) -> Plan:
         raise DataError(f"has no {lacks}", source.where, remedy)
     splits = {other: split_if_named(other) or "test" for other in judged}
     parts = [
-        _ir_part(name, _IR_DOCS, DocumentRow()),
-        *(_ir_part(other, _IR_QUERIES, QueryRow()) for other in query_parts),
+        _ir_part(name, _IR_DOCS, document_row),
+        *(_ir_part(other, _IR_QUERIES, query_row) for other in query_parts),
     ]
-    parts += [_ir_part(other, _IR_QRELS, JudgementRow(split), split) for other, split in splits.items()]
+    parts += [_ir_part(other, _IR_QRELS, judgement_row, split) for other, split in splits.items()]
     return Plan("ir_datasets", tuple(parts), tuple(dict.fromkeys(splits.values())))
 
 

@@ -103,7 +103,7 @@ def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
             continue
         parsed.rows += 1
         try:
-            parse(decode(raw), records)
+            parse(decode(raw), records, part.split or "train")
             marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
         except BadRow as bad:
             parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))

@@ -39,19 +39,10 @@ _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
-# Adds a row to the records, or raises `BadRow` and adds nothing. The row is a mapping of fields, or for the kind `tsv`
-# the list of its columns. A parser is a dataclass, which can be pickled and whose text form has its settings.
-RowParser = Callable[[Any, Records], None]
-
-
-@dataclass(frozen=True)
-class JudgedRow:
-    """Base of row parsers whose judgements are of one split."""
-
-    split: str
-
-    def __call__(self, row: Any, records: Records) -> None:
-        raise NotImplementedError
+# `parse(row, records, split)` adds a row to the records, with its judgements in a split, or raises `BadRow` and adds
+# nothing. The row is a mapping of fields, or for the kind `tsv` the list of its columns. A parser is a function of a
+# module, or a `partial` of one, so it can be pickled.
+RowParser = Callable[[Any, Records, str], None]
 
 
 @dataclass(frozen=True)

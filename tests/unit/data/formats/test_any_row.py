@@ -4,43 +4,44 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.data.formats.beir import DocumentRow, JudgementColumns, JudgementRow, QueryRow
+from raytriever.data.formats.beir import document_row, judgement_columns, judgement_row, query_row
 from raytriever.data.formats.chunks import FileChunk, parse_chunk
 from raytriever.data.formats.plan import Part, RowParser
 from raytriever.data.formats.row_formats import (
-    CorpusRow,
-    DprRow,
-    FlagEmbeddingRow,
-    PairRow,
-    ScoredRow,
-    TevatronIdsRow,
-    TevatronRow,
-    TupleRow,
+    corpus_row,
+    dpr_row,
+    flag_embedding_row,
+    pair_row,
+    scored_row,
+    tevatron_ids_row,
+    tevatron_row,
+    tuple_row,
 )
 from raytriever.data.records import ORIGINS, SOURCES
 
 PASSAGE = ("docid", "title", "text", "source", "origin", "score", "passage_id", "psg_id")
 PARSERS: list[tuple[RowParser, tuple[str, ...]]] = [
-    (DocumentRow(), ("_id", "id", "title", "text")),
-    (QueryRow(), ("_id", "text")),
-    (JudgementRow("s"), ("query-id", "corpus-id", "score", "source", "rank")),
-    (DprRow("s"), ("question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")),
-    (FlagEmbeddingRow("s"), ("query", "pos", "neg", "pos_scores", "neg_scores")),
-    (PairRow("s"), ("premise", "hypothesis", "label", "split")),
-    (TupleRow("s", "anchor", "positive", ("negative",), "score"), ("anchor", "positive", "negative", "score")),
-    (ScoredRow("s", "query", "docs", "labels"), ("query", "docs", "labels")),
-    (TevatronRow("s"), ("query_id", "query", "positive_passages", "negative_passages")),
+    (document_row, ("_id", "id", "title", "text")),
+    (query_row, ("_id", "text")),
+    (judgement_row, ("query-id", "corpus-id", "score", "source", "rank")),
+    (dpr_row, ("question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs")),
+    (flag_embedding_row, ("query", "pos", "neg", "pos_scores", "neg_scores")),
+    (pair_row, ("premise", "hypothesis", "label", "split")),
+    (partial(tuple_row, "anchor", "positive", ("negative",), "score"), ("anchor", "positive", "negative", "score")),
+    (partial(scored_row, "query", "docs", "labels"), ("query", "docs", "labels")),
+    (tevatron_row, ("query_id", "query", "positive_passages", "negative_passages")),
     (
-        TevatronIdsRow("s"),
+        tevatron_ids_row,
         ("query_id", "query_text", "positive_document_ids", "negative_document_ids", "negative_scores"),
     ),
-    (CorpusRow(), ("docid", "title", "text")),
+    (corpus_row, ("docid", "title", "text")),
 ]
 SCALARS = st.sampled_from(
     [None, True, 0, 1, -1, 2**70, 0.5, 1.0, 1e300, math.inf, "", " ", "a", "b", "llm", "bm25", "entailment", "\ud800"]
@@ -76,6 +77,6 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     st.lists(st.text(alphabet="a1-\u2028\x85 é"), max_size=6), st.sampled_from([(), ("source",), ("source", "rank")])
 )
 def test_any_columns(columns: list[str], more: tuple[str, ...]) -> None:
-    part = Part("x", "tsv", JudgementColumns("s", more))
+    part = Part("x", "tsv", partial(judgement_columns, more))
     result = parse_chunk(part, FileChunk(0, 0, 2, "\t".join(columns).encode()))
     assert result.rows == len(result.bad) + len(result.records.judgements)

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from raytriever.data.digests import check_directory
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
@@ -252,3 +253,28 @@ def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
     assert lines[0].startswith(str(path))
     assert lines[0].endswith("; preparing again")
     assert len(open_dataset(small, ["train"], tokenisation=words).documents) == 40
+
+
+def test_a_comparison_is_remembered_without_a_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    with committed_directory(tmp_path / "data") as aside:
+        (aside / "values").write_bytes(b"right")
+    waits: list[int] = []
+    monkeypatch.setattr(os, "fsync", waits.append)
+    file = tmp_path / "data" / "values"
+    check_directory(tmp_path / "data")
+    assert waits == []
+
+    # The same size and time, so the file is not read again.
+    status = file.stat()
+    file.write_bytes(b"wrong")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    check_directory(tmp_path / "data")
+
+    # A memo that a crash of the machine has emptied is a comparison that is not remembered.
+    [memo] = (tmp_path / "cache" / "digests").iterdir()
+    memo.write_bytes(b"")
+    with pytest.raises(StorageError, match="changed: its SHA-256"):
+        check_directory(tmp_path / "data")

@@ -10,12 +10,7 @@ from raytriever.mining.filters import contains_answer
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [
-        ("The  Cat\n sat ", "the cat sat"),
-        ("Ｃafé", "cafe\u0301"),
-        ("STRASSE", "straße"),
-        ("a\u2028b", "A B"),
-    ],
+    [("The  Cat\n sat ", "the cat sat"), ("Ｃafé", "cafe\u0301"), ("STRASSE", "straße"), ("a\u2028b", "A B")],
 )
 def test_case_width_and_white_space_do_not_count(one: str, other: str) -> None:
     assert normalise(one) == normalise(other)

@@ -259,8 +259,7 @@ ROW_FORMATS = {
         lambda fields: dpr_row if {"question", "positive_ctxs"} <= fields else None,
     ),
     "flagembedding": RowFormat(
-        "flagembedding: query, pos, neg",
-        lambda fields: flag_embedding_row if {"query", "pos"} <= fields else None,
+        "flagembedding: query, pos, neg", lambda fields: flag_embedding_row if {"query", "pos"} <= fields else None
     ),
     PAIRS: RowFormat(
         "pairs: premise, hypothesis, label",

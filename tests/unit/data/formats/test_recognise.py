@@ -133,10 +133,7 @@ PARSERS: list[tuple[RowParser, tuple[str, ...]]] = [
     (partial(tuple_row, "anchor", "positive", ("negative",), "score"), ("anchor", "positive", "negative", "score")),
     (partial(scored_row, "query", "docs", "labels"), ("query", "docs", "labels")),
     (tevatron_row, ("query_id", "query", "positive_passages", "negative_passages")),
-    (
-        tevatron_ids_row,
-        ("query_id", "query_text", "positive_document_ids", "negative_document_ids", "negative_scores"),
-    ),
+    (tevatron_ids_row, ("query_id", "query_text", "positive_document_ids", "negative_document_ids", "negative_scores")),
     (corpus_row, ("docid", "title", "text")),
 ]
 SCALARS = st.sampled_from(

@@ -29,6 +29,7 @@ from raytriever.data.formats.plan import (
     RowParser,
     answers_in,
     canonical_split,
+    has_file,
     id_field,
     kind_of,
     optional_text,
@@ -59,13 +60,12 @@ _SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow"
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has all three: corpus, queries and judgements."""
-    has_texts = all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES))
-    return has_texts and any(map(_is_judged, source.files))
+    return all(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES)) and any(map(_is_judged, source.files))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has one of the three: it is then an incomplete BEIR folder."""
-    return any(pattern.fullmatch(file.path) for file in source.files for pattern in (_CORPUS, _QUERIES, _QRELS))
+    return any(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def plan(source: Source) -> Plan:
@@ -73,16 +73,12 @@ def plan(source: Source) -> Plan:
     judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = [file for file in plain_before_packed(source.files) if _is_judged(file)]
-    has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
+    has_queries = bool(judged) or has_file(source, _QUERIES)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
-    parts = [Part(file.where, kind_of(file.path), document_row) for file in documents]
-    parts += [Part(file.where, kind_of(file.path), query_row) for file in queries]
-    parts += [
-        Part(file.where, kind_of(file.path), answers_row)
-        for file in plain_before_packed(source.files)
-        if _ANSWERS.fullmatch(file.path)
-    ]
+    parts = [Part.of(file, document_row) for file in documents] + [Part.of(file, query_row) for file in queries]
+    answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
+    parts += [Part.of(file, answers_row) for file in answers]
     qrels = [_qrels_part(file) for file in judged if file.path not in used]
     splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
     return Plan(NAME, (*parts, *qrels), splits, has_queries)
@@ -104,7 +100,7 @@ def _qrels_part(file: SourceFile) -> Part:
     kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
     split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
     if kind != "tsv":
-        return Part(file.where, kind, judgement_row, split=split)
+        return Part.of(file, judgement_row, split)
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
     return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)

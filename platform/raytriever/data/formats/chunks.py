@@ -25,7 +25,6 @@ from raytriever.data.formats.rows import (
     read_batches,
     read_elements,
     read_lines,
-    read_stream,
     rows_of,
     text_of,
 )
@@ -35,7 +34,7 @@ Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
 _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
     "parquet": read_batches,
-    "arrow": read_stream,
+    "arrow": read_batches,
     "array": read_elements,
     "ir": read_ir_rows,
 }

@@ -65,6 +65,11 @@ class Part:
     header: tuple[str, ...] = ()
     split: str | None = None
 
+    @classmethod
+    def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
+        """Return the part of a file, whose name has a known ending."""
+        return cls(file.where, kind_of(file.path), parse, split=split)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -123,6 +128,11 @@ def split_of_row(row: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not _NAME_OF_SPLIT.fullmatch(name):
         raise BadRow(f"split {str(name)[:20]!r} is no name; use letters, digits, '_', '.' and '-'")
     return canonical_split(name)
+
+
+def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
+    """Return True if the path of a file of the source matches a pattern."""
+    return any(pattern.fullmatch(file.path) for file in source.files)
 
 
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:

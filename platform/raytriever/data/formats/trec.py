@@ -21,8 +21,8 @@ from raytriever.data.formats.plan import (
     Part,
     Plan,
     encodable,
+    has_file,
     id_field,
-    kind_of,
     list_field,
     list_of,
     object_value,
@@ -50,21 +50,17 @@ _LANGUAGE = re.compile(r"[a-z]{2}(?:_[a-z]{2})?")
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has topics, judgements and a corpus."""
-    return all(_has(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
+    return all(has_file(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has topics, and judgements or a corpus."""
-    return _has(source, _TOPICS) and (_has(source, _QRELS) or _has(source, _CORPUS))
+    return has_file(source, _TOPICS) and (has_file(source, _QRELS) or has_file(source, _CORPUS))
 
 
 def is_mkqa(source: Source) -> bool:
     """Return True if the source has the questions of MKQA."""
-    return _has(source, _QUESTIONS)
-
-
-def _has(source: Source, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.fullmatch(file.path) for file in source.files)
+    return has_file(source, _QUESTIONS)
 
 
 def plan(source: Source) -> Plan:
@@ -83,7 +79,7 @@ def plan(source: Source) -> Plan:
 def plan_mkqa(source: Source) -> Plan:
     """Return the plan of MKQA with a corpus; raises `DataError` if there is none."""
     files = [file for file in plain_before_packed(source.files) if _QUESTIONS.fullmatch(file.path)]
-    parts = [Part(file.where, kind_of(file.path), mkqa_row) for file in files]
+    parts = [Part.of(file, mkqa_row) for file in files]
     return Plan(MKQA, (*_corpus(source), *parts), None)
 
 
@@ -92,7 +88,7 @@ def _corpus(source: Source) -> list[Part]:
     if not files:
         what = f"no corpus in it; it holds {shown(source)}"
         raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
-    return [Part(file.where, kind_of(file.path), pyserini_row) for file in files]
+    return [Part.of(file, pyserini_row) for file in files]
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.sampling.order import positions_of_runs
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
@@ -166,10 +167,8 @@ def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
-    counts = ends - starts
-    rows = np.repeat(np.arange(len(wanted)), counts)
-    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rows, values[order[np.repeat(starts, counts) + within]]
+    rows = np.repeat(np.arange(len(wanted)), ends - starts)
+    return rows, values[order[positions_of_runs(starts, ends - starts)]]
 
 
 def initial_verdicts(

@@ -247,7 +247,7 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
     first = np.sort(np.unique(pairs, return_index=True)[1])
     row, documents, scores = row[first], documents[first], scores[first]
     counts = np.bincount(row, minlength=rows)
-    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    column = positions_of_runs(np.zeros_like(counts), counts)
     document_table = np.full((rows, int(counts.max(initial=0))), -1, dtype=np.int64)
     score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
     document_table[row, column], score_table[row, column] = documents, scores

@@ -121,6 +121,3 @@ def find_earlier(output: Path) -> EarlierShards:
                         if entry := files.get(f"{DOCUMENTS}/{stem}{ending}"):
                             digests[folder / DOCUMENTS / f"{stem}{ending}"] = entry["sha256"]
     return EarlierShards(stems, digests)
-
-
-PARTS, _KEY = "parts", "key"

@@ -215,15 +215,6 @@ def test_a_wrong_file_is_reported(tmp_path: Path, changes: dict[str, Any], messa
     assert "t.parquet" in str(error.value)
 
 
-def test_extension_columns_are_refused(tmp_path: Path) -> None:
-    about = {"ARROW:extension:name": "ray.data.arrow_pickled_object", "ARROW:extension:metadata": ""}
-    schema = columns().schema
-    schema = schema.set(1, pa.field("document", pa.string(), metadata=about))
-    pq.write_table(columns().cast(schema), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"column 'document' is of the extension type 'ray\.data\.arrow_pick"):
-        read_negatives(tmp_path / "t.parquet", small_dataset())
-
-
 def test_broken_and_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no negatives table"):
         read_negatives(tmp_path / "none", small_dataset())

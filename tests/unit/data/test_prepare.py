@@ -195,17 +195,6 @@ def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path:
         open_dataset(own, ["test"], tokenisation=words)
 
 
-def test_a_shard_that_is_missing_or_cut(small: Path, words: Tokenisation, tmp_path: Path) -> None:
-    own = prepare(Request(str(small), words), output=tmp_path / "own")
-    file = next(own.glob("documents/*.arrow"))
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(StorageError, match=r"damaged|incomplete"):
-        open_dataset(own, ["test"])
-    file.unlink()
-    with pytest.raises(StorageError, match="missing"):
-        open_dataset(own, ["test"])
-
-
 def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest

@@ -107,42 +107,9 @@ def test_a_text_of_ten_megabytes_is_one_row(tmp_path: Path) -> None:
     assert texts(part_of(tmp_path / "a.parquet", "parquet")) == ["a", long, "b"]
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (b'{"_id": "a", "text": "\xed\xa0\x80"}', "byte 0xed at column 23 is not UTF-8"),
-        (rb'{"_id": "\udc00", "text": "x"}', '"_id" holds half of a surrogate pair'),
-        (b'{"_id": "a", "text": NaN}', "not JSON (NaN is not a number of JSON)"),
-        (b'{"_id": "a", "text": "x", "score": -Infinity}', "not JSON (-Infinity is not a number of JSON)"),
-        (b'{"_id": "a", "text": ' + b"1" * 5000 + b"}", "not JSON (Exceeds the limit"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"text": "x"}', 'no field "_id"; the fields are text'),
-        (b'{"_id": true, "text": "x"}', '"_id" is bool, not a string'),
-        (b'{"_id": "a", "text": "\\u2028 "}', 'empty "text"'),
-    ],
-)
-def test_one_bad_row_is_quarantined_alone(tmp_path: Path, row: bytes, reason: str) -> None:
-    part = part_of(write(tmp_path / "a.jsonl", [document(1, "a"), row, document(3, "b")]))
-    assert texts(part) == ["a", "b"]
-    ((number, message),) = bad(part)
-    assert number == 2
-    assert message.startswith(reason)
-
-
 def test_whole_numbers_serve_as_ids(tmp_path: Path) -> None:
     part = part_of(write(tmp_path / "a.jsonl", [b'{"_id": 7, "text": "a"}', b'{"_id": -1, "text": "b"}']))
     assert [row.id for result in parsed(part) for row in result.records.documents] == ["7", "-1"]
-
-
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: b"text\n", lambda raw: raw[:40] + b"x" * 40])
-@pytest.mark.parametrize("kind", ["json", "array", "tsv"])
-def test_a_broken_gzip_is_reported_by_file(tmp_path: Path, damage: Any, kind: Kind) -> None:
-    rows = [document(n, f"text {n}") for n in range(1000)]
-    content = b"[" + b",".join(rows) + b"]" if kind == "array" else b"query-id\tcorpus-id\tscore\n" + b"\n".join(rows)
-    file = tmp_path / "a.gz"
-    file.write_bytes(damage(gzip.compress(content)))
-    with pytest.raises(DataError, match=r"a\.gz: the gzip is broken after row \d+ .*copy or compress it again"):
-        list(read_chunks(part_of(file, kind), 0))
 
 
 def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
@@ -155,13 +122,6 @@ def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     chunks = read_chunks(part_of(file), 0, 4096)
     assert next(chunks).first_row == 1
     chunks.close()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("header", ["q1\td1\t1", "query-id corpus-id score", "\ufeff\ufeff"])
-def test_a_wrong_header_stops(tmp_path: Path, header: str) -> None:
-    file = write(tmp_path / "a.tsv", [header.encode(), b"q1\td1\t1"])
-    with pytest.raises(DataError, match=r"a\.tsv row 1: the header is .*query-id<TAB>corpus-id<TAB>score"):
-        list(read_chunks(part_of(file, "tsv"), 0))
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20])

@@ -111,17 +111,6 @@ def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> N
     assert len(read(tmp_path / "set").records.documents) == 5
 
 
-def test_missing_files_of_a_folder_are_reported(tmp_path: Path, read, write) -> None:
-    write("corpus.jsonl", CORPUS)
-    qrels(tmp_path / "set" / "qrels" / "test.tsv", ["q1\td1\t1"])
-    message = (
-        r"no queries\.jsonl or queries\.jsonl\.gz in it; it holds corpus\.jsonl, qrels; give a folder in BEIR layout"
-    )
-    for format in (None, "beir"):
-        with pytest.raises(DataError, match=message):
-            read(tmp_path / "set", format)
-
-
 @pytest.mark.data
 def test_the_packs(data_packs: Path, read) -> None:
     result = read(data_packs / "scifact")

@@ -1,7 +1,7 @@
 """Records that the rows of every format become: documents, queries, judged pairs, and hard negatives; and bad rows.
 
-The row parser of a format adds to a `Records`; a bad row adds nothing. Pairs refer to queries and documents by id, in
-any file or row. The ids become positions after everything has been read.
+The row parser of a format adds to a `Records`; what a bad row has added is removed. Pairs refer to queries and
+documents by id, in any file or row. The ids become positions after everything has been read.
 
 A bad row is quarantined with its file, row and reason, and too many of them stop the job. A few bad rows of millions
 should not cost a night; a column that is wrong everywhere should not train.

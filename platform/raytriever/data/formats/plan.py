@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -39,9 +40,9 @@ _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
-# `parse(row, records, split)` adds a row to the records, with its judgements in a split, or raises `BadRow` and adds
-# nothing. The row is a mapping of fields, or for the kind `tsv` the list of its columns. A parser is a function of a
-# module, or a `partial` of one, so it can be pickled.
+# `parse(row, records, split)` adds a row to the records, with its judgements in a split. It raises `BadRow` for a bad
+# row; the caller removes what that row has added. The row is a mapping of fields, or for the kind `tsv` the list of its
+# columns. A parser is a function of a module, or a `partial` of one, so it can be pickled.
 RowParser = Callable[[Any, Records, str], None]
 
 
@@ -258,9 +259,10 @@ def optional_score(row: Mapping[str, Any], name: str) -> float:
 
 
 class QueryGroup:
-    """Query of a row, with its passages, judgements, negatives and answers; a bad row adds none of them.
+    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
 
     Args:
+        records: what the rows of a chunk become.
         split: split of the judgements.
         text: text of the query.
         name: id of the query; None for an id from its content.
@@ -269,19 +271,25 @@ class QueryGroup:
     """
 
     def __init__(
-        self, split: str, text: str, name: str | None = None, prompt: str = "", answers: list[str] | None = None
+        self,
+        records: Records,
+        split: str,
+        text: str,
+        name: str | None = None,
+        prompt: str = "",
+        answers: Sequence[str] = (),
     ) -> None:
-        self._split, self._answers = split, answers or []
-        self._query = Query(name if name is not None else content_id(text), text, prompt)
-        self._documents: list[Document] = []
-        self._judged: dict[str, Judgement] = {}
-        self._negatives: list[Negative] = []
-        self._ranks: dict[str, int] = {}
+        self._records, self._split = records, split
+        self._query = name if name is not None else content_id(text)
+        self._judged: set[str] = set()
+        self._ranks: Counter[str] = Counter()
+        records.queries.append(Query(self._query, text, prompt))
+        records.answers += [(self._query, answer) for answer in answers]
 
     def document(self, text: str, title: str = "", name: str | None = None) -> str:
         """Add a passage and return its id, which is made from its content if `name` is None."""
         name = content_id(title, text) if name is None else name
-        self._documents.append(Document(name, title, text))
+        self._records.documents.append(Document(name, title, text))
         return name
 
     def judged(self, document: str, score: int = 1, source: str = SOURCES[0]) -> None:
@@ -289,24 +297,16 @@ class QueryGroup:
         if source not in SOURCES:
             raise BadRow(f"source {str(source)[:20]!r} is none of {', '.join(SOURCES)}")
         if document not in self._judged:
+            self._judged.add(document)
             rank = self._next_rank("") if score > 0 else 0
-            self._judged[document] = Judgement(self._split, self._query.id, document, score, source, rank)
+            self._records.judgements.append(Judgement(self._split, self._query, document, score, source, rank))
 
     def negative(self, document: str, origin: str, score: float = math.nan) -> None:
         """Add a hard negative; those of one origin are ranked in the order of the calls."""
         if origin not in ORIGINS:
             raise BadRow(f"origin {str(origin)[:20]!r} is none of {', '.join(ORIGINS)}")
-        self._negatives.append(Negative(self._query.id, document, origin, self._next_rank(origin), score))
-
-    def add_to(self, records: Records) -> None:
-        """Add the query, its passages, judgements, negatives and answers."""
-        records.queries.append(self._query)
-        records.documents += self._documents
-        records.judgements += self._judged.values()
-        records.negatives += self._negatives
-        records.answers += [(self._query.id, answer) for answer in self._answers]
+        self._records.negatives.append(Negative(self._query, document, origin, self._next_rank(origin), score))
 
     def _next_rank(self, among: str) -> int:
-        rank = self._ranks.get(among, 0)
-        self._ranks[among] = rank + 1
-        return rank
+        self._ranks[among] += 1
+        return self._ranks[among] - 1

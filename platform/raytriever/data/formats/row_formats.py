@@ -51,19 +51,18 @@ def tevatron_row(row: Row, records: Records, split: str) -> None:
     A passage may have a `source` (human or llm), and a negative a `score` and an `origin`, by default `bm25`.
     """
     text, name = string_field(row, "query"), id_field(row, "query_id")
-    group = QueryGroup(split, text, name, answers=answers_in(row))
+    group = QueryGroup(records, split, text, name, answers=answers_in(row))
     for passage in list_of(row, "positive_passages", object_value):
         group.judged(_tevatron_passage(group, passage), source=_or(passage, "source", SOURCES[0]))
     for passage in list_of(row, "negative_passages", object_value):
         origin = _or(passage, "origin", _TEVATRON_ORIGIN)
         group.negative(_tevatron_passage(group, passage), origin, optional_score(passage, "score"))
-    group.add_to(records)
 
 
 def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
     """Row of Tevatron, second generation: `{"query_id", "query_text", "positive_document_ids",
     "negative_document_ids"}`, next to a corpus; `positive_sources` and `negative_scores` are optional."""
-    group = QueryGroup(split, string_field(row, "query_text"), id_field(row, "query_id"))
+    group = QueryGroup(records, split, string_field(row, "query_text"), id_field(row, "query_id"))
     positives, negatives = (list_of(row, name, id_value) for name in ("positive_document_ids", "negative_document_ids"))
     sources = list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
     if len(sources) != len(positives):
@@ -73,7 +72,6 @@ def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
         group.judged(name, source=source)
     for name, score in zip(negatives, scores, strict=True):
         group.negative(name, _TEVATRON_ORIGIN, score)
-    group.add_to(records)
 
 
 def corpus_row(row: Row, records: Records, _: str) -> None:
@@ -107,13 +105,12 @@ def dpr_row(row: Row, records: Records, split: str) -> None:
 
     Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept.
     """
-    group = QueryGroup(split, string_field(row, "question"), answers=answers_in(row))
+    group = QueryGroup(records, split, string_field(row, "question"), answers=answers_in(row))
     for context in list_of(row, "positive_ctxs", object_value):
         group.judged(_context(group, context))
     for name, origin in _DPR_NEGATIVES.items():
         for context in list_of(row, name, object_value):
             group.negative(_context(group, context), origin, optional_score(context, "score"))
-    group.add_to(records)
 
 
 def _context(group: QueryGroup, context: Row) -> str:
@@ -128,14 +125,13 @@ def flag_embedding_row(row: Row, records: Records, split: str) -> None:
     a positive is 1. `prompt` is the text in front of the query, which replaces the prompt of the data set. `type` is
     not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever.
     """
-    group = QueryGroup(split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
+    group = QueryGroup(records, split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
     positives, negatives = (list_of(row, name, text_value) for name in ("pos", "neg"))
     score_list(row, "pos_scores", len(positives), "pos")
     for text in positives:
         group.judged(group.document(text))
     for text, score in zip(negatives, score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
         group.negative(group.document(text), "dense", score)
-    group.add_to(records)
 
 
 def pair_row(row: Row, records: Records, split: str) -> None:
@@ -148,13 +144,12 @@ def pair_row(row: Row, records: Records, split: str) -> None:
     """
     label = _label(row)
     split = split_of_row(row) if "split" in row else split
-    group = QueryGroup(split, string_field(row, "premise"))
+    group = QueryGroup(records, split, string_field(row, "premise"))
     document = group.document(string_field(row, "hypothesis"))
     if label == "entailment":
         group.judged(document)
     elif label == "contradiction":
         group.negative(document, "gold")
-    group.add_to(records)
 
 
 def _label(row: Row) -> str:
@@ -176,7 +171,7 @@ def tuple_row(
     names are `query` or `question` for `anchor`; `answer` for `positive`. The origin of the negatives is `dense`,
     because sentence-transformers mines with a dense retriever. The values name the columns.
     """
-    group = QueryGroup(split, string_field(row, anchor))
+    group = QueryGroup(records, split, string_field(row, anchor))
     group.judged(group.document(string_field(row, positive)))
     scores = [math.nan] * (1 + len(negatives))
     if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
@@ -184,7 +179,6 @@ def tuple_row(
     for name, score in zip(negatives, scores[1:], strict=True):
         if optional_text(row, name).strip():
             group.negative(group.document(string_field(row, name)), "dense", score)
-    group.add_to(records)
 
 
 def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records, split: str) -> None:
@@ -196,7 +190,7 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
     is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
     The values name the columns.
     """
-    group = QueryGroup(split, string_field(row, anchor))
+    group = QueryGroup(records, split, string_field(row, anchor))
     if isinstance(row.get(others), list):
         texts, scores = list_of(row, others, text_value), row.get(scored)
         if not isinstance(scores, list) or len(scores) != len(texts):
@@ -209,7 +203,6 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
         group.judged(document, grade)
         if grade == 0:
             group.negative(document, "gold", float(score))
-    group.add_to(records)
 
 
 def _grade(score: Any, name: str) -> int:

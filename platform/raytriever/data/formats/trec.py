@@ -155,17 +155,14 @@ def mkqa_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """
     name, questions, answers = id_field(row, "example_id"), _languages(row, "queries"), _languages(row, "answers")
     texts = {language: list(_answers(answers, language)) for language in {*answers, "en"}}
-    added = Records()
     for language in questions:
         if not _LANGUAGE.fullmatch(language):
             raise BadRow(f"{language[:20]!r} is no language")
         query = Query(f"{language}-{name}", string_field(questions, language))
         if texts.get(language):
-            added.queries.append(query)
-            added.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
-            added.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
-    for column in ("queries", "judgements", "answers"):
-        getattr(records, column).extend(getattr(added, column))
+            records.queries.append(query)
+            records.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
+            records.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
 
 
 def _languages(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Answers of queries, from the files of any format to the data set."""
+"""Columns of texts and tokens; answers and prompts of single queries."""
 
 from __future__ import annotations
 

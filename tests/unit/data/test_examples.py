@@ -1,3 +1,5 @@
+"""Training examples: positives by source and rank, and negatives by origin."""
+
 from __future__ import annotations
 
 import numpy as np

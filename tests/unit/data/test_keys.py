@@ -1,4 +1,4 @@
-"""Equal texts under different ids count as one: in the batch, among hard negatives, in mining and in the figures."""
+"""Keys of ids; and equal texts under different ids, which count as one everywhere."""
 
 from __future__ import annotations
 

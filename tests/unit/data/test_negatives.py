@@ -1,3 +1,5 @@
+"""Tables of hard negatives, in memory and on disk."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Several data sets in one order: shares, turns, and that nothing needs to be replayed."""
+"""Order of examples of one data set and of several: whole epochs, shares, turns, and nothing to replay."""
 
 from __future__ import annotations
 

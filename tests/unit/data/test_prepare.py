@@ -1,3 +1,5 @@
+"""Preparation: texts and tokens at the same positions, once, whatever breaks or dies."""
+
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""A prepared data set that somebody else made: right digests do not make its files trusted."""
+"""A prepared data set that somebody else made: correct digests do not make its files trusted."""
 
 from __future__ import annotations
 

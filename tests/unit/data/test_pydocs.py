@@ -1,3 +1,5 @@
+"""The embedded data set: docstrings, their questions and answers, and public names."""
+
 from __future__ import annotations
 
 import ast

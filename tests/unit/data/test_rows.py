@@ -1,3 +1,5 @@
+"""Rows of files: JSON lines, arrays and Parquet in chunks of any size, and the quarantine of bad rows."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,4 +1,4 @@
-"""The hub through its own client, against a server on this machine that answers as the hub does."""
+"""Sources of data: folders, object stores, the hub by its own client, and prepared data sets of other nodes."""
 
 from __future__ import annotations
 

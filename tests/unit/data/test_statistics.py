@@ -1,4 +1,4 @@
-"""Queries that are trained on and measured: counted by their texts, and refused where they are many."""
+"""Figures of a data set; and queries that are trained on and measured, refused where they are many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on candidates, compared with a plain loop."""
+"""Filters of candidates: excluded documents, answers and scores, compared with plain loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mining by every method: block sizes, order of queries, counts and the table."""
+"""Mining by every method, user errors, and the sources of the negatives of a training run."""
 
 from __future__ import annotations
 

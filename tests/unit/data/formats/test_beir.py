@@ -1,4 +1,4 @@
-"""`ir_datasets` itself, with a data set registered in it, and with a mirror of its own under IR_DATASETS_HOME."""
+"""BEIR layout; and `ir_datasets` itself, with data sets registered in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a row holds, it is read whole or is a bad row that added nothing; it never stops the reading."""
+"""Recognition of formats; and any row is read whole or is a bad row that adds nothing."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Formats that the fields of a row identify."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Topics or questions next to a corpus: MIRACL, Mr. TyDi and MKQA."""
+
 from __future__ import annotations
 
 import gzip

@@ -114,7 +114,8 @@ def import_folder(
     with committed_directory(output, meta) as aside:
         work = _Import(aside, summary, chunker, splits)
         work.write_corpus([file for file in files if kind_of_document(file.path)], log)
-        work.write_questions(questions)
+        if questions is not None:
+            work.write_questions(questions)
         skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
         QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
     return summary
@@ -183,8 +184,11 @@ class _Import:
                 summary.files[kind] += 1
                 summary.documents[split] += 1
                 summary.passages[split] += len(passages)
-                self._find_repeated(file.path, passages)
-                self._match(file.path, passages)
+                first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), file.path)
+                if first != file.path:
+                    summary.repeated.append(f"{file.path} repeats {first}")
+                for question, ids in summary.questions.match(file.path, passages) if summary.questions else ():
+                    self._positives[split].setdefault(question.id, []).extend(ids)
         summary.examples = [passage for *_, passage in nearest]
         if not summary.files:
             path, reason = next(iter(summary.skipped.items()))
@@ -206,21 +210,11 @@ class _Import:
             raise DataError("has no text", None, "remove it")
         return document.title, passages
 
-    def _find_repeated(self, path: str, passages: Sequence[Passage]) -> None:
-        first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), path)
-        if first != path:
-            self._summary.repeated.append(f"{path} repeats {first}")
-
-    def _match(self, path: str, passages: Sequence[Passage]) -> None:
-        questions = self._summary.questions
-        for question, ids in questions.match(path, passages) if questions else ():
-            self._positives[self._splits[path]].setdefault(question.id, []).extend(ids)
-
-    def write_questions(self, questions: Questions | None) -> None:
-        """Write `queries.jsonl` and `qrels/SPLIT.tsv`."""
-        if questions is None:
-            return
-        self._refuse_unread(questions)
+    def write_questions(self, questions: Questions) -> None:
+        """Write `queries.jsonl` and `qrels/SPLIT.tsv`. Rows whose file was skipped are bad."""
+        for path, reason in self._summary.skipped.items():
+            for question in questions.by_file.get(path, ()):
+                questions.refuse(question, f"{path} was skipped: {reason}")
         judged = {name for by_query in self._positives.values() for name in by_query}
         asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
         texts = {question.id: question for question in sorted([*asked, *questions.unjudged], key=lambda one: one.line)}
@@ -239,13 +233,6 @@ class _Import:
             file = self._folder / "qrels" / f"{split}.tsv"
             file.write_text("\n".join(["\t".join(QRELS_HEADER), *rows]) + "\n", encoding="utf-8")
             self._summary.judged[split] = len(positives)
-
-    def _refuse_unread(self, questions: Questions) -> None:
-        """Make the rows bad whose file was skipped."""
-        for path, rows in questions.by_file.items():
-            if path in self._summary.skipped:
-                for question in rows:
-                    questions.refuse(question, f"{path} was skipped: {self._summary.skipped[path]}")
 
 
 def _read(where: str, kind: str) -> ParsedDocument:

@@ -10,22 +10,20 @@ data set has them in one Arrow file of each kind, ordered by query. Texts of unk
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
-
 from raytriever.data.keys import key_of, keys_of
 from raytriever.reading.arrays import read_arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Remedy for a file of a prepared data set that has changed.
 PREPARE_AGAIN = "prepare the data set again from its source"

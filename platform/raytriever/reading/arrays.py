@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -23,9 +23,6 @@ from raytriever.reading.regular import check_regular, open_regular
 
 if TYPE_CHECKING:
     from numpy import ndarray
-from collections.abc import Callable
-
-from numpy import ndarray
 
 Shape = tuple[int | None, ...]
 _MOST_UNPACKED = 1 << 32  # bytes of one array in an archive, which may be compressed a thousandfold

@@ -43,8 +43,7 @@ from raytriever.data.sources import Source
 from raytriever.index.approximate.faiss_finders import Hnsw, Ivf, default_code_bytes
 from raytriever.index.exact.search import TieOrder, tie_order, top_k
 from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.postings import BLOCK, Postings, PostingsBlock, merge
+from raytriever.mining.bm25 import BLOCK, Bm25Index, Postings, PostingsBlock, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 from raytriever.planning.coefficients import FILE, Measurement
 from raytriever.planning.stages import code_scores, list_scores
@@ -108,11 +107,11 @@ def texts(documents: int, folder: Path) -> dict[str, float]:
     make_folders(folder / "shards")
     writer = ShardWriter(plan.parts, folder / "shards", tokenisation)
     with measured() as writing:
-        writer(chunk)
+        writer.write(chunk, folder / "shards")
     (folder / "again").mkdir()
     make_folders(folder / "again")
     with measured(memory=True) as holding:
-        ShardWriter(plan.parts, folder / "again", tokenisation)(chunk)
+        ShardWriter(plan.parts, folder / "again", tokenisation).write(chunk, folder / "again")
     dataset = read_prepared(prepare(Request(str(folder / "source")), in_this_process, folder / "prepared"))
     passages = list(dataset.passages())
     words = sum(text.count(" ") + 1 for text in passages)
@@ -135,9 +134,9 @@ def bm25(passages: list[str], words: int, queries: list[str]) -> dict[str, float
     with measured(memory=True) as block_memory:
         PostingsBlock.of(one)
     one_words = sum(text.count(" ") + 1 for text in one)
-    merge(blocks[:1], _allocate)  # compiles
+    merge(lambda: blocks[:1], _allocate)  # compiles
     with measured() as merging:
-        postings = merge(blocks, _allocate)
+        postings = merge(lambda: blocks, _allocate)
     count = len(postings.documents)
     vocabulary = postings.vocabulary
     with measured(memory=True) as names:

@@ -42,7 +42,7 @@ FLAGS_OF_OTHERS = {
     "raytriever.losses.mw.cuda": "the compiler of CUDA",
     "raytriever.models.source": "pip",
     "raytriever.operation.doctor": "`ray start`, nvidia-smi and Docker",
-    "raytriever.reading.documents.pdf": "qpdf",
+    "raytriever.reading.documents.markup": "qpdf",
     "raytriever.tracking.mlflow_tracker": "the server of MLflow",
     "raytriever.tracking.tracker": "git",
 }

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import log
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -252,7 +253,7 @@ def reports(shards: int, nodes: int) -> dict[str, float]:
 
 def terms(shards: int, nodes: int) -> dict[str, float]:
     """Number the terms of blocks of BM25, at two numbers of blocks; a tenth of a block's terms are new."""
-    from raytriever.mining.postings import PostingsBlock, merge
+    from raytriever.mining.bm25 import PostingsBlock, merge
 
     del shards, nodes
     count, new = 5_000, 500
@@ -267,9 +268,9 @@ def terms(shards: int, nodes: int) -> dict[str, float]:
         ]
         zeros, lengths = np.zeros(count, np.int64), np.ones(1, np.int64)
         some = [PostingsBlock(each, zeros, empty, empty, lengths) for each in names]
-        merge(some[:2], lambda _, length, dtype: np.empty(length, dtype))
+        merge(partial(list, some[:2]), lambda _, length, dtype: np.empty(length, dtype))
         meter = Meter()
-        merge(some, lambda _, length, dtype: np.empty(length, dtype))
+        merge(partial(list, some), lambda _, length, dtype: np.empty(length, dtype))
         seconds.append(meter.seconds)
     return {
         "bm25: numbering the terms of 2,000 blocks (s)": seconds[1],

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raytriever.data.copies import normalise
+from raytriever.data.keys import normalise
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.errors import DataError
 from raytriever.reading.regular import open_regular

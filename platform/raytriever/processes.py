@@ -15,13 +15,15 @@ from raytriever.interruption import end_with_parent
 from raytriever.machine import clean_processes
 
 
-def worker_pool(workers: int, preload: list[str], begin: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
+def worker_pool(
+    workers: int, preload: list[str], begin: Callable[..., None] | None = None, *arguments: Any
+) -> ProcessPoolExecutor:
     """Return a pool of processes; use it with `submit`.
 
     Args:
         workers: number of processes.
         preload: modules that the processes share; the first pool of this process decides.
-        begin: called with `arguments` when a process starts.
+        begin: called with `arguments` when a process starts; None for nothing.
         arguments: Arguments of `begin`.
     """
     # Forked from an empty server: this process may have threads, and spawning is slow.
@@ -36,11 +38,11 @@ def submit(pool: ProcessPoolExecutor, function: Callable[..., Any], *arguments: 
         return pool.submit(function, *arguments)
 
 
-def call_within(seconds: float, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a process of its own, which is killed after some seconds.
+def call_within(seconds: float | None, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a call in a process of its own, which is killed after some seconds, if given.
 
     Args:
-        seconds: time limit of the call and the start of the process.
+        seconds: time limit of the call and the start of the process; None for none.
         preload: module that such processes share.
         function: Function of a module; its errors are raised here.
         arguments: Arguments of the function.
@@ -62,7 +64,8 @@ def call_within(seconds: float, preload: str, function: Callable[..., Any], *arg
         result, error = receiver.recv()
     except EOFError:
         process.join()
-        raise ChildProcessError(f"exit code {process.exitcode}") from None
+        code = process.exitcode or 0
+        raise ChildProcessError(f"signal {-code}" if code < 0 else f"exit code {code}") from None
     finally:
         process.kill()
         process.join()
@@ -73,7 +76,7 @@ def call_within(seconds: float, preload: str, function: Callable[..., Any], *arg
 
 
 def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    _begin(lambda: None, ())
+    _begin(None, ())
     answer: tuple[Any, Exception | None]
     try:
         answer = function(*arguments), None
@@ -97,9 +100,10 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _begin(begin: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     end_with_parent()
     # The parent handles Ctrl-C. Every core has a process, so a tokenizer needs no threads.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["RAYON_NUM_THREADS"] = "1"
-    begin(*arguments)
+    if begin is not None:
+        begin(*arguments)

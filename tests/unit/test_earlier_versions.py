@@ -36,7 +36,7 @@ from raytriever.experiment.stages import find_negatives
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher.job import ScoringJob, run_scoring
+from raytriever.mining.teacher import ScoringJob, run_scoring
 from raytriever.models.config import ModelConfig
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever

@@ -17,7 +17,7 @@ NOBODY = 65534
 LISTINGS = {
     "files": "from raytriever.store.commit import files_below; files_below(folder)",
     "data set": "from raytriever.data.sources import Source; Source.open(folder)",
-    "modules": "from raytriever.data.pydocs.modules import modules_of; list(modules_of(folder))",
+    "modules": "from raytriever.data.pydocs.builder import modules_of; list(modules_of(folder))",
 }
 
 
@@ -41,7 +41,7 @@ def line_for_nobody(statement: str, folder: Path) -> str:
 import os, sys
 from pathlib import Path
 from raytriever.errors import UserError
-import raytriever.data.sources, raytriever.data.pydocs.modules, raytriever.models.files, raytriever.store.commit
+import raytriever.data.sources, raytriever.data.pydocs.builder, raytriever.models.files, raytriever.store.commit
 import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:

@@ -19,8 +19,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.annotation.config import BM25, DENSE
-from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import normalise
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.run_files import read_run

@@ -18,7 +18,7 @@ from raytriever.api.tables import (
     pair_files,
     text_files,
 )
-from raytriever.data.table_files import Files
+from raytriever.data.sources import Files
 from raytriever.errors import ConfigError, DataError
 from raytriever.terminal import warn
 
@@ -255,8 +255,7 @@ class Dataset:
         """
         from raytriever.api.models import settings_of
         from raytriever.documents.config import ImportConfig
-        from raytriever.documents.job import import_folder
-        from raytriever.documents.report import summary_lines
+        from raytriever.documents.job import import_folder, summary_lines
         from raytriever.options import check_options
         from raytriever.paths import DOCUMENTS, check_paths
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.data.formats.tables import PASSAGE, QUERY, Division, TableFile, choose_columns, column_names, number_of
-from raytriever.data.table_files import Files, Row, Rows, json_value
+from raytriever.data.sources import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import FILE

@@ -35,8 +35,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.documents.job import import_folder
-    from raytriever.documents.report import summary_lines
+    from raytriever.documents.job import import_folder, summary_lines
 
     summary: ImportSummary = import_folder(arguments.folder, output, config, model, warn)
     for line in summary_lines(summary, config, model.model):

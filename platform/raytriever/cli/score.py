@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.mining.teacher.job import ScoringJob, run_scoring
+    from raytriever.mining.teacher import ScoringJob, run_scoring
 
     job = ScoringJob(
         dataset=data.dataset,

@@ -27,7 +27,7 @@ from raytriever.cluster.ingest import choose_runner, deserialize_error, quiet_da
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
 from raytriever.cluster.session import ray_session
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.records import QuarantineReport
 from raytriever.encoding.config import EncodeConfig
 from raytriever.encoding.corpus import Runner, encode_store, plan_embeddings
 from raytriever.encoding.encode import token_budget

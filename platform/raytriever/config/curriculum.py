@@ -116,8 +116,7 @@ def read_stages(content: Any, where: str, base: Config) -> tuple[Stage, ...]:
 
 def check_curriculum(curriculum: Curriculum) -> None:
     """Check the settings of the run and of every stage; raises `ConfigError`."""
-    check_config(curriculum.base)
-    for stage in curriculum.stages:
+    for stage in (Stage("", curriculum.base), *curriculum.stages):
         with stage_errors(stage):
             check_config(stage.config)
 
@@ -135,9 +134,7 @@ def stage_errors(stage: Stage) -> Iterator[None]:
 
 def check_curriculum_paths(curriculum: Curriculum) -> None:
     """Raise `ConfigError` for a missing local path in the settings of a run or of one of its stages."""
-    base = curriculum.base
-    check_paths(base.data, base.model, base.loss, base.validation)
-    for stage in curriculum.stages:
+    for stage in (Stage("", curriculum.base), *curriculum.stages):
         with stage_errors(stage):
             check_paths(stage.config.data, stage.config.model, stage.config.loss, stage.config.validation)
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.data.columns import Rows, TokenColumn
-from raytriever.data.copies import Forms
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -26,7 +25,8 @@ from raytriever.data.dataset import (
     TextPrompts,
     Tokens,
 )
-from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.keys import Forms, key_of, keys_of
+from raytriever.data.records import QuarantineReport
 
 
 class Chained(Sequence[str]):
@@ -64,16 +64,6 @@ class CombinedDataset(RetrievalDataset):
 
     parts: tuple[RetrievalDataset, ...] = ()
 
-    @property
-    def query_starts(self) -> Int64[ndarray, " parts+1"]:
-        """Position of the first query of each part, and last the number of queries."""
-        return _starts([len(part.queries) for part in self.parts])
-
-    @property
-    def document_starts(self) -> Int64[ndarray, " parts+1"]:
-        """Position of the first document of each part, and last the number of documents."""
-        return _starts([len(part.documents) for part in self.parts])
-
 
 def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     """Combine several data sets into one; return a single data set unchanged.
@@ -84,20 +74,17 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
     if len(datasets) == 1:
         return datasets[0]
     names = _number_repeats([dataset.name for dataset in datasets])
-    documents = [dataset.documents for dataset in datasets]
-    queries = [dataset.queries for dataset in datasets]
-    query_starts, document_starts = _starts([len(side) for side in queries]), _starts([len(side) for side in documents])
-    starts = list(zip(datasets, query_starts[:-1].tolist(), document_starts[:-1].tolist(), strict=True))
-    judgements = {
-        split: _concatenated(
-            [(part.judgements[split], query, document) for part, query, document in starts if split in part.judgements]
-        )
-        for split in dict.fromkeys(split for dataset in datasets for split in dataset.judgements)
-    }
-    absent = {
-        split: _concatenated_absent([(part.absent[split], start) for part, start, _ in starts if split in part.absent])
-        for split in dict.fromkeys(split for dataset in datasets for split in dataset.absent)
-    }
+    documents, queries = [dataset.documents for dataset in datasets], [dataset.queries for dataset in datasets]
+    starts = list(
+        zip(*(_starts([len(each) for each in side])[:-1].tolist() for side in (queries, documents)), strict=True)
+    )
+
+    def by_split(tables: Sequence[Mapping[str, Any]], join: Callable[[Sequence[tuple[Any, int, int]]], Any]) -> Any:
+        """Join the tables of each split, each with the positions of its first query and document."""
+        splits = dict.fromkeys(split for table in tables for split in table)
+        placed = list(zip(tables, starts, strict=True))
+        return {split: join([(table[split], *start) for table, start in placed if split in table]) for split in splits}
+
     return CombinedDataset(
         name="+".join(names),
         documents=Documents(
@@ -114,9 +101,9 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
             stored_digest=_digest([side.digest for side in queries], names),
             stored_forms=_chained_forms([side.stored_forms for side in queries]),
         ),
-        judgements=judgements,
+        judgements=by_split([dataset.judgements for dataset in datasets], _concatenated),
         quarantine=QuarantineReport(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
-        absent=absent,
+        absent=by_split([dataset.absent for dataset in datasets], _concatenated_absent),
         tokens=_chained_tokens([dataset.tokens for dataset in datasets]),
         parts=tuple(datasets),
     )
@@ -130,9 +117,8 @@ def _chained_forms(parts: Sequence[Forms | None]) -> Forms | None:
 
 def starts_of(dataset: RetrievalDataset) -> tuple[Int64[ndarray, " parts+1"], Int64[ndarray, " parts+1"]]:
     """Return the positions of the first query and the first document of each part, and last the two numbers of all."""
-    if isinstance(dataset, CombinedDataset):
-        return dataset.query_starts, dataset.document_starts
-    return _starts([len(dataset.queries)]), _starts([len(dataset.documents)])
+    parts = dataset.parts if isinstance(dataset, CombinedDataset) else (dataset,)
+    return _starts([len(part.queries) for part in parts]), _starts([len(part.documents) for part in parts])
 
 
 def _starts(sizes: Sequence[int]) -> Int64[ndarray, " parts+1"]:
@@ -148,12 +134,12 @@ def _concatenated(parts: Sequence[tuple[Judgements, int, int]]) -> Judgements:
     )
 
 
-def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int]]) -> AbsentDocuments:
+def _concatenated_absent(parts: Sequence[tuple[AbsentDocuments, int, int]]) -> AbsentDocuments:
     """Concatenate absent documents, shifted by the starts of their queries. The order stays ascending."""
     return AbsentDocuments(
-        np.concatenate([rows.queries + start for rows, start in parts]),
-        [document for rows, _ in parts for document in rows.documents],
-        np.concatenate([rows.scores for rows, _ in parts]),
+        np.concatenate([rows.queries + start for rows, start, _ in parts]),
+        [document for rows, *_ in parts for document in rows.documents],
+        np.concatenate([rows.scores for rows, *_ in parts]),
     )
 
 
@@ -205,9 +191,5 @@ def _number_repeats(names: Sequence[str]) -> list[str]:
 
 def _clash(columns: Sequence[Sequence[str]]) -> bool:
     """Return True if two columns share an id. Compares hashes of eight bytes: a collision only adds a prefix."""
-    together = np.concatenate([np.unique(np.fromiter(map(_hash, each), np.uint64, len(each))) for each in columns])
+    together = np.concatenate([np.unique(keys_of(map(key_of, column))[:, 0]) for column in columns])
     return len(np.unique(together)) < len(together)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

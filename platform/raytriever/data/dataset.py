@@ -15,11 +15,9 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.answers import Answers, QueryPrompts
-from raytriever.data.columns import TokenColumn
-from raytriever.data.copies import Copies, Forms, forms_of
-from raytriever.data.keys import digest_of, key_of
-from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.columns import Answers, QueryPrompts, TokenColumn
+from raytriever.data.keys import Copies, Forms, digest_of, forms_of, key_of
+from raytriever.data.records import QuarantineReport
 from raytriever.prompts import TITLE, fill_title
 
 
@@ -28,7 +26,7 @@ class Documents:
     """Corpus: three columns of equal length. A title may be empty, a text may not.
 
     `stored_digest` and `stored_forms` are what the writer of the columns recorded: `digest`, and the forms of the
-    passages (`copies`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
+    passages (`keys`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.
     """
 
     ids: Sequence[str]

@@ -4,7 +4,7 @@ In memory each column is one array. The rows of a query are adjacent, hardest fi
 a gigabyte. `NegativesTable.of` builds every table, by two rules:
 
 1. A document that is relevant to a query or to an equal one is no negative of it, and nor are its copies
-   (`data.copies`). Such rows are left out and counted.
+   (`data.keys`). Such rows are left out and counted.
 2. A document occurs once in the rows of a query. If two origins found it, it belongs to the one that ranked it higher,
    and at equal ranks to the first in `records.ORIGINS`. So no group contains it twice, and shares by origin are exact.
 
@@ -14,7 +14,7 @@ committed directory (`store`) of `part-00000.parquet` and so on, or a single Par
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,8 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
 from raytriever.options import did_you_mean
-from raytriever.paths import NEGATIVES
-from raytriever.reading.columns import INTEGER, NUMBER, TEXT, positions_of, read_columns
+from raytriever.paths import NEGATIVES, PathKind
+from raytriever.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
 from raytriever.store.commit import committed_directory, disk_errors, read_manifest
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
@@ -246,55 +246,58 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
             hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
         StorageError: the directory was never completed, or is damaged.
     """
-    query_ids, document_ids = id_array(dataset.queries.ids), id_array(dataset.documents.ids)
-    parts = [_part(file, query_ids, document_ids) for file in _files(Path(path))]
-    return NegativesTable.of(dataset, *(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def read_ids(path: Path) -> Any:
-    """Read the rows of a table with ids, as an Arrow table; raises as `read_negatives`."""
-    import pyarrow as pa
-
-    return pa.concat_tables([_columns(file) for file in _files(path)])
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise NEGATIVES.error_of_missing(str(path))
-    if not path.is_dir():
-        return [path]
-    files = [path / name for name in sorted(read_manifest(path)["files"]) if name.endswith(".parquet")]
-    if not files:
-        raise DataError("the directory holds no Parquet file", str(path), "give the directory of a negatives table")
-    return files
-
-
-def _columns(file: Path) -> Any:
-    with disk_errors(file, reading=True):
-        return read_columns(file, _KINDS, _REMEDY, may_lack=["score"])
-
-
-def _part(file: Path, query_ids: Any, document_ids: Any) -> tuple[ndarray, ...]:
-    """Return the rows of a file as positions and numbers, in the order of `COLUMNS`."""
-    import pyarrow as pa
-
-    table = _columns(file)
+    table = read_ids(Path(path))
     for name in ("rank", "round"):
         numbers = table[name].to_numpy()
         outside = numbers[(numbers < 0) | (numbers > np.iinfo(np.int32).max)]
         if len(outside):
-            raise DataError(f"{name} {outside[0]} is out of range", str(file), "count from 0, below 2^31")
-    known = {"query": query_ids, "document": document_ids, "origin": pa.array(ORIGINS, pa.large_string())}
+            raise DataError(f"{name} {outside[0]} is out of range", str(path), "count from 0, below 2^31")
+    names = {"query": dataset.queries.ids, "document": dataset.documents.ids, "origin": ORIGINS}
 
     def remedy(name: str, unknown: str) -> str:
         return did_you_mean(unknown, ORIGINS) if name == "origin" else "give the table of this data set"
 
-    return (
-        *(positions_of(table[name], ids, name, file, partial(remedy, name)) for name, ids in known.items()),
-        table["rank"].to_numpy(),
-        table["score"].to_numpy(),
-        table["round"].to_numpy(),
-    )
+    positions = [
+        positions_of(table[name], id_array(ids), name, Path(path), partial(remedy, name)) for name, ids in names.items()
+    ]
+    return NegativesTable.of(dataset, *positions, *(table[name].to_numpy() for name in COLUMNS[len(names) :]))
+
+
+def read_ids(path: Path) -> Any:
+    """Read the rows of a table with ids, as an Arrow table; raises as `read_negatives`."""
+    return read_pairs(path, NEGATIVES, _KINDS, _REMEDY, may_lack=["score"])
+
+
+def read_pairs(
+    path: Path,
+    kind: PathKind,
+    columns: Mapping[str, str],
+    remedy: str,
+    may_lack: Collection[str] = (),
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Any:
+    """Read the rows of a directory of Parquet files, or of one such file, as an Arrow table.
+
+    `check` is called with the metadata of a directory. The other arguments and the errors are those of `read_columns`.
+    A missing path raises the error of `kind`.
+    """
+    import pyarrow as pa
+
+    if not path.exists():
+        raise kind.error_of_missing(str(path))
+    files = [path]
+    if path.is_dir():
+        manifest = read_manifest(path)
+        if check is not None:
+            check(manifest["meta"])
+        files = [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
+        if not files:
+            raise DataError("the directory holds no Parquet file", str(path), kind.remedy)
+    tables = []
+    for file in files:
+        with disk_errors(file, reading=True):
+            tables.append(read_columns(file, columns, remedy, may_lack))
+    return pa.concat_tables(tables)
 
 
 def id_array(ids: Sequence[str]) -> Any:

@@ -1,6 +1,6 @@
 """Statistics of a data set: the figures that `prepare` prints, and the texts that two splits share.
 
-A model answers a query that it was trained on from memory, which says nothing about other queries. `copies` says which
+A model answers a query that it was trained on from memory, which says nothing about other queries. `keys` says which
 texts count as the same."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.data.copies import Forms
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import Forms
 from raytriever.errors import DataError, setting
 
 PERCENTILES = (50, 90, 99)

@@ -11,9 +11,10 @@ import hashlib
 import heapq
 import json
 import os
+import shlex
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +22,12 @@ from typing import Any
 
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.keys import key_of
-from raytriever.data.quarantine import QuarantineReport, bad_entry
+from raytriever.data.records import QuarantineReport, bad_entry
 from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
-from raytriever.errors import DataError, UserError
+from raytriever.errors import DataError, UserError, flag_of
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
@@ -37,6 +38,7 @@ from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
 from raytriever.store.commit import check_writable, committed_directory, refuse_existing
+from raytriever.terminal import one_line, text_table
 
 SPLITS = ("train", "dev", "test")
 _SHARE = 0.1  # of dev, and of test
@@ -112,7 +114,8 @@ def import_folder(
     with committed_directory(output, meta) as aside:
         work = _Import(aside, summary, chunker, splits)
         work.write_corpus([file for file in files if kind_of_document(file.path)], log)
-        work.write_questions(questions)
+        if questions is not None:
+            work.write_questions(questions)
         skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
         QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
     return summary
@@ -181,8 +184,11 @@ class _Import:
                 summary.files[kind] += 1
                 summary.documents[split] += 1
                 summary.passages[split] += len(passages)
-                self._find_repeated(file.path, passages)
-                self._match(file.path, passages)
+                first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), file.path)
+                if first != file.path:
+                    summary.repeated.append(f"{file.path} repeats {first}")
+                for question, ids in summary.questions.match(file.path, passages) if summary.questions else ():
+                    self._positives[split].setdefault(question.id, []).extend(ids)
         summary.examples = [passage for *_, passage in nearest]
         if not summary.files:
             path, reason = next(iter(summary.skipped.items()))
@@ -204,21 +210,11 @@ class _Import:
             raise DataError("has no text", None, "remove it")
         return document.title, passages
 
-    def _find_repeated(self, path: str, passages: Sequence[Passage]) -> None:
-        first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), path)
-        if first != path:
-            self._summary.repeated.append(f"{path} repeats {first}")
-
-    def _match(self, path: str, passages: Sequence[Passage]) -> None:
-        questions = self._summary.questions
-        for question, ids in questions.match(path, passages) if questions else ():
-            self._positives[self._splits[path]].setdefault(question.id, []).extend(ids)
-
-    def write_questions(self, questions: Questions | None) -> None:
-        """Write `queries.jsonl` and `qrels/SPLIT.tsv`."""
-        if questions is None:
-            return
-        self._refuse_unread(questions)
+    def write_questions(self, questions: Questions) -> None:
+        """Write `queries.jsonl` and `qrels/SPLIT.tsv`. Rows whose file was skipped are bad."""
+        for path, reason in self._summary.skipped.items():
+            for question in questions.by_file.get(path, ()):
+                questions.refuse(question, f"{path} was skipped: {reason}")
         judged = {name for by_query in self._positives.values() for name in by_query}
         asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
         texts = {question.id: question for question in sorted([*asked, *questions.unjudged], key=lambda one: one.line)}
@@ -237,13 +233,6 @@ class _Import:
             file = self._folder / "qrels" / f"{split}.tsv"
             file.write_text("\n".join(["\t".join(QRELS_HEADER), *rows]) + "\n", encoding="utf-8")
             self._summary.judged[split] = len(positives)
-
-    def _refuse_unread(self, questions: Questions) -> None:
-        """Make the rows bad whose file was skipped."""
-        for path, rows in questions.by_file.items():
-            if path in self._summary.skipped:
-                for question in rows:
-                    questions.refuse(question, f"{path} was skipped: {self._summary.skipped[path]}")
 
 
 def _read(where: str, kind: str) -> ParsedDocument:
@@ -308,3 +297,86 @@ def _is_utf8(path: str) -> bool:
 def _line(row: dict[str, Any]) -> bytes:
     """Return a row of a JSONL file; halves of surrogate pairs, which some PDF files contain, become `?`."""
     return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+_SHOWN = 10
+_CHARACTERS = 160
+
+
+def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:
+    """Yield the lines that `raytriever import` prints."""
+    rows = [("", "files", "passages", "tokens: median", "longest")]
+    rows += [(kind, *_figures(count, summary.lengths[kind])) for kind, count in sorted(summary.files.items())]
+    if len(summary.files) > 1:
+        everything = sum(summary.lengths.values(), Counter[int]())
+        rows.append(("all", *_figures(sum(summary.files.values()), everything)))
+    yield text_table(rows, left=0)
+    yield from _listed("skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
+    if summary.others:
+        endings = ", ".join(f"{ending} ({count:,})" for ending, count in summary.others.most_common(_SHOWN))
+        yield f"\nFiles that are no documents: {one_line(endings)}"
+    yield from _listed("with the text of another file (remove one of them)", summary.repeated)
+    yield "\nExamples:"
+    for passage in summary.examples:
+        yield f"  {one_line(passage.id)}  [{one_line(passage.title)}]"
+        text = one_line(passage.text)
+        yield f"    {text[:_CHARACTERS]}{' ...' if len(text) > _CHARACTERS else ''}"
+    parts = [f"{split} {summary.documents[split]:,} files ({summary.passages[split]:,} passages)" for split in SPLITS]
+    yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. No file is in two splits."
+    yield from _questions(summary)
+    yield _next(summary, model)
+
+
+def _figures(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
+    ordered = sorted(lengths)
+    count, seen = lengths.total(), 0
+    for median in ordered:
+        seen += lengths[median]
+        if 2 * seen >= count:
+            break
+    return f"{files:,}", f"{count:,}", f"{median:,}", f"{ordered[-1]:,}"
+
+
+def _listed(what: str, lines: list[str]) -> Iterator[str]:
+    if lines:
+        yield f"\n{len(lines):,} file{'s' * (len(lines) > 1)} {what}:"
+        yield from (f"  {one_line(line)}" for line in lines[:_SHOWN])
+        if len(lines) > _SHOWN:
+            yield f"  and {len(lines) - _SHOWN:,} more"
+
+
+def _questions(summary: ImportSummary) -> Iterator[str]:
+    questions = summary.questions
+    if questions is None:
+        return
+    parts = ", ".join(f"{split} {summary.judged[split]:,}" for split in SPLITS)
+    yield f"{questions.where}: {questions.rows:,} rows, read with {questions.description}."
+    yield f"Questions with an answer: {parts}. Questions are in the split of the file that answers them."
+    if questions.unjudged:
+        yield f"Questions without a file: {len(questions.unjudged):,}; they are in no split."
+    if questions.bad:
+        first, count = questions.bad[0], len(questions.bad)
+        yield (
+            f"{count:,} row{'s' * (count > 1)} left out, listed in {summary.path}/quarantine.jsonl; "
+            f"the first in line {first['row']}: {one_line(first['reason'])}"
+        )
+
+
+def _next(summary: ImportSummary, model: str) -> str:
+    """Return the last line: the command that makes sense for what there is."""
+    folder = shlex.quote(str(summary.path))
+    arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
+    if summary.judged["train"] and summary.judged["test"]:
+        return f"\nContinue with: raytriever train {arguments}"
+    if summary.judged:
+        empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
+        return f"\nNo question is in {empty}: import more documents with questions, or give another {flag_of('seed')}."
+    if summary.questions is not None:
+        command = f"raytriever annotate {flag_of('dataset')} {folder} {flag_of('help')}"
+        return f"\nNo question has an answer yet. Find answers with: {command}"
+    return (
+        "\nThere are no questions, so there is nothing to train on. "
+        f"Search now with: raytriever search {arguments} 'a question'. "
+        f"To train, give {flag_of('questions')}: a CSV file with the columns question and file; with the column "
+        "question alone, `raytriever annotate` finds the answers."
+    )

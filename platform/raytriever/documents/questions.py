@@ -12,14 +12,13 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from raytriever.data.formats.fields import id_field, optional_text, string_field
+from raytriever.data.formats.plan import id_field, optional_text, string_field
 from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
-from raytriever.data.quarantine import BadRow, bad_entry
-from raytriever.data.records import content_id
+from raytriever.data.records import BadRow, bad_entry, content_id
 from raytriever.documents.passages import Passage
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
@@ -87,7 +86,7 @@ class Questions:
                     self.unjudged.append(question)
                     continue
                 file, anchor = files.resolve(question.file)
-                self.by_file[file].append(_with_anchor(question, anchor))
+                self.by_file[file].append(replace(question, anchor=question.anchor or anchor))
             except BadRow as reason:
                 self.bad.append(_entry(where, line, str(reason), row))
         if not self.rows:
@@ -165,11 +164,6 @@ def _question_of(line: int, row: Any) -> Question:
         raise BadRow(f"id {name!r} has white space")
     file, answer, anchor = (optional_text(row, field).strip() for field in ("file", "answer", "anchor"))
     return Question(line, name, text, file, answer, anchor)
-
-
-def _with_anchor(question: Question, anchor: str) -> Question:
-    """Return the question with the anchor that its file's name ends in, unless its row has one."""
-    return Question(**vars(question) | {"anchor": question.anchor or anchor})
 
 
 def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:

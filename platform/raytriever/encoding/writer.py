@@ -23,7 +23,7 @@ from numpy import ndarray
 
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import WIDTH, Keys
-from raytriever.data.quarantine import QUARANTINE, QuarantineReport, bad_entry
+from raytriever.data.records import QUARANTINE, QuarantineReport, bad_entry
 from raytriever.encoding.crashes import CrashRecord
 from raytriever.encoding.store import (
     KEYS,

@@ -19,8 +19,8 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import normalise
 from raytriever.evaluation.protocol import (
     ACCURACY,
     AUC,

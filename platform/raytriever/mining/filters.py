@@ -1,7 +1,7 @@
 """Filters of a query's candidates, as pure functions. Each candidate is kept, or removed for one reason.
 
 1. Excluded documents: the relevant documents of the query and of every query with the same text; documents with the
-   same text as one of these (`data.copies`); and the document with the query's own id, which BEIR also removes from
+   same text as one of these (`data.keys`); and the document with the query's own id, which BEIR also removes from
    rankings.
 2. Passages that contain an answer, matched as by DPR's has_answer (Karpukhin et al. 2020): case, width and composition
    of letters are ignored, and `us` does not match in `bus`. Scripts without case are often written without spaces, so
@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.sampling.order import positions_of_runs
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
@@ -166,10 +167,8 @@ def _members(wanted: ndarray, groups: ndarray, values: ndarray) -> tuple[ndarray
     order = np.argsort(groups, kind="stable")
     ordered = groups[order]
     starts, ends = np.searchsorted(ordered, wanted, side="left"), np.searchsorted(ordered, wanted, side="right")
-    counts = ends - starts
-    rows = np.repeat(np.arange(len(wanted)), counts)
-    within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rows, values[order[np.repeat(starts, counts) + within]]
+    rows = np.repeat(np.arange(len(wanted)), ends - starts)
+    return rows, values[order[positions_of_runs(starts, ends - starts)]]
 
 
 def initial_verdicts(

@@ -1,31 +1,29 @@
-"""Finders of candidates: they rank documents for a block of a split's queries, best first.
+"""Candidates of each method: documents for a block of a split's queries, best first.
 
-Every finder searches so deep that the requested ranks exist after the excluded documents are removed. So the result
-of a query depends only on the query. `MiningInputs` makes the finder of a method, and what finders share."""
+Every search is so deep that the requested ranks exist after the excluded documents are removed. So the result of a
+query depends only on the query."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.copies import normalise
-from raytriever.data.dataset import NegativeRows, Positives, RetrievalDataset
-from raytriever.data.keys import key_of, keys_of
+from raytriever.data.dataset import Positives, RetrievalDataset
+from raytriever.data.keys import key_of, keys_of, normalise
 from raytriever.data.records import ORIGINS
-from raytriever.data.sampling.order import words
+from raytriever.data.sampling.order import positions_of_runs, words
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig
 from raytriever.mining.filters import ExcludedDocuments, entries
-from raytriever.mining.scorers import Bm25Scorer, Embeddings, EncoderScorer, Judge, JudgeScorer, NullScorer, PairScorer
+from raytriever.mining.scorers import Embeddings, Judge, PairScorer
 
 # Purposes of draws; see `data.sampling.order.words`.
 DOCUMENTS, CHOICE = 11, 12
@@ -35,41 +33,6 @@ _PASSAGES = 1 << 17
 _RANKED = 1 << 27
 
 Candidates = tuple[Int64[ndarray, "block columns"], Float32[ndarray, "block columns"]]
-
-
-class CandidateFinder(Protocol):
-    """Finder of candidates for queries, which are identified by their indices in the split."""
-
-    @property
-    def scorer(self) -> str:
-        """Name of the `PairScorer` that gives the same scores; empty if there is none."""
-        ...
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Return documents, best first, and the finder's scores; -1 and NaN in unused columns.
-
-        Args:
-            rows: queries.
-            depth: least number of documents per query that are not excluded, if there are as many.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Bm25Finder:
-    """Finder by BM25: documents that share a term with the query."""
-
-    index: Bm25Index
-    texts: Sequence[str]
-    excluded: ExcludedDocuments
-    scorer: str = "bm25"
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Find candidates; see `CandidateFinder`."""
-        k = depth + int(self.excluded.counts[rows].max(initial=0))
-        scores, documents = self.index.search([self.texts[row] for row in rows], k)
-        documents[scores <= 0] = -1
-        return documents, scores
 
 
 @dataclass(frozen=True)
@@ -83,12 +46,11 @@ class DenseFinder:
     embeddings: Embeddings
     order: TieOrder
     excluded: ExcludedDocuments
-    scorer: str = "encoder"
     # Queries that were searched last, and their rankings; empty before the first search.
     _ahead: list[tuple[Int64[ndarray, " queries"], UInt64[ndarray, "queries k"]]] = field(default_factory=list)
 
     def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Find candidates; see `CandidateFinder`."""
+        """Find candidates; see `MiningInputs.find`."""
         k = depth + int(self.excluded.counts[rows].max(initial=0))
         if self._corpus.is_copied_again(self.embeddings.queries.shape[1]):
             keys = self._keys_from_ahead(rows, depth)[:, :k]
@@ -122,103 +84,9 @@ class DenseFinder:
         return Corpus(self.embeddings.documents.blocks, self.order)
 
 
-@dataclass(frozen=True)
-class CrossQueryFinder:
-    """Finder of positives of similar queries. A document has the rank of the most similar query it is a positive of.
-
-    `order` is the tie order of the split's queries.
-    """
-
-    queries: Float32[ndarray, "split_queries width"]
-    positives: Positives
-    order: TieOrder
-    excluded: ExcludedDocuments
-    scorer: str = ""
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Find candidates; see `CandidateFinder`. The scores are those of the similar queries."""
-        wanted = depth + int(self.excluded.counts[rows].max(initial=0))
-        k = 2 * wanted
-        while True:
-            scores, similar = self._corpus.top_k(self.queries[rows], k)
-            documents, scores = self._documents_of(similar, scores)
-            # Documents repeat if they are positives of many queries, so search on until every query has enough.
-            if k >= len(self.queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
-                return documents, scores
-            k *= 2
-
-    @cached_property
-    def _corpus(self) -> Corpus:
-        return Corpus(lambda: [(0, self.queries)], self.order)
-
-    def _documents_of(self, similar: ndarray, scores: ndarray) -> Candidates:
-        counts = np.diff(self.positives.offsets)[similar]
-        row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
-        starts = np.repeat(self.positives.offsets[similar].ravel(), counts.ravel())
-        within = np.arange(len(row)) - np.repeat(np.cumsum(counts.ravel()) - counts.ravel(), counts.ravel())
-        documents = self.positives.documents[starts + within]
-        return _tabulate(row, documents, scores[row, column], len(similar))
-
-
-@dataclass(frozen=True)
-class GoldFinder:
-    """Finder of the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""
-
-    queries: Int64[ndarray, " split_queries"]
-    negatives: NegativeRows
-    scorer: str = ""
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Return all gold negatives of the queries; `depth` has no effect."""
-        block_row = np.full(int(max(self.queries.max(initial=0), self.negatives.queries.max(initial=0))) + 1, -1)
-        block_row[self.queries[rows]] = np.arange(len(rows))
-        row = np.where(self.negatives.origins == ORIGINS.index("gold"), block_row[self.negatives.queries], -1)
-        order = np.lexsort((self.negatives.ranks, row))
-        order = order[row[order] >= 0]
-        return _tabulate(row[order], self.negatives.documents[order], self.negatives.scores[order], len(rows))
-
-
-@dataclass(frozen=True)
-class RandomFinder:
-    """Finder of random documents, drawn by (seed, round, the query's key), in the order of the draws."""
-
-    size: int
-    keys: UInt64[ndarray, " split_queries"]
-    seed: int
-    round: int
-    excluded: ExcludedDocuments
-    scorer: str = ""
-
-    def __call__(self, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
-        """Find candidates; see `CandidateFinder`."""
-        # Draws with repetition might not end in a small corpus; there every document gets a random word.
-        whole = 8 * depth >= self.size
-        columns = np.arange(self.size if whole else 2 * (depth + int(self.excluded.counts[rows].max(initial=0))))
-        drawn = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
-        if whole:
-            documents = np.argsort(drawn, axis=1, kind="stable")
-        else:
-            documents = (drawn % np.uint64(self.size)).astype(np.int64)
-        row = np.repeat(np.arange(len(rows)), documents.shape[1])
-        return _tabulate(row, documents.ravel(), np.full(len(row), np.nan, np.float32), len(rows))
-
-
-def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> Candidates:
-    """Turn ordered pairs into a table with one row per query; a repeated document keeps its first column."""
-    pairs = row * (int(documents.max(initial=0)) + 1) + documents
-    first = np.sort(np.unique(pairs, return_index=True)[1])
-    row, documents, scores = row[first], documents[first], scores[first]
-    counts = np.bincount(row, minlength=rows)
-    column = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    document_table = np.full((rows, int(counts.max(initial=0))), -1, dtype=np.int64)
-    score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
-    document_table[row, column], score_table[row, column] = documents, scores
-    return document_table, score_table
-
-
 @dataclass(frozen=True, kw_only=True)
 class MiningInputs:
-    """Inputs of mining a split: texts, finders and scorer, each made once and only when it is needed.
+    """Inputs of mining a split: texts, indexes and scorer, each made once and only when it is needed.
 
     Args:
         positives: Positives of the split.
@@ -246,6 +114,20 @@ class MiningInputs:
         if self._by_encoder:
             _check_embeddings(self.embeddings, len(self.positives), len(self.dataset.documents))
 
+    def find(self, method: str, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
+        """Return the candidates of a method, best first, and their scores; -1 and NaN in unused columns.
+
+        Args:
+            method: one of `config.METHODS`.
+            rows: indices of queries in the split.
+            depth: Return at least this many non-excluded documents per query, or all if there are fewer; all for
+                `gold`.
+        """
+        if method == "dense":
+            return self._dense(rows, depth)
+        finders = {"bm25": self._find_by_bm25, "cross-query": self._find_by_query, "gold": self._find_gold}
+        return finders.get(method, self._find_random)(rows, depth)
+
     @cached_property
     def texts(self) -> list[str]:
         """Texts of the split's queries."""
@@ -268,33 +150,14 @@ class MiningInputs:
         return self.embeddings.documents.left_out if self.embeddings else np.empty(0, dtype=np.int64)
 
     @cached_property
-    def scorer(self) -> PairScorer:
-        """Scorer of the candidates."""
+    def scorer(self) -> PairScorer | None:
+        """Scorer of the candidates; None if they have no scores."""
         if self.config.judge:
             assert self.judge is not None, "the settings name a judge"
-            return JudgeScorer(self.judge, self.texts, self.dataset.passages())
+            return PairScorer.by_judge(self.judge, self.texts, self.dataset.passages())
         if self._by_encoder:
-            return EncoderScorer(self._required_embeddings)
-        if "bm25" in self.config.methods:
-            return Bm25Scorer(self._bm25, self.texts)
-        return NullScorer()
-
-    def finder(self, method: str) -> CandidateFinder:
-        """Return the finder of a method."""
-        dataset, positives, excluded = self.dataset, self.positives, self.excluded
-        if method == "bm25":
-            return Bm25Finder(self._bm25, self.texts, excluded)
-        if method == "dense":
-            return DenseFinder(self._required_embeddings, TieOrder.of(tie_order(dataset.documents.ids)), excluded)
-        if method == "cross-query":
-            order = TieOrder.of(tie_order(entries(dataset.queries.ids, positives.queries)))
-            return CrossQueryFinder(self._required_embeddings.queries, positives, order, excluded)
-        if method == "random":
-            return RandomFinder(
-                size=len(dataset.documents), keys=self.keys, seed=self.seed, round=self.round, excluded=excluded
-            )
-        assert dataset.negatives is not None
-        return GoldFinder(positives.queries, dataset.negatives)
+            return PairScorer.by_encoder(self._required_embeddings)
+        return PairScorer.by_bm25(self._bm25, self.texts) if "bm25" in self.config.methods else None
 
     def answers_of(self, row: int) -> list[str]:
         """Return the normalised answers of a query."""
@@ -314,6 +177,81 @@ class MiningInputs:
     def _required_embeddings(self) -> Embeddings:
         assert self.embeddings is not None
         return self.embeddings
+
+    def _most(self, rows: ndarray, depth: int) -> int:
+        return depth + int(self.excluded.counts[rows].max(initial=0))
+
+    def _find_by_bm25(self, rows: ndarray, depth: int) -> Candidates:
+        """Find documents that share a term with the query."""
+        scores, documents = self._bm25.search([self.texts[row] for row in rows], self._most(rows, depth))
+        documents[scores <= 0] = -1
+        return documents, scores
+
+    @cached_property
+    def _dense(self) -> DenseFinder:
+        order = TieOrder.of(tie_order(self.dataset.documents.ids))
+        return DenseFinder(self._required_embeddings, order, self.excluded)
+
+    def _find_by_query(self, rows: ndarray, depth: int) -> Candidates:
+        """Find the positives of similar queries, with the scores of these.
+
+        A document has the rank of the most similar query it is a positive of."""
+        queries, wanted = self._required_embeddings.queries, self._most(rows, depth)
+        k = 2 * wanted
+        while True:
+            scores, similar = self._similar_queries.top_k(queries[rows], k)
+            counts = np.diff(self.positives.offsets)[similar]
+            row, column = (np.repeat(index.ravel(), counts.ravel()) for index in np.indices(similar.shape))
+            starts = self.positives.offsets[similar].ravel()
+            found = self.positives.documents[positions_of_runs(starts, counts.ravel())]
+            documents, scores = _tabulate(row, found, scores[row, column], len(similar))
+            # Documents repeat if they are positives of many queries, so search on until every query has enough.
+            if k >= len(queries) or (documents.shape[1] >= wanted and (documents[:, wanted - 1] >= 0).all()):
+                return documents, scores
+            k *= 2
+
+    @cached_property
+    def _similar_queries(self) -> Corpus:
+        order = TieOrder.of(tie_order(entries(self.dataset.queries.ids, self.positives.queries)))
+        return Corpus(lambda: [(0, self._required_embeddings.queries)], order)
+
+    def _find_gold(self, rows: ndarray, _: int) -> Candidates:
+        """Find the hard negatives that the data set contains as `gold`, such as pairs judged as irrelevant."""
+        negatives = self.dataset.negatives
+        assert negatives is not None
+        block_row = np.full(len(self.dataset.queries), -1)
+        block_row[self.positives.queries[rows]] = np.arange(len(rows))
+        row = np.where(negatives.origins == ORIGINS.index("gold"), block_row[negatives.queries], -1)
+        order = np.lexsort((negatives.ranks, row))
+        order = order[row[order] >= 0]
+        return _tabulate(row[order], negatives.documents[order], negatives.scores[order], len(rows))
+
+    def _find_random(self, rows: ndarray, depth: int) -> Candidates:
+        """Find random documents, drawn by (seed, round, the query's key), in the order of the draws."""
+        size = len(self.dataset.documents)
+        # Draws with repetition might not end in a small corpus; there every document gets a random word.
+        whole = 8 * depth >= size
+        columns = np.arange(size if whole else 2 * self._most(rows, depth))
+        drawn = words(self.seed, np.full(len(rows), self.round), self.keys[rows], DOCUMENTS, columns)
+        if whole:
+            documents = np.argsort(drawn, axis=1, kind="stable")
+        else:
+            documents = (drawn % np.uint64(size)).astype(np.int64)
+        row = np.repeat(np.arange(len(rows)), documents.shape[1])
+        return _tabulate(row, documents.ravel(), np.full(len(row), np.nan, np.float32), len(rows))
+
+
+def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> Candidates:
+    """Turn ordered pairs into a table with one row per query; a repeated document keeps its first column."""
+    pairs = row * (int(documents.max(initial=0)) + 1) + documents
+    first = np.sort(np.unique(pairs, return_index=True)[1])
+    row, documents, scores = row[first], documents[first], scores[first]
+    counts = np.bincount(row, minlength=rows)
+    column = positions_of_runs(np.zeros_like(counts), counts)
+    document_table = np.full((rows, int(counts.max(initial=0))), -1, dtype=np.int64)
+    score_table = np.full(document_table.shape, np.nan, dtype=np.float32)
+    document_table[row, column], score_table[row, column] = documents, scores
+    return document_table, score_table
 
 
 def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: int) -> None:

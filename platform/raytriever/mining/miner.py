@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -25,8 +26,8 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.records import ORIGINS
+from raytriever.data.sampling.examples import parse_mix
 from raytriever.data.sampling.order import words
-from raytriever.data.sampling.origins import parse_mix
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import MiningConfig, check_mining
@@ -43,10 +44,10 @@ from raytriever.mining.filters import (
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, CandidateFinder, MiningInputs
-from raytriever.mining.mined_block import MinedBlock
+from raytriever.mining.finders import CHOICE, MiningInputs
 from raytriever.mining.scorers import Embeddings, Judge
 from raytriever.progress import Progress
+from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
 
 # Candidates of a block: a few hundred megabytes of positions, scores, ranks and verdicts.
@@ -58,6 +59,47 @@ REPEATED = "found by another method too"
 # Negatives per query that `build_negatives_table` mines.
 DEFAULT_NEGATIVES = 30
 _BM25 = ORIGINS.index("bm25")
+# Methods whose scores are those of a scorer.
+_SCORER_OF = {"bm25": "bm25", "dense": "encoder"}
+
+
+_FILE = "block.npz"
+# Type and shape of each array in the file.
+_EXPECTED: dict[str, tuple[list[str], tuple[int | None, ...]]] = {
+    **{name: (["int64"], (None,)) for name in ("queries", "documents", "ranks")},
+    "scores": (["float32"], (None,)),
+    "verdicts": (["int64"], (len(REASONS),)),
+}
+
+
+class MinedBlock(NamedTuple):
+    """Result of mining a block of queries with one method: columns of the kept candidates, and counts.
+
+    A finished block is a part (`store.parts`) with one file, so a mining that was killed continues after the last of
+    them. Blocks follow from the inputs alone, and the folder of the parts is named after these.
+
+    Args:
+        queries: index of the query in the split.
+        documents: position in the corpus.
+        ranks: rank in the method's ranking, without the excluded documents.
+        scores: by the scorer of the table; NaN if there is none.
+        verdicts: number of candidates of each of `filters.REASONS`.
+    """
+
+    queries: Int64[ndarray, " kept"]
+    documents: Int64[ndarray, " kept"]
+    ranks: Int64[ndarray, " kept"]
+    scores: Float32[ndarray, " kept"]
+    verdicts: Int64[ndarray, " reasons"]
+
+    def save(self, folder: Path) -> None:
+        """Write the block into a folder."""
+        np.savez(folder / _FILE, **{name: each.astype(_EXPECTED[name][0][0]) for name, each in self._asdict().items()})
+
+    @classmethod
+    def load(cls, folder: Path, meta: object = None) -> MinedBlock:
+        """Read a block from a folder; raises `StorageError` if the file has other contents."""
+        return cls(**read_arrays(folder / _FILE, _EXPECTED, "delete it, and run the command again"))
 
 
 @dataclass(frozen=True)
@@ -79,7 +121,7 @@ class CandidateFilter:
             Columns of the kept candidates (index of the query in the split, document, rank, score), and the number of
             candidates of each verdict.
         """
-        finder, excluded = self.inputs.finder(method), self.inputs.excluded
+        excluded = self.inputs.excluded
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")
         most = BM25_QUERIES if method == "bm25" else len(order)
@@ -97,21 +139,21 @@ class CandidateFilter:
         with Progress(f"mine {method}", len(order), "text", done=start) as progress:
             while start < len(order):
                 rows = next_rows()
-                mined.append(self._mine(finder, rows, first, end))
+                mined.append(self._mine(method, rows, first, end))
                 self.finished.write(f"{method}-{start:08}", mined[-1].save)
                 start += len(rows)
                 progress.advance(len(rows))
-        columns = zip(*(block.columns for block in mined), strict=True)
+        columns = zip(*(block[:4] for block in mined), strict=True)
         return tuple(map(np.concatenate, columns)), np.sum([block.verdicts for block in mined], axis=0)
 
-    def _mine(self, finder: CandidateFinder, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
+    def _mine(self, method: str, rows: Int64[ndarray, " block"], first: int, end: int) -> MinedBlock:
         """Mine the negatives of a block of queries from the ranks `first` to `end`."""
         inputs, config, excluded = self.inputs, self.inputs.config, self.inputs.excluded
-        documents, scores = finder(rows, min(end, len(inputs.dataset.documents)))
+        documents, scores = inputs.find(method, rows, min(end, len(inputs.dataset.documents)))
         verdicts, ranks = initial_verdicts(documents, excluded.padded(rows), first, end)
         if len(inputs.left_out):  # a text that kills the encoder would kill the training too
             verdicts[(verdicts == KEPT) & np.isin(documents, inputs.left_out)] = NO_EMBEDDING
-        scores = self._remove_false_negatives(finder, rows, documents, scores, verdicts)
+        scores = self._remove_false_negatives(method, rows, documents, scores, verdicts)
         draws = None
         if config.sampling_strategy == "random":
             columns = np.arange(documents.shape[1])
@@ -133,15 +175,16 @@ class CandidateFilter:
         return config.range_min, config.depth
 
     def _remove_false_negatives(
-        self, finder: CandidateFinder, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
+        self, method: str, rows: ndarray, documents: ndarray, scores: ndarray, verdicts: ndarray
     ) -> Float32[ndarray, "block columns"]:
         """Remove candidates that contain an answer or score too high, in place; return scores by the table's scorer."""
         config, scorer = self.inputs.config, self.inputs.scorer
         if config.drop_answers:
             self._drop_answers(rows, documents, verdicts)
-        if scorer.name and scorer.name != finder.scorer:
+        if scorer is not None and scorer.name != _SCORER_OF.get(method):
             scores = scorer.score(rows, np.where(verdicts == KEPT, documents, -1))
         if config.has_score_bounds:
+            assert scorer is not None, "the settings would be refused"
             excluded, reasons = self.inputs.excluded.padded(rows)
             positive_scores = scorer.score(rows, np.where(reasons == RELEVANT, excluded, -1))
             lowest = np.fmin.reduce(positive_scores, axis=1)
@@ -257,7 +300,11 @@ def mine(
     counts_per_query = np.diff(table.offsets)[positives.queries]
     wanted = config.num_negatives * len(config.methods)
     return MiningResult(
-        table=table, counts=counts, wanted=wanted, counts_per_query=counts_per_query, scorer=inputs.scorer.name
+        table=table,
+        counts=counts,
+        wanted=wanted,
+        counts_per_query=counts_per_query,
+        scorer=inputs.scorer.name if inputs.scorer else "",
     )
 
 

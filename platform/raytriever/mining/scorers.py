@@ -45,7 +45,7 @@ class DocumentEmbeddings(Protocol):
 
 @dataclass(frozen=True)
 class ArrayEmbeddings:
-    """Document embeddings in an array, in memory or memory-mapped."""
+    """Document embeddings in an array; see `DocumentEmbeddings`. Every document has one."""
 
     array: Float32[ndarray, "documents width"]
 
@@ -54,7 +54,7 @@ class ArrayEmbeddings:
 
     @property
     def left_out(self) -> Int64[ndarray, " rows"]:
-        """An empty array: every document has an embedding."""
+        """An empty array."""
         return np.empty(0, dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Float32[ndarray, "rows width"]]]:
@@ -79,93 +79,61 @@ class Embeddings:
         return cls(queries, ArrayEmbeddings(documents))
 
 
-class PairScorer(Protocol):
-    """Scorer of query-document pairs; its name is stored in the table's manifest."""
-
-    @property
-    def name(self) -> str:
-        """Name of the scorer: `encoder`, `bm25`, `judge` or empty."""
-        ...
-
-    def score(
-        self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
-    ) -> Float32[ndarray, "block any"]:
-        """Return the score of every document for the query of its row; NaN for a document of -1."""
-        ...
-
-
 @dataclass(frozen=True)
-class EncoderScorer:
-    """Scorer by dot product, equal to the scores of a search; NaN for a document without an embedding."""
+class PairScorer:
+    """Scorer of query-document pairs.
 
-    embeddings: Embeddings
-    name: str = "encoder"
+    Args:
+        name: `encoder`, `bm25`, `judge` or empty, if there are no scores; stored in the table's manifest.
+        score: returns the score of every document `[block, any]` for the query of its row `[block]`; NaN for a
+            document of -1, and for one without an embedding.
+    """
 
-    def score(
-        self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
-    ) -> Float32[ndarray, "block any"]:
-        """Score pairs; see `PairScorer`."""
+    name: str
+    score: Callable[[Int64[ndarray, " block"], Int64[ndarray, "block any"]], Float32[ndarray, "block any"]]
+
+    @classmethod
+    def by_encoder(cls, embeddings: Embeddings) -> PairScorer:
+        """Score by dot products, equal to the scores of a search."""
+
+        def score(queries: ndarray, documents: ndarray) -> ndarray:
+            wanted, indices = np.unique(documents, return_inverse=True)
+            return pair_scores(embeddings.queries, embeddings.documents.read(wanted), queries, indices)
+
+        step = max(1, _GATHERED // embeddings.queries.shape[1])
+        left_out = embeddings.documents.left_out
+        return cls("encoder", _of_pairs(score, step, left_out, "model", "use a model with valid weights"))
+
+    @classmethod
+    def by_bm25(cls, index: Bm25Index, texts: Sequence[str]) -> PairScorer:
+        """Score by BM25; `texts` are the split's queries."""
+        return cls("bm25", lambda rows, documents: index.scores_of([texts[row] for row in rows], documents))
+
+    @classmethod
+    def by_judge(cls, judge: Judge, texts: Sequence[str], passages: Sequence[str]) -> PairScorer:
+        """Score by a judge; `texts` are the split's queries, `passages` all documents."""
+
+        def score(queries: ndarray, documents: ndarray) -> ndarray:
+            return judge([texts[query] for query in queries], [passages[document] for document in documents.tolist()])
+
+        remedy = "use a cross-encoder with valid weights"
+        return cls("judge", _of_pairs(score, _JUDGED, np.empty(0, np.int64), "judge", remedy))
+
+
+def _of_pairs(
+    score: Callable[[ndarray, ndarray], ndarray], step: int, left_out: ndarray, name: str, remedy: str
+) -> Callable[[ndarray, ndarray], ndarray]:
+    """Return the function of a `PairScorer` from one that scores at most `step` pairs; a score that is not finite
+    raises `ModelError`."""
+
+    def score_all(rows: ndarray, documents: ndarray) -> ndarray:
         scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        row, column = np.nonzero((documents >= 0) & ~np.isin(documents, self.embeddings.documents.left_out))
-        step = max(1, _GATHERED // self.embeddings.queries.shape[1])
+        row, column = np.nonzero((documents >= 0) & ~np.isin(documents, left_out))
         for start in range(0, len(row), step):
             cells = row[start : start + step], column[start : start + step]
-            wanted, indices = np.unique(documents[cells], return_inverse=True)
-            passages = self.embeddings.documents.read(wanted)
-            scores[cells] = pair_scores(self.embeddings.queries, passages, rows[cells[0]], indices)
+            scores[cells] = score(rows[cells[0]], documents[cells])
         if not np.isfinite(scores[row, column]).all():
-            raise ModelError("a score is not finite", setting("model"), "use a model with valid weights")
+            raise ModelError("a score is not finite", setting(name), remedy)
         return scores
 
-
-@dataclass(frozen=True)
-class Bm25Scorer:
-    """Scorer by BM25; `texts` are the split's queries."""
-
-    index: Bm25Index
-    texts: Sequence[str]
-    name: str = "bm25"
-
-    def score(
-        self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
-    ) -> Float32[ndarray, "block any"]:
-        """Score pairs; see `PairScorer`."""
-        return self.index.scores_of([self.texts[row] for row in rows], documents)
-
-
-@dataclass(frozen=True)
-class JudgeScorer:
-    """Scorer by a judge; `texts` are the split's queries, `passages` all documents."""
-
-    judge: Judge
-    texts: Sequence[str]
-    passages: Sequence[str]
-    name: str = "judge"
-
-    def score(
-        self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
-    ) -> Float32[ndarray, "block any"]:
-        """Score pairs; raises `ModelError` if a score is not finite."""
-        scores = np.full(documents.shape, np.nan, dtype=np.float32)
-        row, column = np.nonzero(documents >= 0)
-        for start in range(0, len(row), _JUDGED):
-            cells = row[start : start + _JUDGED], column[start : start + _JUDGED]
-            queries = [self.texts[query] for query in rows[cells[0]]]
-            passages = [self.passages[int(document)] for document in documents[cells]]
-            scores[cells] = self.judge(queries, passages)
-        if not np.isfinite(scores[row, column]).all():
-            raise ModelError("a score is not finite", setting("judge"), "use a cross-encoder with valid weights")
-        return scores
-
-
-@dataclass(frozen=True)
-class NullScorer:
-    """Scorer for tables without scores."""
-
-    name: str = ""
-
-    def score(
-        self, rows: Int64[ndarray, " block"], documents: Int64[ndarray, "block any"]
-    ) -> Float32[ndarray, "block any"]:
-        """Return NaN for every pair."""
-        return np.full(documents.shape, np.nan, dtype=np.float32)
+    return score_all

@@ -11,7 +11,7 @@ from typing import Any
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.table_files import Files, Row, Rows
+from raytriever.data.sources import Files, Row, Rows
 
 # Split of the data set that holds the judgements; MTEB's own names of splits may not be names of files.
 SPLIT = "test"

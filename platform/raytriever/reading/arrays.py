@@ -1,6 +1,7 @@
 """Checked readers of numpy's arrays, Arrow's and Parquet's columns and safetensors: exact types and shapes, no pickles.
 
 An array or a column that is mapped stays on the disk: checking its type and shape reads its header alone.
+`read_columns` and `positions_of` read Parquet files whose rows name queries and documents by id.
 
 Examples:
     >>> read_array(Path("documents.live.npy"), ["int64"], (None,), "prepare the data set again")
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -297,3 +298,61 @@ def _arrow_errors(where: str, remedy: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno:
             raise
         raise StorageError(f"is damaged or changed: {' '.join(str(error).split())[:200]}", where, remedy) from error
+
+
+TEXT, INTEGER, NUMBER = "text", "integer", "number"
+
+
+def read_columns(file: Path, columns: Mapping[str, str], remedy: str, may_lack: Collection[str] = ()) -> Any:
+    """Return the columns of a Parquet file as an Arrow table, each of the kind `TEXT`, `INTEGER` or `NUMBER`.
+
+    Only those that `may_lack` names may hold nulls.
+
+    Raises:
+        DataError: the file is not Parquet, or a column is missing, has another type or an extension type, or nulls.
+        OSError: the file cannot be opened.
+    """
+    import pyarrow as pa
+
+    check_regular(file)
+    with pa.OSFile(str(file)) as stream:
+        parquet = open_parquet(str(file), stream)
+        schema = parquet.schema_arrow
+        for name, kind in columns.items():
+            if schema.names.count(name) != 1:
+                columns_found = ", ".join(schema.names) or "none"
+                raise DataError(f"no column {name!r}; there are {columns_found}", str(file), remedy)
+            _check_type(schema.field(name).type, name, kind, file, remedy)
+        try:
+            table = parquet.read(columns=list(columns))
+            table.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise broken_parquet(str(file), error) from error
+    for name in columns:
+        if name not in may_lack and table[name].null_count:
+            raise DataError(f"column {name!r} is empty in {table[name].null_count} of {len(table)} rows", str(file))
+    return table
+
+
+def positions_of(column: Any, ids: Any, name: str, file: Path, remedy: Callable[[str], str]) -> ndarray:
+    """Return the position of each value among the known ones; raises `DataError` with `remedy` for an unknown one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    positions = pc.index_in(column.cast(pa.large_string()), value_set=ids)
+    if positions.null_count:
+        first = column.filter(pc.is_null(positions))[0].as_py()
+        unknown = f"{positions.null_count} of {len(column)} rows name an unknown {name}, the first {first!r}"
+        raise DataError(unknown, str(file), remedy(first))
+    return positions.to_numpy()
+
+
+def _check_type(kind: Any, name: str, expected: str, file: Path, remedy: str) -> None:
+    import pyarrow as pa
+
+    if expected == TEXT:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise DataError(f"column {name!r} is {kind}, not string", str(file), "write ids as strings")
+    elif not (pa.types.is_integer(kind) or (expected == NUMBER and pa.types.is_floating(kind))):
+        raise DataError(f"column {name!r} is {kind}, not a number", str(file), remedy)

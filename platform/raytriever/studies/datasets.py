@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.data.copies import normalise
 from raytriever.data.dataset import Judgements, RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.keys import normalise
 from raytriever.data.prepare.open import open_dataset, with_lent_dev
 from raytriever.data.pydocs.builder import PYDOCS
 from raytriever.data.records import ORIGINS, SOURCES

@@ -17,10 +17,9 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Report, Runner, ignore_line, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sampling.examples import Examples
+from raytriever.data.sampling.examples import Examples, parse_mix
 from raytriever.data.sampling.mixture import arrange
 from raytriever.data.sampling.order import Order
-from raytriever.data.sampling.origins import parse_mix
 from raytriever.data.sampling.teacher import Coverage, TeacherTable, read_scores
 from raytriever.errors import DataError, setting
 from raytriever.training.guide import Guide, GuideTexts

@@ -18,7 +18,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sampling.teacher import read_scores
 from raytriever.errors import ModelError
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher.job import ScoringJob, run_scoring
+from raytriever.mining.teacher import ScoringJob, run_scoring
 from raytriever.models.cross_encoder import CrossEncoder
 
 

@@ -8,7 +8,7 @@ import pytest
 from raytriever.data.columns import Rows, TokenColumn
 from raytriever.data.combine import Chained, combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
-from raytriever.data.quarantine import QuarantineReport
+from raytriever.data.records import QuarantineReport
 
 
 class Untouched(list[str]):

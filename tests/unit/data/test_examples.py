@@ -1,16 +1,18 @@
+"""Training examples: positives by source and rank, and negatives by origin."""
+
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.combine import combine
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
-from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.origins import parse_mix
-from raytriever.errors import DataError
+from raytriever.data.records import ORIGINS
+from raytriever.data.sampling.examples import RANDOM, Examples, counts_by_origin, parse_mix
+from raytriever.errors import ConfigError, DataError
 
 
 def dataset_of(positives: list[list[int]], documents: int, name: str = "") -> RetrievalDataset:
@@ -222,3 +224,172 @@ def test_random_negatives_are_of_the_querys_own_data_set() -> None:
 def test_a_query_to_which_its_own_data_set_is_relevant_is_refused() -> None:
     with pytest.raises(DataError, match="every document is relevant"):
         Examples.of(combine([dataset_of([[0]], 6), dataset_of([[0, 1]], 2)]), "train", 0)
+
+
+HUMAN, LLM = 0, 1
+# Query: its positives as (document, source, rank).
+JUDGED = {
+    0: [(0, HUMAN, 0), (1, LLM, 1), (2, LLM, 0), (3, LLM, 2)],
+    1: [(4, HUMAN, 0), (5, HUMAN, 1)],
+    2: [(6, LLM, 1), (7, LLM, 0)],
+    3: [(8, HUMAN, 0), (9, LLM, 0)],
+}
+
+
+def dataset(judged: dict[int, list[tuple[int, int, int]]] = JUDGED) -> RetrievalDataset:
+    rows = [(query, document, 1, source, rank) for query, result in judged.items() for document, source, rank in result]
+    ids = [str(number) for number in range(20)]
+    judgements = Judgements(*np.array(rows, dtype=np.int64).T)
+    return RetrievalDataset("made", Documents(ids, ids, ids), Queries(ids[:5], ids[:5]), {"train": judgements})
+
+
+def drawn(examples: Examples, epoch: int, count: int) -> dict[int, list[int]]:
+    """The positives of each query that is an example."""
+    every = np.arange(len(examples))
+    result = examples.drawn_positives(every, np.full(len(every), epoch), count)
+    assert result.shape == (len(every), count)
+    for row in result:
+        held = row[row >= 0]
+        assert row.tolist() == [*held.tolist(), *[-1] * (count - len(held))]
+        assert len(set(held.tolist())) == len(held) > 0
+    return {query: row[row >= 0].tolist() for query, row in zip(examples.queries(every).tolist(), result, strict=True)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+@pytest.mark.parametrize(("sources", "codes"), [("all", {HUMAN, LLM}), ("human", {HUMAN}), ("llm", {LLM})])
+def test_homogeneous_groups_are_of_one_source(sources: str, codes: set[int], count: int) -> None:
+    wanted = {q: {d for d, source, _ in result if source in codes} for q, result in JUDGED.items()}
+    wanted = {query: documents for query, documents in wanted.items() if documents}
+    examples = Examples.of(dataset(), "train", 0, sources=sources)
+    seen: dict[int, set[int]] = {query: set() for query in wanted}
+    for epoch in range(40):
+        result = drawn(examples, epoch, count)
+        assert result.keys() == wanted.keys()
+        for query, documents in result.items():
+            assert set(documents) <= wanted[query]
+            assert len(documents) == min(count, len(wanted[query]))
+            seen[query] |= set(documents)
+    assert seen == wanted
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_heterogeneous_groups_begin_with_one_human_positive(count: int) -> None:
+    examples = Examples.of(dataset(), "train", 0, sources="human-first")
+    firsts = set()
+    for epoch in range(40):
+        result = drawn(examples, epoch, count)
+        assert result.keys() == {0, 1, 3}  # query 2 has no human one to begin with
+        assert result[0][0] == 0
+        assert set(result[0][1:]) <= {1, 2, 3}
+        assert len(result[0]) == count
+        assert result[3] == [8, 9][:count]
+        assert len(result[1]) == 1
+        firsts.add(result[1][0])
+    assert firsts == {4, 5}
+
+
+def test_ranked_positives_are_the_first_of_the_list_in_every_epoch() -> None:
+    # *Training dense retrievers with multiple positive passages*, 4.3: SingleLH takes the first of the list of the LLM.
+    llm = Examples.of(dataset(), "train", 0, sources="llm", ranked=True)
+    first = Examples.of(dataset(), "train", 0, sources="human-first", ranked=True)
+    for epoch in range(5):
+        assert drawn(llm, epoch, 1) == {0: [2], 2: [7], 3: [9]}
+        assert drawn(llm, epoch, 2) == {0: [2, 1], 2: [7, 6], 3: [9]}
+        assert drawn(first, epoch, 3) == {0: [0, 2, 1], 1: [4], 3: [8, 9]}
+
+
+@pytest.mark.parametrize("sources", ["human", "llm", "human-first"])
+def test_every_relevant_document_stays_known_and_no_negative(sources: str) -> None:
+    examples = Examples.of(dataset(), "train", 0, sources=sources)
+    every = np.arange(len(examples))
+    for epoch in range(30):
+        positives, passages = examples.groups(every, np.full(len(every), epoch), 3, 4)
+        for row, query in enumerate(examples.queries(every).tolist()):
+            relevant = [document for document, _, _ in JUDGED[query]]
+            assert examples.positives.of(row).tolist() == relevant
+            held = (positives[row] >= 0).sum()
+            assert not set(passages[row, held:].tolist()) & set(relevant)
+
+
+def test_a_source_that_nobody_has_is_refused() -> None:
+    humans = {0: [(0, HUMAN, 0)]}
+    with pytest.raises(
+        DataError, match="made train: no query has a positive of source 'llm'; choose another value of --positives"
+    ):
+        Examples.of(dataset(humans), "train", 0, sources="llm")
+    assert len(Examples.of(dataset(humans), "train", 0, sources="human-first")) == 1
+    with pytest.raises(DataError, match="source 'human'"):
+        Examples.of(dataset({0: [(0, LLM, 0)]}), "train", 0, sources="human-first")
+
+
+SHARES = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=5, max_size=5).filter(lambda row: sum(row) > 0)
+
+
+def mix(**shares: float) -> np.ndarray:
+    return np.array([shares.get(name.replace("-", "_"), 0.0) for name in ORIGINS])
+
+
+def test_a_mix_is_read_and_adds_up_to_one() -> None:
+    assert parse_mix("") is None
+    assert parse_mix(" ") is None
+    assert parse_mix("bm25=0.5,random=0.5").tolist() == mix(bm25=0.5, random=0.5).tolist()
+    assert parse_mix(" cross-query = 1 , gold=3").tolist() == mix(cross_query=0.25, gold=0.75).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bm24=1", "--negatives-mix: unknown origin 'bm24'; did you mean 'bm25'?"),
+        ("bm25", "the share of 'bm25' is ''; give a number above 0"),
+        ("bm25=0", "the share of 'bm25' is '0'"),
+        ("bm25=-1", "the share of 'bm25' is '-1'"),
+        ("bm25=nan", "the share of 'bm25' is 'nan'"),
+        ("bm25=inf", "the share of 'bm25' is 'inf'"),
+        ("bm25=1,", "unknown origin ''"),
+        ("bm25=1,bm25=2", "'bm25' is named twice"),
+    ],
+)
+def test_a_wrong_mix_is_reported(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_mix(text)
+    assert message in str(error.value)
+
+
+@example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)
+@example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
+@settings(deadline=None)
+@given(
+    shares=SHARES,
+    there=st.lists(st.booleans(), min_size=5, max_size=5),
+    wanted=st.integers(0, 40),
+    shift=st.floats(0, 1, exclude_max=True),
+)
+def test_a_group_is_whole_and_nearest_to_its_shares(
+    shares: list[float], there: list[bool], wanted: int, shift: float
+) -> None:
+    parts = np.array(shares) / sum(shares)
+    counts = counts_by_origin(parts, np.array([there]), np.array([wanted]), np.array([shift]))[0]
+    assert counts.sum() == wanted
+    assert (counts >= 0).all()
+    absent = ~np.array(there)
+    absent[RANDOM] = shares[RANDOM] == 0 and any(
+        have and share for have, share in zip(there[:RANDOM], shares[:RANDOM], strict=True)
+    )
+    assert not counts[absent].any()
+    if there[:RANDOM] == [True] * RANDOM and parts[:RANDOM].sum() > 0:
+        assert (np.abs(counts - parts * wanted) < 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 7])
+def test_shares_hold_in_expectation_even_for_one_negative(wanted: int) -> None:
+    shares = mix(gold=0.05, bm25=0.5, dense=0.25, random=0.2)
+    shift = (np.arange(10_000) + 0.5) / 10_000
+    counts = counts_by_origin(shares, np.ones((10_000, 5), bool), np.full(10_000, wanted), shift)
+    np.testing.assert_allclose(counts.mean(axis=0), shares * wanted, atol=1e-3)
+
+
+def test_an_origin_without_negatives_leaves_its_share_to_the_others_and_random_comes_last() -> None:
+    shares = mix(bm25=0.4, dense=0.4, random=0.2)
+    there = np.array([[0, 1, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 0, 0, 1, 0]], dtype=bool)
+    counts = counts_by_origin(shares, there, np.full(4, 10), np.full(4, 0.5))
+    assert counts.tolist() == [[0, 4, 4, 0, 2], [0, 8, 0, 0, 2], [0, 0, 0, 0, 10], [0, 0, 0, 0, 10]]

@@ -1,3 +1,5 @@
+"""Preparation: texts and tokens at the same positions, once, whatever breaks or dies."""
+
 from __future__ import annotations
 
 import json
@@ -6,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.shards import ShardReport, ShardWriter
-from raytriever.data.prepare.tokenisation import Tokenisation
+from raytriever.data.prepare.tokenisation import MAX_CHARACTERS, Tokenisation, flat
 from raytriever.errors import DataError, StorageError
 from raytriever.store.commit import read_manifest
 
@@ -194,17 +197,6 @@ def test_a_shard_whose_digest_is_off(small: Path, words: Tokenisation, tmp_path:
         open_dataset(own, ["test"], tokenisation=words)
 
 
-def test_a_shard_that_is_missing_or_cut(small: Path, words: Tokenisation, tmp_path: Path) -> None:
-    own = prepare(Request(str(small), words), output=tmp_path / "own")
-    file = next(own.glob("documents/*.arrow"))
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(StorageError, match=r"damaged|incomplete"):
-        open_dataset(own, ["test"])
-    file.unlink()
-    with pytest.raises(StorageError, match="missing"):
-        open_dataset(own, ["test"])
-
-
 def test_a_prepared_directory_is_itself_a_data_set(small: Path, words: Tokenisation, tmp_path: Path) -> None:
     own = prepare(Request(str(small), words), output=tmp_path / "own")
     assert open_dataset(own, ["test"], tokenisation=words).digest == open_dataset(small, ["test"]).digest
@@ -248,3 +240,40 @@ def test_of_several_at_once_one_prepares_and_the_others_use_it(small: Path, word
         places = {future.result() for future in [pool.submit(prepare, request, slowly) for _ in range(3)]}
     assert len(places) == len(makes) == 1
     assert len(read_prepared(places.pop()).documents) == 40
+
+
+def test_a_prefix_goes_in_front_and_nothing_is_cut_or_added(words: Tokenisation) -> None:
+    result = words.encode(["query text", "", "x " * 5000], "title ")
+    assert result[:2] == [[3, 2, 1], [3]]
+    assert len(result[2]) == 5001
+
+
+def test_beyond_the_bound_a_text_is_not_read(words: Tokenisation) -> None:
+    [result] = words.encode(["a " * MAX_CHARACTERS], "")
+    assert len(result) == MAX_CHARACTERS // 2
+
+
+def test_whatever_changes_tokens_changes_the_digest(words: Tokenisation) -> None:
+    others = [
+        replace(words, query_prompt="a"),
+        replace(words, passage_prompt="a"),
+        replace(words, query_prompt="a", passage_prompt="a"),
+        replace(words, tokenizer=words.tokenizer.replace("query", "queries")),
+    ]
+    assert len({one.digest for one in [words, *others]}) == 5
+    assert "vocab" not in repr(words)
+
+
+def test_large_vocabularies_take_four_bytes() -> None:
+    from tokenizers import Tokenizer, models
+
+    many = Tokenizer(models.WordLevel({f"w{n}": n for n in range(70_000)}, unk_token="w0"))
+    assert Tokenisation(many.to_str()).dtype == np.uint32
+
+
+def test_flat_rows_come_back_by_their_offsets() -> None:
+    rows: list[list[int]] = [[1, 2], [], [3]]
+    ids, offsets = flat(rows, np.dtype("<u2"))
+    assert [ids[start:end].tolist() for start, end in pairwise(offsets)] == [[1, 2], [], [3]]
+    assert ids.dtype == np.uint16
+    assert flat([], np.dtype("<u2"))[1].tolist() == [0]

@@ -1,5 +1,9 @@
+"""The embedded data set: docstrings, their questions and answers, and public names."""
+
 from __future__ import annotations
 
+import ast
+import inspect
 import sysconfig
 from pathlib import Path
 
@@ -7,8 +11,8 @@ import pytest
 
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.pydocs import builder as pydocs
-from raytriever.data.pydocs.docstrings import normalised
-from raytriever.data.pydocs.modules import installed_versions, modules_of, source_roots
+from raytriever.data.pydocs.builder import PublicNames, installed_versions, modules_of, source_roots
+from raytriever.data.pydocs.docstrings import documented, flat, normalised, question_and_answer, signature
 from raytriever.store.commit import read_manifest
 
 REST = (
@@ -138,3 +142,193 @@ def test_a_part_has_the_first_root_and_then_the_packages_with_the_most_source(
 
 def test_an_environment_smaller_than_the_part_is_whole(site: Path) -> None:
     assert pydocs.part_of([site], 10_000) == pydocs.distinct(pydocs.pairs_of(modules_of(site)))
+
+
+SOURCE = '''
+"""A module."""
+
+def plain(a, b: int = 3, *rest, key="x" * 3, **more) -> int:
+    """Say plain."""
+    def inside():
+        """Not an interface."""
+    return 1
+
+async def waits(a, /, *, b):  # a remark
+    # another
+    r"""Wait \\d."""
+
+def bare(a):
+    return """no docstring"""
+
+def _private():
+    """Private."""
+
+class Outer(Base, metaclass=Meta):
+    """An example within:
+
+    class Example:
+        def method(self):
+            \'\'\'Of the example.\'\'\'
+    """
+
+    def method(
+        self,
+        long=(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11),
+    ):
+        \'\'\'Single quotes.\'\'\'
+
+    class Inner:
+        """Inner one."""
+
+        def deep(cls): """On the line."""
+
+        def deeper(self):
+            """Deeper."""
+
+class _Hidden:
+    """Hidden."""
+    def method(self):
+        """Of a hidden class."""
+
+if True:
+    def conditional():
+        """Conditional."""
+
+def broken(:
+    """Not Python."""
+
+def last():
+    """Last of all."""
+'''
+
+
+def test_finds_the_interface_and_nothing_else() -> None:
+    results = {item.name: (item.signature, item.docstring) for item in documented(SOURCE)}
+    assert results == {
+        "plain": ("plain(a, b=3, *rest, key='x' * 3, **more)", "Say plain."),
+        "waits": ("waits(a, *, b)", "Wait \\d."),
+        "Outer": (
+            "class Outer(Base)",
+            "An example within:\n\nclass Example:\n    def method(self):\n        '''Of the example.'''",
+        ),
+        "Outer.method": ("method(long=...)", "Single quotes."),
+        "Outer.Inner": ("class Inner", "Inner one."),
+        "Outer.Inner.deeper": ("deeper()", "Deeper."),
+        "conditional": ("conditional()", "Conditional."),
+        "last": ("last()", "Last of all."),
+    }
+
+
+@pytest.mark.parametrize("module", [inspect, ast])
+def test_agrees_with_a_whole_parse_of_a_real_module(module) -> None:
+    source = Path(module.__file__).read_text()
+    expected: dict[str, tuple[str, str]] = {}
+
+    def walk(body: list[ast.stmt], path: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
+                docstring = ast.get_docstring(node)
+                if docstring and '"""' in ast.get_source_segment(source, node.body[0]):
+                    expected[path + node.name] = (signature(node), docstring)
+                if isinstance(node, ast.ClassDef):
+                    walk(node.body, f"{path}{node.name}.")
+            elif isinstance(node, ast.If):
+                walk(node.body + node.orelse, path)
+
+    walk(ast.parse(source).body, "")
+    assert len(expected) > 20
+    assert {item.name: (item.signature, item.docstring) for item in documented(source)} == expected
+
+
+LONG_REST = "It says enough about the matter at issue, " * 5
+
+
+def test_the_first_sentence_is_the_question() -> None:
+    docstring = f"Compute the sum of\n:func:`~numpy.add` over an axis. More here.\n\n{LONG_REST}"
+    question, answer = question_and_answer(docstring) or ("", "")
+    assert question == "Compute the sum of numpy.add over an axis."
+    assert answer.startswith("More here. It says enough")
+
+
+def test_abbreviations_do_not_end_a_sentence() -> None:
+    result = question_and_answer(f"Scale the values, e.g. The ones of v2.0 here. Then go.\n\n{LONG_REST}")
+    assert result is not None
+    assert result[0] == "Scale the values, e.g. The ones of v2.0 here."
+
+
+def test_the_question_does_not_stand_in_the_answer() -> None:
+    result = question_and_answer(f"Return the mean of rows.\n\nreturn  the mean\nof rows\n\n{LONG_REST}")
+    assert result is not None
+    assert normalised("Return the mean of rows") not in normalised(result[1])
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Too short.\n\n" + LONG_REST,
+        "Says little in the rest of it.\n\nVery little.",
+        "Returns: the value of the thing that is.\n\n" + LONG_REST,
+        "See https://example.org for all of it.\n\n" + LONG_REST,
+        "Deprecated since the very first version.\n\n" + LONG_REST,
+        ">>> print(one, two, three, four, five)\n\n" + LONG_REST,
+        "A sentence that was cut off by\n\n" + LONG_REST,
+        "The values of this are the following:\n\n" + LONG_REST,
+        "This long line goes on and on and on and on and on until it stops nowhere\n\n" + LONG_REST,
+        "",
+    ],
+)
+def test_what_says_too_little_is_left_out(docstring: str) -> None:
+    assert question_and_answer(docstring) is None
+
+
+def test_markup_is_taken_off() -> None:
+    text = """
+    Parameters
+    ----------
+    a : ``array_like``
+        See `the guide <https://x.org>`_ and [the book](https://y.org), *not* :class:`Foo <bar.Foo>`.
+    .. versionadded:: 1.2
+    :param b: a number
+    :returns: another
+    >>> f(1)
+    """
+    assert flat(text) == ("Parameters a : array_like See the guide and the book, not Foo. b: a number another f(1)")
+
+
+def test_what_no_file_can_hold_is_taken_out() -> None:
+    assert flat("from \ud800 to \u00fc") == "from to \u00fc"
+
+
+def test_long_answers_end_at_a_word() -> None:
+    result = question_and_answer("Return the mean of rows.\n\n" + "word " * 1000)
+    assert result is not None
+    assert len(result[1]) <= 1200
+    assert set(result[1].split()) == {"word"}
+
+
+def test_the_shortest_public_name_wins() -> None:
+    names = PublicNames()
+    names.read(
+        "pkg",
+        "pkg",
+        "from .linalg import (\n    solve,  # a remark\n    det as determinant,\n)\nfrom pkg.frame import Frame\n",
+    )
+    names.read("pkg.linalg", "pkg.linalg", "from ._basic import *\nfrom ._basic import inv, \\\n    norm\n")
+    names.read("pkg.core.api", "pkg.core", "from .series import Series\n")
+    names.read("pkg.core", "pkg.core", "from pkg.core.api import Series\nfrom ..linalg._basic import lu\n")
+    names.read("other", "other", "from pkg._secret import thing\n")
+    assert names.of("pkg.linalg._basic", "solve") == "pkg.solve"
+    assert names.of("pkg.linalg._basic", "det") == "pkg.determinant"
+    assert names.of("pkg.linalg._basic", "inv") == "pkg.linalg.inv"
+    assert names.of("pkg.linalg._basic", "lu") == "pkg.core.lu"
+    assert names.of("pkg.frame", "Frame") == "pkg.Frame"
+    assert names.of("pkg.core.series", "Series") == "pkg.core.Series"
+    assert names.of("pkg.plain", "f") == "pkg.plain.f"
+    assert names.of("pkg._secret", "thing") is None
+
+
+def test_imports_in_a_ring_come_to_an_end() -> None:
+    names = PublicNames()
+    names.read("a", "a", "from .b import *\n")
+    names.read("a.b", "a.b", "from .. import *\nfrom a import x\n")
+    assert names.of("a.b", "x") == "a.x"

@@ -105,24 +105,6 @@ def test_only_chunks_with_a_change_are_written_again(
     assert not prepared.copied
 
 
-def test_tokens_are_copied_not_made_again(
-    prepared: Preparation, small: Path, words: Tokenisation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared(words)
-    write(small, [*corpus(400), {"_id": "new", "text": "a new text"}])
-    texts: list[str] = []
-    encode = Tokenisation.encode
-
-    def counted(self: Tokenisation, some: list[str], prompt: str) -> list[list[int]]:
-        texts.extend(some)
-        return encode(self, some, prompt)
-
-    monkeypatch.setattr(Tokenisation, "encode", counted)
-    prepared(words)
-    assert "a new text" in texts
-    assert len(texts) < 40 + 40  # the queries, and one chunk
-
-
 def test_other_settings_copy_nothing(prepared: Preparation, small: Path, words: Tokenisation) -> None:
     prepared(words)
     for other in (None, replace(words, passage_prompt="title ")):

@@ -160,21 +160,6 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
         assert (np.concatenate(shares) == alone.batch(step)).all()
 
 
-def test_going_on_late_costs_two_epochs_of_the_stream() -> None:
-    class Counted:
-        size = 1000
-        asked: set[int] = set()  # noqa: RUF012
-
-        def epoch(self, number: int) -> object:
-            self.asked.add(number)
-            return Shuffled(self.size, 0).epoch(number)
-
-    stream = Counted()
-    positives = positives_of([[number // 4] for number in range(1000)])
-    Order(1000, 64, 0, Spread(stream, 64, positives, 0)).batch(1_000_100)
-    assert stream.asked == {64_005, 64_006}
-
-
 def test_the_work_grows_with_the_examples_alone() -> None:
     def work(size: int, shape: str) -> float:
         rng = np.random.default_rng(1)

@@ -1,11 +1,19 @@
+"""Figures of a data set; and queries that are trained on and measured, refused where they are many."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from raytriever.config import Config, check_config
+from raytriever.data.config import DataConfig
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.statistics import describe
+from raytriever.data.statistics import Overlap, check_overlap, describe, overlaps
+from raytriever.errors import ConfigError, DataError
 from raytriever.store.commit import read_manifest
 
 
@@ -29,3 +37,47 @@ def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: 
     assert lines["documents: cut at 8 tokens"] == "2.4%"
     assert lines["queries: cut at 3 tokens"] == "100.0%"
     assert lines["bad rows left out"] == "0"
+
+
+def written(folder: Path, splits: dict[str, list[str]]) -> Path:
+    """A data set in BEIR layout with one document and these queries."""
+    import json
+
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "t"}\n')
+    lines = [{"_id": f"{split}{i}", "text": text} for split, texts in splits.items() for i, text in enumerate(texts)]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for split, texts in splits.items():
+        rows = "".join(f"{split}{i}\td\t1\n" for i in range(len(texts)))
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    return folder
+
+
+def test_texts_are_compared_without_case_and_white_space(tmp_path: Path) -> None:
+    splits = {"train": ["What is  RAY?", "b"], "test": ["what is ray?", " what\tis ray? ", "c", "d"], "dev": ["x"]}
+    dataset = open_dataset(str(written(tmp_path / "set", splits)), list(splits))
+    test, dev = overlaps([(dataset, "train")], [(dataset, "test"), (dataset, "dev")])
+    assert (test.shared, test.queries, test.share) == (2, 4, 0.5)
+    assert (dev.shared, dev.queries) == (0, 1)
+    assert str(test).startswith("2 of 4 queries of split 'test' (50.0%) are training queries too")
+
+
+def test_a_share_is_refused_unless_it_is_allowed() -> None:
+    check_overlap(Overlap("set", "test", 5, 100), allowed=False)
+    with pytest.raises(DataError, match=r"set: 6 of 100 queries of split 'test' \(6.0%\).*more than 5%; leave these"):
+        check_overlap(Overlap("set", "test", 6, 100), allowed=False)
+    check_overlap(Overlap("set", "test", 100, 100), allowed=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        ({"train_split": "test"}, "--train-split: the split 'test' is also that of --test-split"),
+        ({"dev_split": "train"}, "--train-split: the split 'train' is also that of --dev-split"),
+        ({"test_split": "dev"}, "--dev-split: the split 'dev' is also that of --test-split"),
+    ],
+)
+def test_a_split_that_is_trained_on_is_not_measured(data: dict[str, str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        check_config(Config(data=DataConfig(**data)))
+    check_config(Config(data=DataConfig(**data, allow_split_overlap=True)))  # type: ignore[arg-type]

@@ -12,9 +12,9 @@ import pytest
 
 from raytriever.data.combine import combine, starts_of
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives import NegativesTable
+from raytriever.data.negatives import NegativesTable, write_pairs
 from raytriever.data.sampling.examples import Examples
-from raytriever.data.sampling.teacher import KIND, Coverage, TeacherTable, identity, read_scores, write_scores
+from raytriever.data.sampling.teacher import KIND, Coverage, TeacherTable, identity, read_scores
 from raytriever.errors import DataError, StorageError
 from raytriever.store.commit import committed_directory
 
@@ -80,7 +80,7 @@ def test_coverage_counts_what_is_trained_on() -> None:
 
 def written(folder: Path, dataset: RetrievalDataset = DATASET, **other: str) -> Path:
     with committed_directory(folder, {"kind": KIND, "dataset": dataset.name, **identity(dataset), **other}) as aside:
-        write_scores(aside, dataset, QUERIES, DOCUMENTS, SCORES)
+        write_pairs(aside, dataset, QUERIES, DOCUMENTS, {"score": SCORES})
     return folder
 
 

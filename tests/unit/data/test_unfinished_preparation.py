@@ -17,8 +17,7 @@ from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare import pipeline, shards
 from raytriever.data.prepare.pipeline import Request, in_this_process, prepare
-from raytriever.data.prepare.shards import WORK
-from raytriever.data.prepare.unfinished import PARTS
+from raytriever.data.prepare.shards import PARTS, WORK
 from raytriever.errors import StorageError
 from raytriever.store import capacity
 from raytriever.store.commit import FileEntry, leftovers, read_manifest

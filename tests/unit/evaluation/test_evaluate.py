@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from raytriever.data.answers import Answers
+from raytriever.data.columns import Answers
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.errors import DataError
 from raytriever.evaluation import evaluate as module

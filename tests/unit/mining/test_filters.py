@@ -1,23 +1,35 @@
-"""Verdicts on candidates, compared with a plain loop."""
+"""Filters of candidates: excluded documents, answers and scores, compared with plain loops."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.cli.main import run
+from raytriever.data.keys import normalise
+from raytriever.data.negatives import read_negatives
+from raytriever.data.prepare.open import open_dataset
 from raytriever.mining.filters import (
     ABSOLUTE,
     KEPT,
     MAX_SCORE,
     NO_CANDIDATE,
     NOT_CHOSEN,
+    OWN_ID,
     RANGE,
     REASONS,
     RELATIVE,
+    RELEVANT,
+    SAME_TEXT,
+    ExcludedDocuments,
     apply_score_bounds,
     choose,
+    contains_answer,
     count_verdicts,
     initial_verdicts,
 )
@@ -118,3 +130,120 @@ def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
     choose(verdicts, 2, draws)
     assert verdicts.tolist() == [[KEPT, RANGE, NOT_CHOSEN, KEPT], [RANGE, RANGE, KEPT, RANGE]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("The  Cat\n sat ", "the cat sat"), ("Ｃafé", "cafe\u0301"), ("STRASSE", "straße"), ("a\u2028b", "A B")],
+)
+def test_case_width_and_white_space_do_not_count(one: str, other: str) -> None:
+    assert normalise(one) == normalise(other)
+
+
+def test_other_differences_count() -> None:
+    assert len({normalise(text) for text in ("a cat", "a cat.", "acat", "a cät")}) == 4
+
+
+@pytest.mark.parametrize(
+    ("passage", "answer", "is_contained"),
+    [
+        ("He joined the US army.", "us", True),
+        ("He took a bus.", "us", False),
+        ("a bus in the US", "US", True),
+        ("Born in 1920.", "192", False),
+        ("Born in 1920.", "1920", True),
+        ("It cost $5.", "$5", True),
+        ("It cost $50.", "$5", False),
+        ("the Great  Sichuan\nEarthquake", "great sichuan earthquake", True),
+        ("東京は日本の首都である", "東京", True),
+        ("2008年に", "2008", True),
+        ("E\u0301mile Zola", "Émile", True),
+        ("anything", "", False),
+        ("anything", "  ", False),
+    ],
+)
+def test_answers_match_whole_words(passage: str, answer: str, is_contained: bool) -> None:
+    assert contains_answer(normalise(passage), [normalise(answer)]) is is_contained
+
+
+def test_one_of_several_answers_suffices() -> None:
+    assert contains_answer("a b c", ["x", "b"])
+    assert not contains_answer("a b c", [])
+
+
+GROUPS = st.lists(st.integers(0, 3), min_size=1, max_size=7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS, GROUPS, st.data())
+def test_excluded_documents_are_those_of_a_loop(
+    query_groups: list[int], document_groups: list[int], data: st.DataObject
+) -> None:
+    queries, documents = range(len(query_groups)), range(len(document_groups))
+    selected = data.draw(st.lists(st.sampled_from(queries), unique=True).map(sorted))
+    pairs = data.draw(st.lists(st.tuples(st.sampled_from(queries), st.sampled_from(documents)), max_size=8))
+    own = data.draw(st.lists(st.integers(-1, len(document_groups) - 1), min_size=len(selected), max_size=len(selected)))
+    columns = tuple(np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
+    excluded = ExcludedDocuments.of(
+        np.array(selected, np.int64),
+        columns,  # type: ignore[arg-type]
+        np.array(query_groups),
+        np.array(document_groups),
+        np.array(own, np.int64),
+    )
+    assert len(excluded.counts) == len(selected)
+    for row, query in enumerate(selected):
+        wanted: dict[int, int] = {}
+        for other, document in pairs:
+            if query_groups[other] == query_groups[query]:
+                wanted[document] = RELEVANT
+        for document in documents:
+            if any(document_groups[document] == document_groups[each] for each, why in wanted.items() if why == 1):
+                wanted.setdefault(document, SAME_TEXT)
+        if own[row] >= 0:
+            wanted.setdefault(own[row], OWN_ID)
+        part = slice(excluded.offsets[row], excluded.offsets[row + 1])
+        assert dict(zip(excluded.documents[part].tolist(), excluded.reasons[part].tolist(), strict=True)) == wanted
+        assert excluded.counts[row] == len(wanted)
+        padded = excluded.padded(np.array([row]))
+        assert dict(zip(padded[0][0].tolist(), padded[1][0].tolist(), strict=True)) == wanted
+    everything = excluded.padded(np.arange(len(selected)))
+    assert (everything[0] >= 0).sum() == excluded.counts.sum()
+    assert ((everything[0] < 0) == (everything[1] == 0)).all()
+
+
+def contains(passage: str, answer: str) -> bool:
+    """Return true if an ASCII passage contains an answer as whole words, by a regular expression."""
+    answer, passage = (" ".join(text.lower().split()) for text in (answer, passage))
+    before = "(?<![a-z0-9])" * answer[0].isalnum()
+    behind = "(?![a-z0-9])" * answer[-1].isalnum()
+    return re.search(before + re.escape(answer) + behind, passage) is not None
+
+
+@pytest.mark.data
+@pytest.mark.slow
+def test_only_passages_with_an_answer_are_removed(
+    data_packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    squad, words = data_packs / "squad", ["--split", "dev", "--num-negatives", "10", "--range-max", "10"]
+    assert run("mine", ["--dataset", str(squad), *words, "--output", str(tmp_path / "all")]) == 0
+    assert run("mine", ["--dataset", str(squad), *words, "--drop-answers", "--output", str(tmp_path / "some")]) == 0
+    assert "holds an answer" in capsys.readouterr().out
+    dataset = open_dataset(squad, ["dev"])
+    assert dataset.answers is not None
+    every, some = (read_negatives(tmp_path / name, dataset) for name in ("all", "some"))
+    size = len(dataset.documents)
+    remaining = set((some.queries * size + some.documents).tolist())
+    assert 1.02 * len(some) < len(every)
+    looked_at = gone = 0
+    passages = dataset.passages()
+    texts = {int(document): passages[int(document)] for document in np.unique(every.documents)}
+    for query, document in zip(every.queries.tolist(), every.documents.tolist(), strict=True):
+        answers, passage = dataset.answers.of(query), texts[document]
+        if passage.isascii() and all(answer.isascii() for answer in answers):
+            holds = any(contains(passage, answer) for answer in answers)
+            assert (query * size + document in remaining) is not holds, (answers, passage)
+            looked_at, gone = looked_at + 1, gone + holds
+    assert looked_at > 10_000
+    assert gone > 1_000

@@ -1,28 +1,30 @@
-"""Mining by every method: block sizes, order of queries, counts and the table."""
+"""Mining by every method, user errors, and the sources of the negatives of a training run."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mining_data import EVERY, dataset_of, rows_of
 
-from raytriever.data.answers import Answers
-from raytriever.data.dataset import Judgements, Queries, RetrievalDataset
-from raytriever.data.negatives import read_negatives, write_negatives
+from raytriever.data.columns import Answers
+from raytriever.data.config import DataConfig
+from raytriever.data.dataset import Judgements, NegativeRows, Queries, RetrievalDataset
+from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
-from raytriever.mining.miner import mine
-from raytriever.mining.scorers import Embeddings
+from raytriever.mining.miner import build_negatives_table, mine
+from raytriever.mining.scorers import ArrayEmbeddings, Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from mining_data import EVERY, dataset_of, rows_of
 
 
 def test_counts_add_up_for_every_method(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
@@ -192,3 +194,148 @@ def test_gold_negatives_come_from_the_data_set(word_data: tuple[RetrievalDataset
             wanted.setdefault(int(query), []).append(int(document))
     assert {query: [document for document, _ in rows] for query, rows in rows_of(mined).items()} == wanted
     assert np.isnan(mined.table.scores).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (MiningConfig(method="bm52"), ConfigError, "--method: unknown method 'bm52'; did you mean 'bm25'?"),
+        (MiningConfig(method="bm25,bm25"), ConfigError, "'bm25' is named twice"),
+        (MiningConfig(range_min=60), ConfigError, "--range-min: 60 skips all 60 documents"),
+        (MiningConfig(range_min=5, range_max=5), ConfigError, "--range-max: 5 is not above --range-min 5"),
+        (MiningConfig(range_min=2, range_max=8), ConfigError, "--num-negatives: 10 negatives out of 6 ranks (2 to 7)"),
+        (
+            MiningConfig(method="random", max_score=1.0),
+            ConfigError,
+            "--max-score: has no effect with --method random and without --judge",
+        ),
+        (
+            MiningConfig(judge="x"),
+            ConfigError,
+            "--judge: has no effect without --relative-margin and without --absolute-margin",
+        ),
+        (MiningConfig(method="dense"), ConfigError, "dense and cross-query need embeddings"),
+        (MiningConfig(drop_answers=True), ConfigError, "--drop-answers: made has no answers"),
+        (MiningConfig(method="gold"), ConfigError, "--method gold: made has no gold negatives"),
+    ],
+)
+def test_user_errors_name_the_flag(
+    word_data: tuple[RetrievalDataset, Embeddings], config: MiningConfig, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as raised:
+        mine(replace(word_data[0], negatives=None), "train", config)
+    assert message in str(raised.value)
+
+
+def test_an_empty_split_and_broken_embeddings_are_refused(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
+    dataset, embeddings = word_data
+    with pytest.raises(DataError, match="no query of split 'none' has a relevant document"):
+        mine(dataset_of(["a"], ["b"], none=[]), "none", MiningConfig())
+    dense = MiningConfig(method="dense")
+    broken = embeddings.queries.copy()
+    broken[7, 3] = np.nan
+    with pytest.raises(ModelError, match="the embedding of query 7 is not finite"):
+        mine(dataset, "train", dense, embeddings=Embeddings(broken, embeddings.documents))
+    with pytest.raises(ModelError, match="39 embeddings of 40 queries"):
+        mine(dataset, "train", dense, embeddings=Embeddings(embeddings.queries[1:], embeddings.documents))
+    bad = np.full((60, 16), np.inf, np.float32)
+    bad[0] = 0
+    with pytest.raises(ModelError, match="the embedding of document 1 is not finite"):
+        mine(dataset, "train", dense, embeddings=Embeddings.of(embeddings.queries, bad))
+
+
+@dataclass(frozen=True)
+class PartialEmbeddings(ArrayEmbeddings):
+    """Embeddings with rows of 0 for documents that could not be encoded."""
+
+    missing: tuple[int, ...] = ()
+
+    @property
+    def left_out(self) -> np.ndarray:
+        return np.array(self.missing, dtype=np.int64)
+
+
+@pytest.mark.parametrize("method", ["dense", "bm25,dense", "dense,random,gold"])
+def test_a_document_without_an_embedding_is_no_negative_and_sets_no_bound(
+    word_data: tuple[RetrievalDataset, Embeddings], method: str
+) -> None:
+    dataset, whole = word_data
+    positive = int(dataset.positives("train").of(4)[0])
+    missing = (positive, 7, 8, 9)
+    array = whole.documents.read(np.arange(60)).copy()
+    array[list(missing)] = 0
+    config = MiningConfig(method=method, num_negatives=50, range_max=60, relative_margin=0.0)
+    mined = mine(dataset, "train", config, embeddings=Embeddings(whole.queries, PartialEmbeddings(array, missing)))
+    assert not set(mined.table.documents.tolist()) & set(missing)
+    assert np.isfinite(mined.table.scores).all()
+    assert mined.counts["dense"]["has no embedding"] > 50
+    # A query without a scored positive gets no negative, because the margin has no bound; other queries do.
+    assert mined.counts_per_query[4] == 0
+    assert mined.counts_per_query.max() > 5
+
+
+@pytest.mark.data
+def test_queries_with_many_positives(data_packs: Path) -> None:
+    dataset = open_dataset(data_packs / "adi", ["test"])
+    positives = dataset.positives("test")
+    mined = mine(dataset, "test", MiningConfig(num_negatives=20))
+    index = Bm25Index(dataset.passages())
+    for row, query in enumerate(positives.queries.tolist()):
+        ranking = index.search([dataset.queries.texts[query]], 82)[1][0].tolist()
+        own = dataset.queries.ids[query]
+        wanted = [d for d in ranking if d not in positives.of(row) and dataset.documents.ids[d] != own]
+        rows = rows_of(mined)[query]
+        assert [document for document, _ in rows] == wanted[: len(rows)]
+        assert len(rows) > 0
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> RetrievalDataset:
+    """Data set of 160 documents that share a word with every query; the training split has 96 of the queries."""
+    folder = tmp_path / "words"
+    (folder / "qrels").mkdir(parents=True)
+    for name, text in (("corpus", "garden number"), ("queries", "garden of")):
+        rows = "".join(f'{{"_id": "{n}", "text": "{text} {n}"}}\n' for n in range(160))
+        (folder / f"{name}.jsonl").write_text(rows)
+    pairs = "".join(f"{n}\t{n}\t1\n" for n in range(96))
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
+    return open_dataset(folder, ["train"])
+
+
+def with_negatives(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
+    queries = np.arange(96)
+    rows = NegativeRows(
+        queries,
+        (queries + 5) % 160,
+        np.full(96, ORIGINS.index(origin)),
+        np.zeros(96, np.int64),
+        np.full(96, np.nan, np.float32),
+    )
+    return replace(dataset, negatives=rows)
+
+
+def count_by_origin(dataset: RetrievalDataset, table: str = "", mix: str = "") -> dict[str, int]:
+    config = DataConfig(negatives_per_query=2, negatives_mix=mix)
+    counts = build_negatives_table(dataset, config, table, lambda: Bm25Index(dataset.passages())).counts()
+    return {name: counts[name] for name in ORIGINS if name in counts}
+
+
+def test_bm25_is_mined_if_the_data_set_has_no_negatives(dataset: RetrievalDataset) -> None:
+    assert list(count_by_origin(dataset)) == ["bm25"]
+
+
+def test_negatives_of_the_data_set_suffice(dataset: RetrievalDataset) -> None:
+    assert count_by_origin(with_negatives(dataset, "gold")) == {"gold": 96}
+
+
+def test_bm25_is_mined_if_the_mix_needs_it(dataset: RetrievalDataset) -> None:
+    assert list(count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,bm25=1")) == ["gold", "bm25"]
+    assert count_by_origin(with_negatives(dataset, "bm25"), mix="gold=1,bm25=1") == {"bm25": 96}
+    assert count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,random=1") == {"gold": 96}
+    assert count_by_origin(dataset, mix="random=1") == {}
+
+
+def test_a_table_is_merged_with_the_negatives_of_the_data_set(dataset: RetrievalDataset, tmp_path: Path) -> None:
+    mined = NegativesTable.of(dataset, np.arange(96), (np.arange(96) + 9) % 160, "dense")
+    write_negatives(tmp_path / "mined", mined, dataset)
+    assert count_by_origin(with_negatives(dataset, "gold"), table=str(tmp_path / "mined")) == {"gold": 96, "dense": 96}

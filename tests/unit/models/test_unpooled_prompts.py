@@ -11,7 +11,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from raytriever.data.answers import QueryPrompts
+from raytriever.data.columns import QueryPrompts
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import TextPrompts
 from raytriever.data.prepare.open import open_dataset

@@ -8,31 +8,42 @@
 Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
 judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`. So is a saved `DatasetDict` of
 `corpus`, `queries` and judgements by split.
+
+Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
+`ir_datasets:beir/scifact`. The judgements of the name, and of the names directly below it that contain a split
+(`beir/scifact/train`), are read. The name decides the split; it is `test` if the name contains none. Rows become JSON
+lines.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from raytriever.data.formats.fields import answers_in, id_field, optional_text, string_field
 from raytriever.data.formats.plan import (
-    JudgedRow,
     Part,
     Plan,
+    RowParser,
+    answers_in,
     canonical_split,
+    has_file,
+    id_field,
     kind_of,
+    optional_text,
     plain_before_packed,
     shown,
+    split_if_named,
     stem_of,
+    string_field,
 )
-from raytriever.data.formats.rows import first_row
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import SOURCES, Document, Judgement, Negative, Query, Records
-from raytriever.data.sources import Source, SourceFile
-from raytriever.errors import DataError
+from raytriever.data.formats.rows import first_row, pieces_of
+from raytriever.data.records import SOURCES, BadRow, Document, Judgement, Negative, Query, Records
+from raytriever.data.sources import IR_DATASETS, Source, SourceFile
+from raytriever.errors import DataError, setting
+from raytriever.options import did_you_mean
 
 NAME = "beir"
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
@@ -49,13 +60,12 @@ _SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow"
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has all three: corpus, queries and judgements."""
-    has_texts = all(any(pattern.fullmatch(file.path) for file in source.files) for pattern in (_CORPUS, _QUERIES))
-    return has_texts and any(map(_is_judged, source.files))
+    return all(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES)) and any(map(_is_judged, source.files))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has one of the three: it is then an incomplete BEIR folder."""
-    return any(pattern.fullmatch(file.path) for file in source.files for pattern in (_CORPUS, _QUERIES, _QRELS))
+    return any(has_file(source, pattern) for pattern in (_CORPUS, _QUERIES, _QRELS))
 
 
 def plan(source: Source) -> Plan:
@@ -63,16 +73,12 @@ def plan(source: Source) -> Plan:
     judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
     judged = [file for file in plain_before_packed(source.files) if _is_judged(file)]
-    has_queries = bool(judged) or any(_QUERIES.fullmatch(file.path) for file in source.files)
+    has_queries = bool(judged) or has_file(source, _QUERIES)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
-    parts = [Part(file.where, kind_of(file.path), DocumentRow()) for file in documents]
-    parts += [Part(file.where, kind_of(file.path), QueryRow()) for file in queries]
-    parts += [
-        Part(file.where, kind_of(file.path), AnswersRow())
-        for file in plain_before_packed(source.files)
-        if _ANSWERS.fullmatch(file.path)
-    ]
+    parts = [Part.of(file, document_row) for file in documents] + [Part.of(file, query_row) for file in queries]
+    answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
+    parts += [Part.of(file, answers_row) for file in answers]
     qrels = [_qrels_part(file) for file in judged if file.path not in used]
     splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
     return Plan(NAME, (*parts, *qrels), splits, has_queries)
@@ -94,77 +100,61 @@ def _qrels_part(file: SourceFile) -> Part:
     kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
     split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
     if kind != "tsv":
-        return Part(file.where, kind, JudgementRow(split), split=split)
+        return Part.of(file, judgement_row, split)
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
-    return Part(file.where, kind, JudgementColumns(split, header[3:]), header, split)
+    return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
 
 
-@dataclass(frozen=True)
-class DocumentRow:
+def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name = _id_of(row)
-        records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+    name = _id_of(row)
+    records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
 
 
-@dataclass(frozen=True)
-class QueryRow:
+def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "text"}`; the id may be in `id`; `answers` is optional."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name, answers = _id_of(row), answers_in(row)
-        records.queries.append(Query(name, string_field(row, "text")))
-        records.answers += [(name, answer) for answer in answers]
+    name, answers = _id_of(row), answers_in(row)
+    records.queries.append(Query(name, string_field(row, "text")))
+    records.answers += [(name, answer) for answer in answers]
 
 
 def _id_of(row: Mapping[str, Any]) -> str:
     return id_field(row, "_id" if "_id" in row or "id" not in row else "id")
 
 
-@dataclass(frozen=True)
-class AnswersRow:
+def answers_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"_id", "answers"}`: answers of a query of another file."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name, answers = id_field(row, "_id"), answers_in(row)
-        records.answers += [(name, answer) for answer in answers]
+    name, answers = id_field(row, "_id"), answers_in(row)
+    records.answers += [(name, answer) for answer in answers]
 
 
-@dataclass(frozen=True)
-class JudgementColumns(JudgedRow):
+def judgement_columns(more: tuple[str, ...], row: Sequence[str], records: Records, split: str) -> None:
     """Columns of a tab-separated row: three, then those that `more` names."""
-
-    more: tuple[str, ...] = ()
-
-    def __call__(self, row: Sequence[str], records: Records) -> None:
-        if len(row) != 3 + len(self.more):
-            raise BadRow(f"{len(row)} columns, not {3 + len(self.more)} separated by tabs")
-        query, document, score = row[:3]
-        for value, name in ((query, "query-id"), (document, "corpus-id")):
-            if not value or value.isspace():
-                raise BadRow(f'empty "{name}"')
-        if not _INTEGER.fullmatch(score):
-            raise BadRow(f"score {score[:20]!r} is not an integer")
-        more = dict(zip(self.more, row[3:], strict=True))
-        add_judged(records, self.split, query, document, int(score), **_optional(more))
+    if len(row) != 3 + len(more):
+        raise BadRow(f"{len(row)} columns, not {3 + len(more)} separated by tabs")
+    query, document, score = row[:3]
+    for value, name in ((query, "query-id"), (document, "corpus-id")):
+        if not value or value.isspace():
+            raise BadRow(f'empty "{name}"')
+    if not _INTEGER.fullmatch(score):
+        raise BadRow(f"score {score[:20]!r} is not an integer")
+    optional = _optional(dict(zip(more, row[3:], strict=True)))
+    add_judged(records, split, query, document, int(score), **optional)
 
 
-class JudgementRow(JudgedRow):
+def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
     """Row `{"query-id", "corpus-id", "score"}`; `source` and `rank` are optional."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
-        if "score" not in row:
-            raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
-        score = row["score"]
-        if isinstance(score, float) and score.is_integer():
-            score = int(score)  # some Parquet files of the hub have such scores
-        if type(score) is not int or not _INTEGER.fullmatch(str(score)):
-            raise BadRow(f"score {str(score)[:20]!r} is not an integer")
-        more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
-        add_judged(records, self.split, query, document, score, **_optional(more))
+    query, document = id_field(row, "query-id"), id_field(row, "corpus-id")
+    if "score" not in row:
+        raise BadRow(f'no field "score"; the fields are {", ".join(row)}')
+    score = row["score"]
+    if isinstance(score, float) and score.is_integer():
+        score = int(score)  # some Parquet files of the hub have such scores
+    if type(score) is not int or not _INTEGER.fullmatch(str(score)):
+        raise BadRow(f"score {str(score)[:20]!r} is not an integer")
+    more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
+    add_judged(records, split, query, document, score, **_optional(more))
 
 
 def add_judged(
@@ -187,3 +177,88 @@ def _optional(more: Mapping[str, str]) -> dict[str, Any]:
             raise BadRow(f"rank {more['rank'][:20]!r} is not a whole number from 0")
         fields["rank"] = int(more["rank"])
     return fields
+
+
+_IR_DOCS, _IR_QUERIES, _IR_QRELS = "docs", "queries", "qrels"
+
+
+def plan_ir(source: Source) -> Plan:
+    """Return the parts of a name; raises `DataError` if `ir_datasets` is missing or has no such name, texts or
+    judgements."""
+    name = source.where.removeprefix(IR_DATASETS)
+    registry = _package().registry
+    _load(name)
+    below = [other for other in registry if other.startswith(name + "/") and "/" not in other[len(name) + 1 :]]
+    judged = [name, *sorted(other for other in below if split_if_named(other[len(name) :]))]
+    judged = [other for other in judged if _load(other).has_qrels()]
+    query_parts = [name] if _load(name).has_queries() else judged
+    if not _load(name).has_docs() or not query_parts or not judged:
+        lacks = "documents" if not _load(name).has_docs() else "judgements of a split"
+        remedy = f"choose a name below it: {', '.join(below[:8])}" if below else "choose another name"
+        raise DataError(f"has no {lacks}", source.where, remedy)
+    splits = {other: split_if_named(other) or "test" for other in judged}
+    parts = [
+        _ir_part(name, _IR_DOCS, document_row),
+        *(_ir_part(other, _IR_QUERIES, query_row) for other in query_parts),
+    ]
+    parts += [_ir_part(other, _IR_QRELS, judgement_row, split) for other, split in splits.items()]
+    return Plan("ir_datasets", tuple(parts), tuple(dict.fromkeys(splits.values())))
+
+
+def _ir_part(name: str, what: str, parse: RowParser, split: str | None = None) -> Part:
+    return Part(f"{IR_DATASETS}{name}#{what}", "ir", parse, split=split)
+
+
+def read_ir_rows(where: str, size: int) -> Iterator[tuple[int, bytes]]:
+    """Yield pieces of JSON lines, see `rows.pieces_of`. Raise `DataError` if `ir_datasets` is missing, or cannot read
+    or download what was asked for."""
+    return pieces_of(_json_lines(where), size, where, "choose another name")
+
+
+def _json_lines(where: str) -> Iterator[bytes]:
+    name, _, what = where.removeprefix(IR_DATASETS).partition("#")
+    records, row_of = _ROWS[what]
+    count = 0
+    try:
+        for record in getattr(_load(name), records)():
+            yield json.dumps(row_of(record), ensure_ascii=False).encode(errors="surrogatepass")
+            count += 1
+    except (OSError, RuntimeError, ValueError, AssertionError) as error:
+        message = " ".join(str(error).split())[:200]
+        what = f"cannot be read after row {count} ({type(error).__name__}: {message})"
+        raise DataError(what, where, "check the network, or put its files under IR_DATASETS_HOME") from error
+
+
+def _document(record: Any) -> dict[str, Any]:
+    if hasattr(record, "text"):
+        return {"_id": record.doc_id, "title": getattr(record, "title", ""), "text": record.text}
+    return {"_id": record.doc_id, "text": record.default_text()}
+
+
+_ROWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    _IR_DOCS: ("docs_iter", _document),
+    _IR_QUERIES: ("queries_iter", lambda record: {"_id": record.query_id, "text": record.default_text()}),
+    _IR_QRELS: (
+        "qrels_iter",
+        lambda record: {"query-id": record.query_id, "corpus-id": record.doc_id, "score": record.relevance},
+    ),
+}
+
+
+def _package() -> Any:
+    try:
+        import ir_datasets
+    except ImportError as error:
+        what = "the package ir_datasets is not installed"
+        raise DataError(what, setting("dataset", f"{IR_DATASETS}..."), "pip install 'raytriever[sources]'") from error
+    return ir_datasets
+
+
+def _load(name: str) -> Any:
+    package = _package()
+    try:
+        return package.load(name)
+    except KeyError as error:
+        hint = did_you_mean(name, list(package.registry))
+        remedy = hint if hint.startswith("did") else "see ir-datasets.com for the names"
+        raise DataError("ir_datasets has no such name", setting("dataset", f"{IR_DATASETS}{name}"), remedy) from error

@@ -17,27 +17,26 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.formats import ir, tables
+from raytriever.data.formats import tables
+from raytriever.data.formats.beir import read_ir_rows
 from raytriever.data.formats.plan import Part
 from raytriever.data.formats.rows import (
     object_of,
     read_batches,
     read_elements,
     read_lines,
-    read_stream,
     rows_of,
     text_of,
 )
-from raytriever.data.quarantine import BadRow, bad_entry
-from raytriever.data.records import Records
+from raytriever.data.records import BadRow, Records, bad_entry
 
 Column = Literal["documents", "queries", "judgements", "negatives"]
 COLUMNS: tuple[Column, ...] = ("documents", "queries", "judgements", "negatives")
 _READERS: dict[str, Callable[[str, int], Iterator[tuple[int, bytes]]]] = {
     "parquet": read_batches,
-    "arrow": read_stream,
+    "arrow": read_batches,
     "array": read_elements,
-    "ir": ir.read_rows,
+    "ir": read_ir_rows,
 }
 
 
@@ -95,18 +94,22 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
 def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
     """Return the records of a chunk; each bad row is quarantined alone, with its file, number and reason."""
     parsed = Parsed(Records(), [], 0, [])
-    records, marks, parse = parsed.records, parsed.marks, part.parse
-    documents, queries, judgements, negatives = (getattr(records, column) for column in COLUMNS)
+    columns: list[list[Any]] = [getattr(parsed.records, column) for column in (*COLUMNS, "answers")]
+    lengths = [0] * len(columns)
     raws, decode = _rows(part, chunk)
     for number, raw in enumerate(raws, chunk.first_row):
         if not raw or (type(raw) is bytes and raw.isspace()):
             continue
         parsed.rows += 1
         try:
-            parse(decode(raw), records)
-            marks.append((number, len(documents), len(queries), len(judgements), len(negatives)))
+            part.parse(decode(raw), parsed.records, part.split or "train")
         except BadRow as bad:
             parsed.bad.append(bad_entry(part.where, number, str(bad), _as_text(raw)))
+            for column, length in zip(columns, lengths, strict=True):
+                del column[length:]
+            continue
+        lengths = list(map(len, columns))
+        parsed.marks.append((number, *lengths[: len(COLUMNS)]))  # type: ignore[arg-type]
     return parsed
 
 

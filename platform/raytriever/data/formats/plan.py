@@ -1,14 +1,20 @@
-"""Plan for reading a data set: its parts with their row parsers, and the kind and split that a file name implies."""
+"""Plan for reading a data set: its parts with their row parsers, the kind and split that a file name implies, and the
+fields of a row.
+
+A check of a field raises `BadRow` that names the field and what it holds. `QueryGroup` is the query of a row with its
+passages, which most formats have in one row.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import Records
+from raytriever.data.records import ORIGINS, SOURCES, BadRow, Document, Judgement, Negative, Query, Records, content_id
 from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
@@ -34,19 +40,10 @@ _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
-# Adds a row to the records, or raises `BadRow` and adds nothing. The row is a mapping of fields, or for the kind `tsv`
-# the list of its columns. A parser is a dataclass, which can be pickled and whose text form has its settings.
-RowParser = Callable[[Any, Records], None]
-
-
-@dataclass(frozen=True)
-class JudgedRow:
-    """Base of row parsers whose judgements are of one split."""
-
-    split: str
-
-    def __call__(self, row: Any, records: Records) -> None:
-        raise NotImplementedError
+# `parse(row, records, split)` adds a row to the records, with its judgements in a split. It raises `BadRow` for a bad
+# row; the caller removes what that row has added. The row is a mapping of fields, or for the kind `tsv` the list of its
+# columns. A parser is a function of a module, or a `partial` of one, so it can be pickled.
+RowParser = Callable[[Any, Records, str], None]
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,11 @@ class Part:
     parse: RowParser
     header: tuple[str, ...] = ()
     split: str | None = None
+
+    @classmethod
+    def of(cls, file: SourceFile, parse: RowParser, split: str | None = None) -> Part:
+        """Return the part of a file, whose name has a known ending."""
+        return cls(file.where, kind_of(file.path), parse, split=split)
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,11 @@ def split_of_row(row: Mapping[str, Any]) -> str:
     return canonical_split(name)
 
 
+def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
+    """Return True if the path of a file of the source matches a pattern."""
+    return any(pattern.fullmatch(file.path) for file in source.files)
+
+
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
     """Return the files that hold rows; of a file that lies there plain and gzipped, the plain one."""
     readable = [file for file in files if _SUFFIX.search(file.path)]
@@ -140,3 +147,166 @@ def shown(source: Source) -> str:
     """Return the names at the top of a source, a dozen at most."""
     names = sorted({file.path.split("/")[0] for file in source.files})
     return ", ".join(names[:12]) or "nothing"
+
+
+T = TypeVar("T")
+
+
+def string_field(row: Mapping[str, Any], name: str) -> str:
+    """Return a field that must hold a text that is not blank."""
+    try:
+        value = row[name]
+    except KeyError:
+        raise BadRow(f'no field "{name}"; the fields are {", ".join(row) or "none"}') from None
+    return text_value(value, name)
+
+
+def text_value(value: Any, name: str) -> str:
+    """Return a value that must be a text that is not blank."""
+    if not isinstance(value, str):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
+    if not value or value.isspace():
+        raise BadRow(f'empty "{name}"')
+    return encodable(value, name)
+
+
+def id_field(row: Mapping[str, Any], name: str) -> str:
+    """Return a field that must hold an id; whole numbers, as some exporters write them, are taken by their digits."""
+    value = row.get(name)
+    return str(value) if type(value) is int else string_field(row, name)
+
+
+def id_value(value: Any, name: str) -> str:
+    """Return a value that must be an id, a text or a whole number."""
+    return str(value) if type(value) is int else text_value(value, name)
+
+
+def optional_text(row: Mapping[str, Any], name: str) -> str:
+    """Return a field that may be missing, null or empty, which all give the empty text."""
+    value = row.get(name) or ""
+    if not isinstance(value, str):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a string')
+    return encodable(value, name)
+
+
+def encodable(value: str, name: str) -> str:
+    """Return the value itself, unless it has half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRow(f'"{name}" holds half of a surrogate pair') from error
+    return value
+
+
+def answers_in(row: Mapping[str, Any]) -> list[str]:
+    """Return the field `answers`, a text or a list of texts; any other value is none, for no format is recognised
+    by it."""
+    value = row.get("answers")
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
+
+
+def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a field that must hold a list; one that is missing or null is empty."""
+    value = row.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a list')
+    return value
+
+
+def list_of(row: Mapping[str, Any], name: str, check: Callable[[Any, str], T]) -> list[T]:
+    """Return a field that must hold a list of values that pass a check; one that is missing or null is empty."""
+    return [check(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
+
+
+def object_value(value: Any, name: str) -> Mapping[str, Any]:
+    """Return a value that must be an object."""
+    if not isinstance(value, Mapping):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not an object')
+    return value
+
+
+def score_list(row: Mapping[str, Any], name: str, count: int, of: str) -> list[float]:
+    """Return `count` scores, one for each of what `of` names; NaN for each if the field is missing, null or empty."""
+    values = list_field(row, name)
+    if not values:
+        return [math.nan] * count
+    if len(values) != count:
+        raise BadRow(f'"{name}" has {len(values)} scores for {count} in "{of}"')
+    return list_of(row, name, score_value)
+
+
+def score_value(value: Any, name: str) -> float:
+    """Return a score that must be a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRow(f'"{name}" is {type(value).__name__}, not a number')
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BadRow(f'"{name}" is {str(value)[:20]}, not a finite number')
+    return number
+
+
+def optional_score(row: Mapping[str, Any], name: str) -> float:
+    """Return a score that may be missing or null, then NaN."""
+    value = row.get(name)
+    return math.nan if value is None else score_value(value, name)
+
+
+class QueryGroup:
+    """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
+
+    Args:
+        records: what the rows of a chunk become.
+        split: split of the judgements.
+        text: text of the query.
+        name: id of the query; None for an id from its content.
+        prompt: prompt of this query, which replaces that of its data set; "" for none.
+        answers: texts that identify passages with the answer.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        split: str,
+        text: str,
+        name: str | None = None,
+        prompt: str = "",
+        answers: Sequence[str] = (),
+    ) -> None:
+        self._records, self._split = records, split
+        self._query = name if name is not None else content_id(text)
+        self._judged: set[str] = set()
+        self._ranks: Counter[str] = Counter()
+        records.queries.append(Query(self._query, text, prompt))
+        records.answers += [(self._query, answer) for answer in answers]
+
+    def document(self, text: str, title: str = "", name: str | None = None) -> str:
+        """Add a passage and return its id, which is made from its content if `name` is None."""
+        name = content_id(title, text) if name is None else name
+        self._records.documents.append(Document(name, title, text))
+        return name
+
+    def judged(self, document: str, score: int = 1, source: str = SOURCES[0]) -> None:
+        """Judge a passage; the positives' ranks are the order of the calls. A passage judged twice counts once."""
+        if source not in SOURCES:
+            raise BadRow(f"source {str(source)[:20]!r} is none of {', '.join(SOURCES)}")
+        if document not in self._judged:
+            self._judged.add(document)
+            rank = self._next_rank("") if score > 0 else 0
+            self._records.judgements.append(Judgement(self._split, self._query, document, score, source, rank))
+
+    def negative(self, document: str, origin: str, score: float = math.nan) -> None:
+        """Add a hard negative; those of one origin are ranked in the order of the calls."""
+        if origin not in ORIGINS:
+            raise BadRow(f"origin {str(origin)[:20]!r} is none of {', '.join(ORIGINS)}")
+        self._records.negatives.append(Negative(self._query, document, origin, self._next_rank(origin), score))
+
+    def _next_rank(self, among: str) -> int:
+        self._ranks[among] += 1
+        return self._ranks[among] - 1

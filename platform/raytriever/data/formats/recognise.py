@@ -11,14 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from raytriever.data.formats import beir, ir, tables, trec
+from raytriever.data.formats import beir, tables, trec
 from raytriever.data.formats.plan import (
     Kind,
     Part,
     Plan,
+    RowParser,
     base_of,
     kind_of,
     names_settings,
@@ -27,9 +29,9 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.row_formats import PAIRS, ROW_FORMATS, CorpusRow, TevatronIdsRow
+from raytriever.data.formats.row_formats import PAIRS, ROW_FORMATS, corpus_row, tevatron_ids_row
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
-from raytriever.data.quarantine import BadRow
+from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
@@ -78,7 +80,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     if format is not None and format not in FORMATS:
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
     if source.where.startswith(IR_DATASETS):
-        return ir.plan(source)
+        return beir.plan_ir(source)
     for name, (is_whole, plan) in _BY_NAMES.items():
         if format == name or (format is None and is_whole(source)):
             return plan(source)
@@ -108,9 +110,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
 
 def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
     return any(
-        not isinstance(ROW_FORMATS[name].parser(one.fields, ""), CorpusRow)
-        for name, peeks in candidates.items()
-        for _, one in peeks
+        ROW_FORMATS[name].parser(one.fields) is not corpus_row for name, peeks in candidates.items() for _, one in peeks
     )
 
 
@@ -156,7 +156,7 @@ def _fields(rows: list[bytes]) -> frozenset[str]:
 
 
 def _format_of(fields: frozenset[str]) -> str | None:
-    return next((name for name, format in ROW_FORMATS.items() if format.parser(fields, "")), None)
+    return next((name for name, format in ROW_FORMATS.items() if format.parser(fields)), None)
 
 
 def _plan(source: Source, name: str, matched: Peeks) -> Plan:
@@ -166,23 +166,28 @@ def _plan(source: Source, name: str, matched: Peeks) -> Plan:
     rows_name_splits = False
     for file, (kind, fields) in matched:
         split = split_if_named(file.path) or "train"
-        parse = ROW_FORMATS[name].parser(fields, split)
+        parse = ROW_FORMATS[name].parser(fields)
         assert parse is not None  # the file matches the format
-        if isinstance(parse, CorpusRow):
+        if parse is corpus_row:
             texts.append(Part(file.where, kind, parse))
             continue
         by_row = name == PAIRS and "split" in fields
         rows_name_splits |= by_row
         folders.add(base_of(file.path))
+        parse = partial(_in_split, parse, split) if by_row else parse
         judged.append(Part(file.where, kind, parse, split=None if by_row else split))
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
         raise DataError(what, source.where, "give one of these folders")
-    if not judged or (not texts and any(isinstance(part.parse, TevatronIdsRow) for part in judged)):
+    if not judged or (not texts and any(part.parse is tevatron_ids_row for part in judged)):
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
     splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
     return Plan(name, (*texts, *judged), None if rows_name_splits else splits)
+
+
+def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) -> None:
+    parse(row, records, split)
 
 
 def _describe(peeks: Peeks) -> str:

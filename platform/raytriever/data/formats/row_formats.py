@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.fields import (
+from raytriever.data.formats.plan import (
     QueryGroup,
+    RowParser,
     answers_in,
     id_field,
     id_value,
@@ -23,12 +24,11 @@ from raytriever.data.formats.fields import (
     optional_text,
     score_list,
     score_value,
+    split_of_row,
     string_field,
     text_value,
 )
-from raytriever.data.formats.plan import JudgedRow, RowParser, split_of_row
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import SOURCES, Document, Records
+from raytriever.data.records import SOURCES, BadRow, Document, Records
 
 Row = Mapping[str, Any]
 TEVATRON, PAIRS, SENTENCE_TRANSFORMERS = "tevatron", "pairs", "sentence-transformers"
@@ -44,51 +44,40 @@ SCORES = ("score", "scores", "label", "labels", "similarity_score")
 NEGATIVE = re.compile(r"negative(?:_\d+)?")
 
 
-class TevatronRow(JudgedRow):
+def tevatron_row(row: Row, records: Records, split: str) -> None:
     """Row of Tevatron (Gao et al. 2022, arXiv:2203.05765), first generation: `{"query_id", "query",
     "positive_passages": [{"docid", "title", "text"}], "negative_passages"}`.
 
     A passage may have a `source` (human or llm), and a negative a `score` and an `origin`, by default `bm25`.
     """
-
-    def __call__(self, row: Row, records: Records) -> None:
-        text, name = string_field(row, "query"), id_field(row, "query_id")
-        group = QueryGroup(self.split, text, name, answers=answers_in(row))
-        for passage in list_of(row, "positive_passages", object_value):
-            group.judged(_tevatron_passage(group, passage), source=_or(passage, "source", SOURCES[0]))
-        for passage in list_of(row, "negative_passages", object_value):
-            origin = _or(passage, "origin", _TEVATRON_ORIGIN)
-            group.negative(_tevatron_passage(group, passage), origin, optional_score(passage, "score"))
-        group.add_to(records)
+    text, name = string_field(row, "query"), id_field(row, "query_id")
+    group = QueryGroup(records, split, text, name, answers=answers_in(row))
+    for passage in list_of(row, "positive_passages", object_value):
+        group.judged(_tevatron_passage(group, passage), source=_or(passage, "source", SOURCES[0]))
+    for passage in list_of(row, "negative_passages", object_value):
+        origin = _or(passage, "origin", _TEVATRON_ORIGIN)
+        group.negative(_tevatron_passage(group, passage), origin, optional_score(passage, "score"))
 
 
-class TevatronIdsRow(JudgedRow):
+def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
     """Row of Tevatron, second generation: `{"query_id", "query_text", "positive_document_ids",
     "negative_document_ids"}`, next to a corpus; `positive_sources` and `negative_scores` are optional."""
-
-    def __call__(self, row: Row, records: Records) -> None:
-        group = QueryGroup(self.split, string_field(row, "query_text"), id_field(row, "query_id"))
-        positives, negatives = (
-            list_of(row, name, id_value) for name in ("positive_document_ids", "negative_document_ids")
-        )
-        sources = list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
-        if len(sources) != len(positives):
-            raise BadRow(f'"positive_sources" has {len(sources)} for {len(positives)} in "positive_document_ids"')
-        scores = score_list(row, "negative_scores", len(negatives), "negative_document_ids")
-        for name, source in zip(positives, sources, strict=True):
-            group.judged(name, source=source)
-        for name, score in zip(negatives, scores, strict=True):
-            group.negative(name, _TEVATRON_ORIGIN, score)
-        group.add_to(records)
+    group = QueryGroup(records, split, string_field(row, "query_text"), id_field(row, "query_id"))
+    positives, negatives = (list_of(row, name, id_value) for name in ("positive_document_ids", "negative_document_ids"))
+    sources = list_field(row, "positive_sources") or [SOURCES[0]] * len(positives)
+    if len(sources) != len(positives):
+        raise BadRow(f'"positive_sources" has {len(sources)} for {len(positives)} in "positive_document_ids"')
+    scores = score_list(row, "negative_scores", len(negatives), "negative_document_ids")
+    for name, source in zip(positives, sources, strict=True):
+        group.judged(name, source=source)
+    for name, score in zip(negatives, scores, strict=True):
+        group.negative(name, _TEVATRON_ORIGIN, score)
 
 
-@dataclass(frozen=True)
-class CorpusRow:
+def corpus_row(row: Row, records: Records, _: str) -> None:
     """Document of the corpus of Tevatron's second generation: `{"docid", "title", "text"}`."""
-
-    def __call__(self, row: Row, records: Records) -> None:
-        name, text = id_field(row, "docid"), string_field(row, "text")
-        records.documents.append(Document(name, optional_text(row, "title"), text))
+    name, text = id_field(row, "docid"), string_field(row, "text")
+    records.documents.append(Document(name, optional_text(row, "title"), text))
 
 
 def _tevatron_passage(group: QueryGroup, passage: Row) -> str:
@@ -100,31 +89,28 @@ def _or(passage: Row, name: str, otherwise: str) -> str:
     return otherwise if passage.get(name) is None else passage[name]
 
 
-def _tevatron(fields: frozenset[str], split: str) -> RowParser | None:
+def _tevatron(fields: frozenset[str]) -> RowParser | None:
     if {"query_id", "query", "positive_passages"} <= fields:
-        return TevatronRow(split)
+        return tevatron_row
     if {"query_id", "query_text", "positive_document_ids"} <= fields:
-        return TevatronIdsRow(split)
+        return tevatron_ids_row
     if {"docid", "text"} <= fields and not any(name.startswith("query") for name in fields):
-        return CorpusRow()
+        return corpus_row
     return None
 
 
-class DprRow(JudgedRow):
+def dpr_row(row: Row, records: Records, split: str) -> None:
     """Row of DPR (Karpukhin et al. 2020, arXiv:2004.04906): `{"question", "answers", "positive_ctxs", "negative_ctxs",
     "hard_negative_ctxs"}`, each context `{"title", "text", "score", "passage_id" or "psg_id"}`.
 
     Hard negatives have origin `bm25`, other negatives `random` (section 3.2). Their scores are kept.
     """
-
-    def __call__(self, row: Row, records: Records) -> None:
-        group = QueryGroup(self.split, string_field(row, "question"), answers=answers_in(row))
-        for context in list_of(row, "positive_ctxs", object_value):
-            group.judged(_context(group, context))
-        for name, origin in _DPR_NEGATIVES.items():
-            for context in list_of(row, name, object_value):
-                group.negative(_context(group, context), origin, optional_score(context, "score"))
-        group.add_to(records)
+    group = QueryGroup(records, split, string_field(row, "question"), answers=answers_in(row))
+    for context in list_of(row, "positive_ctxs", object_value):
+        group.judged(_context(group, context))
+    for name, origin in _DPR_NEGATIVES.items():
+        for context in list_of(row, name, object_value):
+            group.negative(_context(group, context), origin, optional_score(context, "score"))
 
 
 def _context(group: QueryGroup, context: Row) -> str:
@@ -132,26 +118,23 @@ def _context(group: QueryGroup, context: Row) -> str:
     return group.document(string_field(context, "text"), optional_text(context, "title"), name)
 
 
-class FlagEmbeddingRow(JudgedRow):
+def flag_embedding_row(row: Row, records: Records, split: str) -> None:
     """Row of FlagEmbedding (Xiao et al. 2023, arXiv:2309.07597): `{"query", "pos": [], "neg": []}`.
 
     `neg_scores` are a teacher's, one for each text of `neg`; they are kept. `pos_scores` are only checked: the grade of
     a positive is 1. `prompt` is the text in front of the query, which replaces the prompt of the data set. `type` is
     not read. Negatives have origin `dense`, because FlagEmbedding mines with a dense retriever.
     """
-
-    def __call__(self, row: Row, records: Records) -> None:
-        group = QueryGroup(self.split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
-        positives, negatives = (list_of(row, name, text_value) for name in ("pos", "neg"))
-        score_list(row, "pos_scores", len(positives), "pos")
-        for text in positives:
-            group.judged(group.document(text))
-        for text, score in zip(negatives, score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
-            group.negative(group.document(text), "dense", score)
-        group.add_to(records)
+    group = QueryGroup(records, split, string_field(row, "query"), prompt=optional_text(row, "prompt"))
+    positives, negatives = (list_of(row, name, text_value) for name in ("pos", "neg"))
+    score_list(row, "pos_scores", len(positives), "pos")
+    for text in positives:
+        group.judged(group.document(text))
+    for text, score in zip(negatives, score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
+        group.negative(group.document(text), "dense", score)
 
 
-class PairRow(JudgedRow):
+def pair_row(row: Row, records: Records, split: str) -> None:
     """Sentence pair of natural language inference: `{"premise", "hypothesis", "label"}`, and optionally `split`.
 
     The premise is a query and the hypothesis a document. Entailment makes it a positive, contradiction a hard negative
@@ -159,17 +142,14 @@ class PairRow(JudgedRow):
     numbers of the hub: 0 entailment, 1 neutral, 2 contradiction. A label of -1, without agreement of the annotators, is
     a bad row.
     """
-
-    def __call__(self, row: Row, records: Records) -> None:
-        label = _label(row)
-        split = split_of_row(row) if "split" in row else self.split
-        group = QueryGroup(split, string_field(row, "premise"))
-        document = group.document(string_field(row, "hypothesis"))
-        if label == "entailment":
-            group.judged(document)
-        elif label == "contradiction":
-            group.negative(document, "gold")
-        group.add_to(records)
+    label = _label(row)
+    split = split_of_row(row) if "split" in row else split
+    group = QueryGroup(records, split, string_field(row, "premise"))
+    document = group.document(string_field(row, "hypothesis"))
+    if label == "entailment":
+        group.judged(document)
+    elif label == "contradiction":
+        group.negative(document, "gold")
 
 
 def _label(row: Row) -> str:
@@ -181,8 +161,9 @@ def _label(row: Row) -> str:
     raise BadRow(f"label {str(label)[:20]!r} is none of {', '.join(_LABELS)} or 0, 1, 2")
 
 
-@dataclass(frozen=True)
-class TupleRow(JudgedRow):
+def tuple_row(
+    anchor: str, positive: str, negatives: tuple[str, ...], scored: str, row: Row, records: Records, split: str
+) -> None:
     """Columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
     `anchor, positive`, and any of `negative`, `negative_1`, ..., which may be null or empty.
 
@@ -190,26 +171,17 @@ class TupleRow(JudgedRow):
     names are `query` or `question` for `anchor`; `answer` for `positive`. The origin of the negatives is `dense`,
     because sentence-transformers mines with a dense retriever. The values name the columns.
     """
-
-    anchor: str
-    positive: str
-    negatives: tuple[str, ...]
-    scores: str
-
-    def __call__(self, row: Row, records: Records) -> None:
-        group = QueryGroup(self.split, string_field(row, self.anchor))
-        group.judged(group.document(string_field(row, self.positive)))
-        scores = [math.nan] * (1 + len(self.negatives))
-        if isinstance(row.get(self.scores), list):  # a single number is a margin, of two scores
-            scores = score_list(row, self.scores, len(scores), f"{self.positive} and negatives")
-        for name, score in zip(self.negatives, scores[1:], strict=True):
-            if optional_text(row, name).strip():
-                group.negative(group.document(string_field(row, name)), "dense", score)
-        group.add_to(records)
+    group = QueryGroup(records, split, string_field(row, anchor))
+    group.judged(group.document(string_field(row, positive)))
+    scores = [math.nan] * (1 + len(negatives))
+    if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
+        scores = score_list(row, scored, len(scores), f"{positive} and negatives")
+    for name, score in zip(negatives, scores[1:], strict=True):
+        if optional_text(row, name).strip():
+            group.negative(group.document(string_field(row, name)), "dense", score)
 
 
-@dataclass(frozen=True)
-class ScoredRow(JudgedRow):
+def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records, split: str) -> None:
     """Columns of sentence-transformers: a text and another with its score (`sentence1, sentence2, score`, or `anchor,
     positive, label`), or a list of others with as many scores (`query, docs, labels`).
 
@@ -218,26 +190,19 @@ class ScoredRow(JudgedRow):
     is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
     The values name the columns.
     """
-
-    anchor: str
-    others: str
-    scores: str
-
-    def __call__(self, row: Row, records: Records) -> None:
-        group = QueryGroup(self.split, string_field(row, self.anchor))
-        if isinstance(row.get(self.others), list):
-            texts, scores = list_of(row, self.others, text_value), row.get(self.scores)
-            if not isinstance(scores, list) or len(scores) != len(texts):
-                raise BadRow(f'"{self.scores}" is not a list of {len(texts)} scores, one for each in "{self.others}"')
-        else:
-            texts, scores = [string_field(row, self.others)], [row.get(self.scores)]
-        for text, score in zip(texts, scores, strict=True):
-            document = group.document(text)
-            grade = _grade(score, self.scores)
-            group.judged(document, grade)
-            if grade == 0:
-                group.negative(document, "gold", float(score))
-        group.add_to(records)
+    group = QueryGroup(records, split, string_field(row, anchor))
+    if isinstance(row.get(others), list):
+        texts, scores = list_of(row, others, text_value), row.get(scored)
+        if not isinstance(scores, list) or len(scores) != len(texts):
+            raise BadRow(f'"{scored}" is not a list of {len(texts)} scores, one for each in "{others}"')
+    else:
+        texts, scores = [string_field(row, others)], [row.get(scored)]
+    for text, score in zip(texts, scores, strict=True):
+        document = group.document(text)
+        grade = _grade(score, scored)
+        group.judged(document, grade)
+        if grade == 0:
+            group.negative(document, "gold", float(score))
 
 
 def _grade(score: Any, name: str) -> int:
@@ -250,7 +215,7 @@ def _grade(score: Any, name: str) -> int:
     return int(number >= RELEVANT_FROM)
 
 
-def _sentence_transformers(fields: frozenset[str], split: str) -> RowParser | None:
+def _sentence_transformers(fields: frozenset[str]) -> RowParser | None:
     def first(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in fields), None)
 
@@ -259,20 +224,20 @@ def _sentence_transformers(fields: frozenset[str], split: str) -> RowParser | No
     if anchor is None or (anchor == "sentence1") != (positive == "sentence2"):
         return None
     if several and scores and not positive:
-        return ScoredRow(split, anchor, several, scores)
+        return partial(scored_row, anchor, several, scores)
     if positive and scores and not negatives:
-        return ScoredRow(split, anchor, positive, scores)
+        return partial(scored_row, anchor, positive, scores)
     if positive and anchor != "sentence1":
         ordered = tuple(sorted(negatives, key=lambda name: int(name.partition("_")[2] or 0)))
-        return TupleRow(split, anchor, positive, ordered, scores or "")
+        return partial(tuple_row, anchor, positive, ordered, scores or "")
     return None
 
 
 class RowFormat(NamedTuple):
-    """Signature of a format for messages, and the row parser for some fields and a split; None for other fields."""
+    """Signature of a format for messages, and the function that returns the row parser for some fields, or None."""
 
     signature: str
-    parser: Callable[[frozenset[str], str], RowParser | None]
+    parser: Callable[[frozenset[str]], RowParser | None]
 
 
 # In the order in which they are tried.
@@ -284,15 +249,14 @@ ROW_FORMATS = {
     ),
     "dpr": RowFormat(
         "dpr: question, positive_ctxs, negative_ctxs, hard_negative_ctxs",
-        lambda fields, split: DprRow(split) if {"question", "positive_ctxs"} <= fields else None,
+        lambda fields: dpr_row if {"question", "positive_ctxs"} <= fields else None,
     ),
     "flagembedding": RowFormat(
-        "flagembedding: query, pos, neg",
-        lambda fields, split: FlagEmbeddingRow(split) if {"query", "pos"} <= fields else None,
+        "flagembedding: query, pos, neg", lambda fields: flag_embedding_row if {"query", "pos"} <= fields else None
     ),
     PAIRS: RowFormat(
         "pairs: premise, hypothesis, label",
-        lambda fields, split: PairRow(split) if {"premise", "hypothesis", "label"} <= fields else None,
+        lambda fields: pair_row if {"premise", "hypothesis", "label"} <= fields else None,
     ),
     SENTENCE_TRANSFORMERS: RowFormat(
         "sentence-transformers: anchor (query, question), positive (answer), negative, negative_1, ...; or sentence1, "

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
 
-from raytriever.data.quarantine import BadRow
+from raytriever.data.records import BadRow
 from raytriever.data.sources import open_raw, open_stream, reading
 from raytriever.errors import DataError
 from raytriever.reading.arrays import broken_parquet, open_arrow_stream, open_parquet
@@ -231,41 +231,25 @@ _BATCH_ROWS = 65_536
 def column_names(where: str) -> list[str]:
     """Return the names of a file's columns; raises as `read_batches`."""
     with reading(where, [0]), closing(open_raw(where)) as stream:
-        if where.split("?")[0].endswith(".arrow"):
+        if _is_arrow(where):
             return [str(name) for name in open_arrow_stream(where, stream).schema.names]
         return [str(name) for name in open_parquet(where, stream).schema_arrow.names]
 
 
 def read_batches(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield batches of Parquet of about `size` bytes unpacked, each with the number of its first row, counted from 1.
-    Raise `DataError` if the file is empty, broken or no Parquet, or a column is of an extension type."""
+    """Yield batches of Parquet, or of an Arrow stream, of about `size` bytes unpacked, each with the number of its
+    first row, counted from 1. Raise `DataError` if the file is empty, broken or of another kind, or a column is of an
+    extension type."""
     import pyarrow as pa
 
-    read = [0]
-    with reading(where, read), closing(open_raw(where)) as stream:
-        file = open_parquet(where, stream)
-        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-        bytes_a_row = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
-        rows = min(_BATCH_ROWS, max(1, int(size / max(1.0, bytes_a_row))))
-        try:
-            for batch in file.iter_batches(batch_size=rows, use_threads=False):
-                yield read[0] + 1, _packed([batch])
-                read[0] += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise broken_parquet(where, error, f" after row {read[0]}") from error
-
-
-def read_stream(where: str, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield batches of an Arrow stream of about `size` bytes; as `read_batches`."""
-    import pyarrow as pa
-
-    read, waiting = [0], list[Any]()
+    read, waiting, is_stream = [0], list[Any](), _is_arrow(where)
     with reading(where, read), closing(open_raw(where)) as stream:
         try:
-            for batch in open_arrow_stream(where, stream):
-                batch.validate(full=True)
+            for batch in open_arrow_stream(where, stream) if is_stream else _parquet_batches(where, stream, size):
+                if is_stream:
+                    batch.validate(full=True)
                 waiting.append(batch)
-                if sum(one.nbytes for one in waiting) >= size:
+                if not is_stream or sum(one.nbytes for one in waiting) >= size:
                     yield read[0] + 1, _packed(waiting)
                     read[0] += sum(one.num_rows for one in waiting)
                     waiting = []
@@ -273,6 +257,18 @@ def read_stream(where: str, size: int) -> Iterator[tuple[int, bytes]]:
             raise broken_parquet(where, error, f" after row {read[0]}") from error
     if waiting:
         yield read[0] + 1, _packed(waiting)
+
+
+def _parquet_batches(where: str, stream: Any, size: int) -> Iterator[Any]:
+    file = open_parquet(where, stream)
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    bytes_a_row = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
+    rows = min(_BATCH_ROWS, max(1, int(size / max(1.0, bytes_a_row))))
+    yield from file.iter_batches(batch_size=rows, use_threads=False)
+
+
+def _is_arrow(where: str) -> bool:
+    return where.split("?")[0].endswith(".arrow")
 
 
 def _packed(batches: list[Any]) -> bytes:

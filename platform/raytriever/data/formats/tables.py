@@ -17,16 +17,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.plan import JudgedRow, Part, Plan, split_if_named, split_of_row
+from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named, split_of_row
 from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES, object_of
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import Records
+from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import Source, SourceFile, open_stream, reading
 from raytriever.errors import DataError, flag_of, setting
 from raytriever.options import did_you_mean
@@ -232,20 +232,16 @@ class Division:
         return "test" if digest <= self.test else "dev" if digest <= self.dev else "train"
 
 
-@dataclass(frozen=True)
-class DividedRow:
-    """Row whose split is in its column `split`, or follows from its query; the rest is the parser's of a format."""
-
-    parse: JudgedRow
-    division: Division | None
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        query = row.get("anchor")
-        if self.division is None:
-            split = split_of_row(row)
-        else:
-            split = self.division.split_of(query) if isinstance(query, str) else "train"
-        replace(self.parse, split=split)(row, records)
+def divided_row(
+    parse: RowParser, division: Division | None, row: Mapping[str, Any], records: Records, split: str
+) -> None:
+    """Parse a row whose split is in its column `split`, or follows from its query."""
+    query = row.get("anchor")
+    if division is None:
+        split = split_of_row(row)
+    elif isinstance(query, str):
+        split = division.split_of(query)
+    parse(row, records, split)
 
 
 def plan(source: Source, files: Sequence[SourceFile], columns: str) -> Plan:
@@ -267,17 +263,17 @@ def plan(source: Source, files: Sequence[SourceFile], columns: str) -> Plan:
         format = PAIRS if is_pairs else SENTENCE_TRANSFORMERS
         formats.add(format)
         split = split_if_named(file.path)
-        parse = ROW_FORMATS[format].parser(frozenset(names), split or "train")
-        assert isinstance(parse, JudgedRow)  # `_names` has named its columns
+        parse = ROW_FORMATS[format].parser(frozenset(names))
+        assert parse is not None  # `_names` has named its columns
         division = None
         if _SPLIT in names:
             split = None
-            parse = parse if is_pairs else DividedRow(parse, None)
+            parse = parse if is_pairs else partial(divided_row, parse, None)
         elif split is None and not is_pairs and len(files) == 1:
             index = names.index("anchor")
             queries = (fields[index] for _, fields in table.rows() if not isinstance(fields, str))
             division = Division.of(queries, file.where)
-            parse = DividedRow(parse, division)
+            parse = partial(divided_row, parse, division)
         elif split is None:
             split = "train"
         parts.append(Part(file.where, "table", parse, names, split))

@@ -5,7 +5,7 @@
 2. Judgements, `qrels/qrels.miracl-v1.0-sw-dev.tsv` or `qrels.dev.txt`: query id, `Q0`, document id and grade.
 3. Corpus, `docs-0.jsonl.gz` of `{"docid", "title", "text"}`, or `collection/docs.jsonl.gz` of `{"id", "contents"}`,
    where a blank line ends the title.
-4. Questions of MKQA, `mkqa.jsonl.gz`, in place of topics and judgements; see `MkqaRow`.
+4. Questions of MKQA, `mkqa.jsonl.gz`, in place of topics and judgements; see `mkqa_row`.
 
 The split is the end of the name. Files of all splits together, such as `topic.tsv`, are read if there are no others.
 """
@@ -14,22 +14,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from raytriever.data.formats.beir import add_judged
-from raytriever.data.formats.fields import (
+from raytriever.data.formats.plan import (
+    Part,
+    Plan,
     encodable,
+    has_file,
     id_field,
     list_field,
     list_of,
     object_value,
     optional_text,
+    plain_before_packed,
+    shown,
     string_field,
 )
-from raytriever.data.formats.plan import JudgedRow, Part, Plan, kind_of, plain_before_packed, shown
-from raytriever.data.quarantine import BadRow
-from raytriever.data.records import ANY_ANSWER, Document, Judgement, Query, Records
+from raytriever.data.records import ANY_ANSWER, BadRow, Document, Judgement, Query, Records
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 
@@ -48,21 +50,17 @@ _LANGUAGE = re.compile(r"[a-z]{2}(?:_[a-z]{2})?")
 
 def is_whole(source: Source) -> bool:
     """Return True if the source has topics, judgements and a corpus."""
-    return all(_has(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
+    return all(has_file(source, pattern) for pattern in (_TOPICS, _QRELS, _CORPUS))
 
 
 def is_begun(source: Source) -> bool:
     """Return True if the source has topics, and judgements or a corpus."""
-    return _has(source, _TOPICS) and (_has(source, _QRELS) or _has(source, _CORPUS))
+    return has_file(source, _TOPICS) and (has_file(source, _QRELS) or has_file(source, _CORPUS))
 
 
 def is_mkqa(source: Source) -> bool:
     """Return True if the source has the questions of MKQA."""
-    return _has(source, _QUESTIONS)
-
-
-def _has(source: Source, pattern: re.Pattern[str]) -> bool:
-    return any(pattern.fullmatch(file.path) for file in source.files)
+    return has_file(source, _QUESTIONS)
 
 
 def plan(source: Source) -> Plan:
@@ -73,15 +71,15 @@ def plan(source: Source) -> Plan:
         what = f"no judgements in it; it holds {shown(source)}"
         raise DataError(what, source.where, "add qrels/qrels.NAME-dev.tsv or qrels.dev.txt")
     corpus = _corpus(source)
-    parts = [Part(file.where, "tsv", TopicColumns()) for file, _ in topics]
-    parts += [Part(file.where, "tsv", QrelsColumns(split), split=split) for file, split in qrels]
+    parts = [Part(file.where, "tsv", topic_columns) for file, _ in topics]
+    parts += [Part(file.where, "tsv", qrels_columns, split=split) for file, split in qrels]
     return Plan(NAME, (*corpus, *parts), tuple(dict.fromkeys(split for _, split in qrels)))
 
 
 def plan_mkqa(source: Source) -> Plan:
     """Return the plan of MKQA with a corpus; raises `DataError` if there is none."""
     files = [file for file in plain_before_packed(source.files) if _QUESTIONS.fullmatch(file.path)]
-    parts = [Part(file.where, kind_of(file.path), MkqaRow()) for file in files]
+    parts = [Part.of(file, mkqa_row) for file in files]
     return Plan(MKQA, (*_corpus(source), *parts), None)
 
 
@@ -90,7 +88,7 @@ def _corpus(source: Source) -> list[Part]:
     if not files:
         what = f"no corpus in it; it holds {shown(source)}"
         raise DataError(what, source.where, "add docs-0.jsonl.gz or corpus.jsonl (docid, title, text)")
-    return [Part(file.where, kind_of(file.path), PyseriniRow()) for file in files]
+    return [Part.of(file, pyserini_row) for file in files]
 
 
 def _by_split(source: Source, pattern: re.Pattern[str]) -> list[tuple[SourceFile, str]]:
@@ -116,47 +114,38 @@ def _set_of(match: re.Match[str]) -> str:
     return "/".join([*folders, (match["set"] or "").strip(".-")]).rstrip("/")
 
 
-@dataclass(frozen=True)
-class TopicColumns:
+def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
     """Id and text of a query."""
-
-    def __call__(self, row: Sequence[str], records: Records) -> None:
-        if len(row) < 2:
-            raise BadRow("one column, not id and text separated by a tab")
-        texts = {"id": row[0].strip(), "text": " ".join(row[1:])}
-        records.queries.append(Query(id_field(texts, "id"), string_field(texts, "text")))
+    if len(row) < 2:
+        raise BadRow("one column, not id and text separated by a tab")
+    texts = {"id": row[0].strip(), "text": " ".join(row[1:])}
+    records.queries.append(Query(id_field(texts, "id"), string_field(texts, "text")))
 
 
-class QrelsColumns(JudgedRow):
+def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
     """Query id, a word that is not read, document id and grade, separated by white space."""
-
-    def __call__(self, row: Sequence[str], records: Records) -> None:
-        columns = " ".join(row).split()
-        if len(columns) != 4:
-            raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
-        query, _, document, grade = columns
-        if not _GRADE.fullmatch(grade):
-            raise BadRow(f"grade {grade[:20]!r} is not an integer")
-        add_judged(records, self.split, query, document, int(grade))
+    columns = " ".join(row).split()
+    if len(columns) != 4:
+        raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
+    query, _, document, grade = columns
+    if not _GRADE.fullmatch(grade):
+        raise BadRow(f"grade {grade[:20]!r} is not an integer")
+    add_judged(records, split, query, document, int(grade))
 
 
-@dataclass(frozen=True)
-class PyseriniRow:
+def pyserini_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name = id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
-        if "contents" not in row:
-            records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
-            return
-        title, _, text = string_field(row, "contents").partition("\n\n")
-        if not text.strip() or "\n" in title.strip():
-            title, text = "", row["contents"]
-        records.documents.append(Document(name, encodable(title.strip(), "title"), text.strip()))
+    name = id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
+    if "contents" not in row:
+        records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+        return
+    title, _, text = string_field(row, "contents").partition("\n\n")
+    if not text.strip() or "\n" in title.strip():
+        title, text = "", row["contents"]
+    records.documents.append(Document(name, encodable(title.strip(), "title"), text.strip()))
 
 
-@dataclass(frozen=True)
-class MkqaRow:
+def mkqa_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Question of MKQA in 26 languages: `{"example_id", "queries": {"de": text}, "answers": {"de": [{"type", "text",
     "aliases"}]}}`.
 
@@ -164,21 +153,16 @@ class MkqaRow:
     have no answer, a long one, or yes or no, are left out, because no passage can be recognised by it. No passage is
     judged: acc@K counts the passages that contain an answer.
     """
-
-    def __call__(self, row: Mapping[str, Any], records: Records) -> None:
-        name, questions, answers = id_field(row, "example_id"), _languages(row, "queries"), _languages(row, "answers")
-        texts = {language: list(_answers(answers, language)) for language in {*answers, "en"}}
-        added = Records()
-        for language in questions:
-            if not _LANGUAGE.fullmatch(language):
-                raise BadRow(f"{language[:20]!r} is no language")
-            query = Query(f"{language}-{name}", string_field(questions, language))
-            if texts.get(language):
-                added.queries.append(query)
-                added.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
-                added.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
-        for column in ("queries", "judgements", "answers"):
-            getattr(records, column).extend(getattr(added, column))
+    name, questions, answers = id_field(row, "example_id"), _languages(row, "queries"), _languages(row, "answers")
+    texts = {language: list(_answers(answers, language)) for language in {*answers, "en"}}
+    for language in questions:
+        if not _LANGUAGE.fullmatch(language):
+            raise BadRow(f"{language[:20]!r} is no language")
+        query = Query(f"{language}-{name}", string_field(questions, language))
+        if texts.get(language):
+            records.queries.append(query)
+            records.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
+            records.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
 
 
 def _languages(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:

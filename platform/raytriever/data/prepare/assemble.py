@@ -20,11 +20,9 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data import answers
-from raytriever.data.columns import PREPARE_AGAIN
-from raytriever.data.copies import Copies
-from raytriever.data.keys import KeyIndex, digest_of
-from raytriever.data.prepare.shards import (
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, gather, write_table
+from raytriever.data.keys import Copies, KeyIndex, digest_of
+from raytriever.data.prepare.prepared import (
     ABSENT,
     ABSENT_COLUMNS,
     DOCUMENT_COLUMNS,
@@ -35,9 +33,8 @@ from raytriever.data.prepare.shards import (
     PAIR_COLUMNS,
     QUERIES,
     QUERY_COLUMNS,
-    WORK,
-    ShardReport,
 )
+from raytriever.data.prepare.shards import WORK, ShardReport
 from raytriever.data.records import ANY_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
 
@@ -88,8 +85,8 @@ def assemble(folder: Path, reports: Sequence[ShardReport]) -> tuple[dict[str, As
     _judgements(folder, reports, sides, bad)
     _negatives(folder, reports, sides, bad)
     stems = [report.stem for report in reports]
-    for name in (answers.FILE, answers.PROMPTS):
-        answers.gather(folder / WORK, stems, sides[QUERIES].positions, folder / name)
+    for name in (FILE, PROMPTS):
+        gather(folder / WORK, stems, sides[QUERIES].positions, folder / name)
     return sides, bad
 
 
@@ -163,7 +160,7 @@ def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]])
     table = sorted((query, document, score) for (query, _), (score, document) in rows.items())
     types = (pa.int64(), pa.large_string(), pa.int64())
     columns = map(pa.array, zip(*table, strict=True), types)
-    answers.write_table(file, dict(zip(ABSENT_COLUMNS, columns, strict=True)))
+    write_table(file, dict(zip(ABSENT_COLUMNS, columns, strict=True)))
 
 
 def _negatives(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
@@ -197,7 +194,7 @@ def _resolved(
             unknown_id = ids[end][int(index)].as_py()
             if unknown_id == ANY_ANSWER:
                 continue
-            reason = f"unknown {end} id {unknown_id!r}"  # see `quarantine.UNKNOWN_DOCUMENT`
+            reason = f"unknown {end} id {unknown_id!r}"  # see `records.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))
         yield report, pairs, queries, documents
 

@@ -3,7 +3,7 @@
 1. The files are listed and the format is recognised; the key is the digest of their bytes and of the settings.
 2. A directory of that key is used as it is. Otherwise every chunk becomes a shard (`shards`), in this process, in a
    pool of processes, or by a `Runner` that uses Ray; shards that an earlier preparation has are copied (`reuse`).
-   Positions are computed (`assemble`). A preparation that was killed is continued (`unfinished`).
+   Positions are computed (`assemble`). A preparation that was killed is continued (`shards`).
 3. Bad rows are listed in `quarantine.jsonl`; a file with too many of them stops the preparation, and nothing is kept.
 """
 
@@ -27,13 +27,20 @@ from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.assemble import BadRows, assemble
-from raytriever.data.prepare.prepared import VERSION, DatasetMeta, prepared_meta
-from raytriever.data.prepare.reuse import ReusingShardWriter, find_earlier, settings_digest
-from raytriever.data.prepare.shards import DOCUMENTS, QUERIES, WORK, ShardReport, ShardWriter, bytes_of_shards
+from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, VERSION, DatasetMeta, prepared_meta
+from raytriever.data.prepare.reuse import find_earlier, settings_digest
+from raytriever.data.prepare.shards import (
+    WORK,
+    ShardReport,
+    ShardWriter,
+    begin,
+    bytes_of_shards,
+    find_unfinished,
+    gather,
+)
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import begin, find_unfinished, gather
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
-from raytriever.data.quarantine import QuarantineReport, bad_entry, check_share
+from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.machine import usable_cores
@@ -224,12 +231,12 @@ def _make(
     with activity(f"{name}: preparing"), committed_directory(folder, meta, replace=replace, begun=begun) as aside:
         if shards := begin(aside, unfinished_key):
             report(f"{name}: a preparation was killed; continuing after {shards:,} shards")
-        writer = ReusingShardWriter(plan.parts, aside, request.tokenisation, settings, earlier)
+        writer = ShardWriter(plan.parts, aside, request.tokenisation, settings, earlier)
         _fill(writer, request, name, plan, total, run, meta, report)
 
 
 def _fill(
-    writer: ReusingShardWriter,
+    writer: ShardWriter,
     request: Request,
     name: str,
     plan: Plan,

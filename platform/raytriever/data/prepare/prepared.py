@@ -16,9 +16,17 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.answers import FILE, PROMPTS, Answers, QueryPrompts, read_texts
-from raytriever.data.columns import PREPARE_AGAIN, Rows, TextColumn, TokenColumn
-from raytriever.data.copies import Forms
+from raytriever.data.columns import (
+    FILE,
+    PREPARE_AGAIN,
+    PROMPTS,
+    Answers,
+    QueryPrompts,
+    Rows,
+    TextColumn,
+    TokenColumn,
+    read_texts,
+)
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -29,19 +37,8 @@ from raytriever.data.dataset import (
     Tokens,
 )
 from raytriever.data.digests import check_directory
-from raytriever.data.prepare.shards import (
-    ABSENT,
-    ABSENT_COLUMNS,
-    DOCUMENT_COLUMNS,
-    DOCUMENTS,
-    FORMS,
-    JUDGEMENTS,
-    NEGATIVES,
-    QUERIES,
-    QUERY_COLUMNS,
-)
-from raytriever.data.quarantine import BadEntry, QuarantineReport
-from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.data.keys import Forms
+from raytriever.data.records import ORIGINS, SOURCES, BadEntry, QuarantineReport
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform
@@ -49,6 +46,15 @@ from raytriever.store.cache import hold
 from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
 
 VERSION = 1
+DOCUMENTS, QUERIES = SIDES = "documents", "queries"
+
+JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+FORMS = "forms.npy"  # behind the name of documents or queries
+# Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
+DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
+    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
+)
+ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
 
 
 class FileMeta(TypedDict):
@@ -69,7 +75,7 @@ class SideMeta(TypedDict):
         live: number of rows that count.
         digest: SHA-256 over ids and contents in order.
         repeated: number of rows that repeat an earlier row.
-        same_text: number of rows that are copies of an earlier one; see `copies`.
+        same_text: number of rows that are copies of an earlier one; see `keys`.
     """
 
     rows: int

@@ -1,11 +1,10 @@
-"""Shards that earlier preparations have: found by the digests of their chunks, and copied.
+"""Shards of the same chunks of earlier data sets, which are copied instead of made again.
 
 After a change of a corpus only the chunks with a changed row are parsed and tokenised again, because most chunks are
 cut at the same rows as before (`rows.read_lines`). The digest of a chunk covers its bytes and everything else that
-decides its shard.
-
-Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier data sets are those
-in the cache and those that `prepare` wrote elsewhere (`store.cache.record_location`). A damaged file is not used."""
+decides its shard. Only shards of nothing but documents are copied, one from each row: those of a corpus. The earlier
+data sets are those in the cache and those that `prepare` wrote elsewhere (`store.cache.record_location`). A damaged
+file is not used."""
 
 from __future__ import annotations
 
@@ -15,21 +14,15 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raytriever.activity import activity
-from raytriever.data.columns import PREPARE_AGAIN
-from raytriever.data.formats.chunks import FileChunk, Parsed
+from raytriever.data.formats.chunks import FileChunk
 from raytriever.data.formats.plan import Part
-from raytriever.data.prepare.prepared import prepared_meta
-from raytriever.data.prepare.shards import DOCUMENT_COLUMNS, DOCUMENTS, WORK, ShardReport, ShardWriter, make_folders
+from raytriever.data.prepare.prepared import DOCUMENTS, prepared_meta
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.prepare.unfinished import meta_of, read_report, shards_of
-from raytriever.data.records import Document, Records
 from raytriever.errors import StorageError
-from raytriever.reading.arrays import read_arrow
 from raytriever.store.cache import recorded_locations
 from raytriever.store.commit import cache_folder, read_manifest, sha256_of
 
@@ -55,10 +48,12 @@ def chunk_digest(settings: str, part: Part, chunk: FileChunk) -> str:
 
     Args:
         settings: `settings_digest` of the data set.
-        part: file of the chunk. Its parser is a dataclass, whose text form has its settings.
+        part: file of the chunk. Settings of its parser concern judgements, and shards with these are not copied.
         chunk: the chunk.
     """
-    state = hashlib.blake2b(json.dumps([settings, part.kind, repr(part.parse), part.header]).encode(), digest_size=16)
+    # The name is that of the class that the parser was in version 0.2.
+    parser = getattr(part.parse, "__name__", "").title().replace("_", "") + "()"
+    state = hashlib.blake2b(json.dumps([settings, part.kind, parser, part.header]).encode(), digest_size=16)
     state.update(chunk.payload)
     return state.hexdigest()
 
@@ -100,51 +95,7 @@ class EarlierShards:
         return True
 
 
-@dataclass(frozen=True)
-class ReusingShardWriter(ShardWriter):
-    """Shard writer that copies what earlier preparations have.
-
-    Args:
-        settings: `settings_digest` of the data set.
-        earlier: shards of earlier preparations.
-    """
-
-    settings: str
-    earlier: EarlierShards
-
-    def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
-        report, shards = ShardReport(chunk.part, chunk.number, rows=0), shards_of(self.folder)
-        if there := shards.read(report.stem, read_report):
-            return there
-        meta: dict[str, Any] = {}
-
-        def save(folder: Path) -> None:
-            nonlocal report
-            make_folders(folder)
-            report = self._copy_or_write(chunk, report, folder)
-            meta.update(meta_of(report))
-
-        shards.write(report.stem, save, meta)
-        return report
-
-    def _copy_or_write(self, chunk: FileChunk, report: ShardReport, folder: Path) -> ShardReport:
-        digest = chunk_digest(self.settings, self.parts[chunk.part], chunk)
-        if self.earlier.copy(digest, folder / DOCUMENTS, report.stem):
-            rows = self._write_keys(folder, report.stem, chunk.first_row)
-            return replace(report, rows=rows, digest=digest, is_copied=True)
-        report = self.write(chunk, folder)
-        return replace(report, digest=digest) if report.is_repeatable else report
-
-    def _write_keys(self, folder: Path, stem: str, first_row: int) -> int:
-        """Write what `assemble` needs of a copied shard; return the number of its rows."""
-        table = read_arrow(folder / DOCUMENTS / f"{stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
-        columns = [table[name].to_pylist() for name in DOCUMENT_COLUMNS]
-        documents = [Document(*row) for row in zip(*columns, strict=True)]
-        marks = [(row, count, 0, 0, 0) for count, row in enumerate(range(first_row, first_row + len(documents)), 1)]
-        parsed = Parsed(Records(documents), [], len(documents), marks)
-        self.write_work(folder / WORK, stem, parsed, self.sides_of(parsed))
-        return parsed.rows
+NO_SHARDS = EarlierShards({}, {})
 
 
 @activity("looking for shards of the same chunks")

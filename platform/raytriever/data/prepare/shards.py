@@ -4,44 +4,49 @@
 2. Texts go to Arrow files, tokens to flat arrays next to them, ids and contents as keys to a work folder, from which
    `assemble` computes positions when every shard exists.
 3. A process that dies over a chunk leaves a mark; the next process that gets the chunk searches for the text that
-   caused it."""
+   caused it.
+4. A shard is a part (`store.parts`) of an unfinished preparation:
+
+       PARTS/key     what decides all shards, and their numbers
+       PARTS/STEM/   files of a finished shard, in the folders in which the data set has them
+
+   A killed preparation leaves its hidden directory. The next preparation of the same key goes on in it. A process that
+   outlived the killed command cannot write there, because the directory has another name then."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.answers import FILE, PROMPTS, write_some, write_table
-from raytriever.data.copies import Forms, forms_of
+from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_some, write_table
 from raytriever.data.dataset import joined
 from raytriever.data.formats.chunks import FileChunk, Parsed, parse_chunk
 from raytriever.data.formats.plan import Part
-from raytriever.data.keys import key_of, keys_of
+from raytriever.data.keys import Forms, forms_of, key_of, keys_of
+from raytriever.data.prepare.prepared import DOCUMENT_COLUMNS, DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
+from raytriever.data.prepare.reuse import NO_SHARDS, EarlierShards, chunk_digest
 from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
-from raytriever.data.quarantine import bad_entry
-from raytriever.data.records import ORIGINS, SOURCES
+from raytriever.data.records import ORIGINS, SOURCES, Document, Records, bad_entry
 from raytriever.prompts import TITLE, fill_title
-from raytriever.store.commit import disk_errors
+from raytriever.reading.arrays import read_arrow
+from raytriever.reading.structured import conform
+from raytriever.store.commit import disk_errors, leftovers, write_atomically
+from raytriever.store.parts import Parts
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.
 _SHARE_OF_TEXTS, _SHARE_OF_TOKENS, _EXPANSION = 1.6, 1.0, 4
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".parquet")
-DOCUMENTS, QUERIES, WORK = "documents", "queries", "work"
-SIDES = (DOCUMENTS, QUERIES)
-JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
-FORMS = "forms.npy"  # behind the name of documents or queries
-# Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
-DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
-    dict.fromkeys(names, "large_string") for names in (("id", "title", "text"), ("id", "text"), ("query", "document"))
-)
-ABSENT_COLUMNS = {"query": "int64", "document": "large_string", "score": "int64"}
+PARTS, WORK = "parts", "work"
 
 
 @dataclass
@@ -145,30 +150,25 @@ def _tokenise(
     return try_each(partial(tokenisation.encode, prompt=prompt), texts)
 
 
-def write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
+def _write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
     """Write judgements and negatives: queries and documents by key for matching, and by id for messages."""
-    judgements, negatives = parsed.records.judgements, parsed.records.negatives
-    kinds, splits = [SOURCES.index(row.source) for row in judgements], [row.split for row in judgements]
-    _write_pairs(folder / f"{stem}.{JUDGEMENTS}", judgements, parsed.rows_of("judgements"), kinds, splits)
-    kinds = [ORIGINS.index(row.origin) for row in negatives]
-    _write_pairs(folder / f"{stem}.{NEGATIVES}", negatives, parsed.rows_of("negatives"), kinds, [])
-
-
-def _write_pairs(stem: Path, pairs: Sequence[Any], rows: ndarray, kinds: list[int], splits: list[str]) -> None:
-    if not pairs:
-        return
-    np.savez(
-        f"{stem}.npz",
-        queries=keys_of(key_of(pair.query) for pair in pairs),
-        documents=keys_of(key_of(pair.document) for pair in pairs),
-        scores=np.array([pair.score for pair in pairs]),
-        ranks=np.array([pair.rank for pair in pairs], dtype=np.int64),
-        kinds=np.array(kinds, dtype=np.int64),
-        splits=np.array(splits, dtype=np.str_),
-        rows=rows,
-    )
-    ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
-    _write_texts(Path(f"{stem}.arrow"), ids)
+    for name, kinds in ((JUDGEMENTS, SOURCES), (NEGATIVES, ORIGINS)):
+        pairs: Sequence[Any] = getattr(parsed.records, name)
+        if not pairs:
+            continue
+        of_kind = [kinds.index(pair.source if name == JUDGEMENTS else pair.origin) for pair in pairs]
+        np.savez(
+            folder / f"{stem}.{name}.npz",
+            queries=keys_of(key_of(pair.query) for pair in pairs),
+            documents=keys_of(key_of(pair.document) for pair in pairs),
+            scores=np.array([pair.score for pair in pairs]),
+            ranks=np.array([pair.rank for pair in pairs], dtype=np.int64),
+            kinds=np.array(of_kind, dtype=np.int64),
+            splits=np.array([pair.split for pair in pairs] if name == JUDGEMENTS else [], dtype=np.str_),
+            rows=parsed.rows_of("judgements" if name == JUDGEMENTS else "negatives"),
+        )
+        ids = {"query": [pair.query for pair in pairs], "document": [pair.document for pair in pairs]}
+        _write_texts(folder / f"{stem}.{name}.arrow", ids)
 
 
 def _write_texts(file: Path, columns: dict[str, list[str]]) -> None:
@@ -191,7 +191,7 @@ class ShardReport:
         part: index of the part of the data set.
         number: number of the chunk of the part, from 0.
         rows: number of rows read, bad ones included.
-        bad: bad rows, from `quarantine.bad_entry`.
+        bad: bad rows, from `records.bad_entry`.
         is_repeatable: whether it has one document from each row, and nothing else: its files depend on the bytes of the
             chunk alone, not on the number of its first row.
         digest: digest of a repeatable chunk, see `reuse`.
@@ -214,46 +214,88 @@ class ShardReport:
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writer of the shards of all parts to a folder that every process can write; sent to the worker processes."""
+    """Writer of the shards of all parts, sent to the processes that write them.
+
+    Args:
+        parts: files of the data set.
+        folder: directory of the data set, which every process can write.
+        tokenisation: tokenizer and prompts; None for texts without tokens.
+        settings: `reuse.settings_digest` of the data set.
+        earlier: shards of earlier preparations, which are copied.
+    """
 
     parts: tuple[Part, ...]
     folder: Path
     tokenisation: Tokenisation | None
+    settings: str = ""
+    earlier: EarlierShards = NO_SHARDS
 
     def __call__(self, chunk: FileChunk) -> ShardReport:
-        """Write the shard of a chunk to the directory of the data set; see `write`."""
-        return self.write(chunk, self.folder)
+        """Copy or write the shard of a chunk, unless it is finished; raises `DataError` if its part is broken."""
+        report, shards = ShardReport(chunk.part, chunk.number, rows=0), Parts(self.folder / PARTS, durable=False)
+        if there := shards.read(report.stem, _read_report):
+            return there
+        meta: dict[str, Any] = {}
+
+        def save(folder: Path) -> None:
+            nonlocal report
+            make_folders(folder)
+            report = self.write(chunk, folder)
+            meta.update(report=asdict(report))
+
+        shards.write(report.stem, save, meta)
+        return report
 
     def write(self, chunk: FileChunk, folder: Path) -> ShardReport:
-        """Write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
-        parsed = parse_chunk(self.parts[chunk.part], chunk)
-        report = ShardReport(chunk.part, chunk.number, parsed.rows, tuple(parsed.bad))
-        where = self.parts[chunk.part].where
+        """Copy or write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
+        part, report = self.parts[chunk.part], ShardReport(chunk.part, chunk.number, rows=0)
+        digest = chunk_digest(self.settings, part, chunk)
+        if self.earlier.copy(digest, folder / DOCUMENTS, report.stem):
+            rows = self._write_keys(folder, report.stem, chunk.first_row)
+            return replace(report, rows=rows, digest=digest, is_copied=True)
+        parsed = parse_chunk(part, chunk)
         with disk_errors(self.folder):
             mark = self.folder / WORK / f"{report.stem}.begun"
             died_before = mark.exists()
             mark.touch()
-            sides = self.sides_of(parsed)
+            sides = self._sides_of(parsed)
             killers: dict[int, str] = {}
             for name, side in sides.items():
                 killers |= side.write(folder / name, report.stem, self.tokenisation, died_before)
-            self.write_work(folder / WORK, report.stem, parsed, sides)
+            self._write_work(folder / WORK, report.stem, parsed, sides)
             mark.unlink()
-        bad = tuple(bad_entry(where, row, reason, b"") for row, reason in killers.items())
-        return replace(report, bad=report.bad + bad, is_repeatable=_is_repeatable(chunk, parsed, sides[DOCUMENTS]))
+        bad = tuple(bad_entry(part.where, row, reason, b"") for row, reason in killers.items())
+        is_repeatable = _is_repeatable(chunk, parsed, sides[DOCUMENTS])
+        return replace(
+            report,
+            rows=parsed.rows,
+            bad=(*parsed.bad, *bad),
+            is_repeatable=is_repeatable,
+            digest=digest if is_repeatable else "",
+        )
 
-    def sides_of(self, parsed: Parsed) -> dict[str, Side]:
+    def _write_keys(self, folder: Path, stem: str, first_row: int) -> int:
+        """Write what `assemble` needs of a copied shard; return the number of its rows."""
+        table = read_arrow(folder / DOCUMENTS / f"{stem}.arrow", DOCUMENT_COLUMNS, PREPARE_AGAIN)
+        columns = [table[name].to_pylist() for name in DOCUMENT_COLUMNS]
+        documents = [Document(*row) for row in zip(*columns, strict=True)]
+        marks = [(row, count, 0, 0, 0) for count, row in enumerate(range(first_row, first_row + len(documents)), 1)]
+        parsed = Parsed(Records(documents), [], len(documents), marks)
+        self._write_work(folder / WORK, stem, parsed, self._sides_of(parsed))
+        return parsed.rows
+
+    def _sides_of(self, parsed: Parsed) -> dict[str, Side]:
         """Return documents and queries of a chunk by the names of their folders."""
         return {
             DOCUMENTS: Side.of_documents(parsed, self.tokenisation),
             QUERIES: Side.of_queries(parsed, self.tokenisation),
         }
 
-    def write_work(self, folder: Path, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
+    def _write_work(self, folder: Path, stem: str, parsed: Parsed, sides: Mapping[str, Side]) -> None:
         """Write what `assemble` needs of a shard."""
         for name, side in sides.items():
             side.write_keys(folder / f"{stem}.{name}.npz")
-        write_pairs(folder, stem, parsed)
+        _write_pairs(folder, stem, parsed)
         write_some(folder, stem, FILE, parsed.records.answers)
         prompts = [(query.id, query.prompt) for query in parsed.records.queries if query.prompt]
         write_some(folder, stem, PROMPTS, prompts)
@@ -266,7 +308,51 @@ def _is_repeatable(chunk: FileChunk, parsed: Parsed, documents: Side) -> bool:
     return len(rows) > 0 and np.array_equal(kept, rows) and not has_others
 
 
+class _Meta(TypedDict):
+    report: ShardReport
+
+
+def _read_report(path: Path, meta: dict[str, Any]) -> ShardReport:
+    """Return the report of a finished shard; raises `StorageError` for that of another version."""
+    return conform(meta, str(path), _Meta, "prepare the data set again")["report"]
+
+
 def make_folders(folder: Path) -> None:
     """Make the folders that a writer writes to."""
     for name in (*SIDES, WORK):
         (folder / name).mkdir()
+
+
+def find_unfinished(folder: Path, key: str) -> Path | None:
+    """Return the hidden directory of a killed preparation of `folder` with this key, if there is one."""
+    for leftover in leftovers(folder):
+        with suppress(OSError, ValueError):
+            if (leftover / PARTS / "key").read_text() == key:
+                return leftover
+    return None
+
+
+def begin(folder: Path, key: str) -> int:
+    """Make the folders of the shards; of a killed preparation, remove everything but the finished shards.
+
+    Returns:
+        The number of finished shards.
+    """
+    with disk_errors(folder):
+        for path in folder.iterdir():
+            if path.name != PARTS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make_folders(folder)
+        (folder / PARTS).mkdir(exist_ok=True)
+        write_atomically(folder / PARTS / "key", key)
+        return sum(path.is_dir() and path.name[0] != "." for path in (folder / PARTS).iterdir())
+
+
+def gather(folder: Path, reports: Iterable[ShardReport]) -> None:
+    """Move the files of all shards to the folders of the data set."""
+    with disk_errors(folder):
+        for report in reports:
+            for name in (*SIDES, WORK):
+                for file in (folder / PARTS / report.stem / name).iterdir():
+                    os.rename(file, folder / name / file.name)
+        shutil.rmtree(folder / PARTS)

@@ -9,18 +9,16 @@ bad text among n costs about 2 log2(n) processes, and no other text is lost."""
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from raytriever.interruption import end_with_parent
+from raytriever.processes import call_within
 from raytriever.prompts import PromptTable
 
 Work = Callable[[Sequence[str]], Sequence[Any]]
@@ -39,7 +37,10 @@ def try_each(work: Work, texts: Sequence[str]) -> tuple[list[Any], dict[int, str
         indices = waiting.pop()
         if not len(indices):
             continue
-        values, reason = _run_in_child(work, [texts[index] for index in indices])
+        try:
+            values, reason = call_within(None, "tokenizers", _attempt, work, [texts[index] for index in indices])
+        except ChildProcessError as death:
+            values, reason = None, f"kills the tokenizer's process ({death})"
         if values is not None:
             for index, value in zip(indices, values, strict=True):
                 results[index] = value
@@ -51,33 +52,11 @@ def try_each(work: Work, texts: Sequence[str]) -> tuple[list[Any], dict[int, str
     return results, reasons
 
 
-def _run_in_child(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | None, str]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(theirs, work, texts), daemon=True)
-    process.start()
-    theirs.close()
+def _attempt(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | None, str]:
     try:
-        answer = ours.recv()
-    except EOFError:
-        answer = None
-    finally:
-        ours.close()
-        process.join()
-    if answer is not None:
-        return answer
-    code = process.exitcode or 0
-    return None, f"kills the tokenizer's process (signal {-code})" if code < 0 else f"ends it with code {code}"
-
-
-def _child(connection: Connection, work: Work, texts: Sequence[str]) -> None:
-    end_with_parent()
-    try:
-        answer: tuple[Sequence[Any] | None, str] = (work(texts), "")
+        return work(texts), ""
     except BaseException as error:  # a panic of the tokenizer is no `Exception`
-        answer = (None, f"cannot be tokenised ({type(error).__name__}: {str(error)[:120]})")
-    connection.send(answer)
-    connection.close()
+        return None, f"cannot be tokenised ({type(error).__name__}: {str(error)[:120]})"
 
 
 # A tokenizer needs about a hundred times the memory of a text. No model reads longer texts.

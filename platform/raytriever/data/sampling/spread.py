@@ -263,20 +263,6 @@ def choose_apart(offsets, documents, size, items, count):  # type: ignore[no-unt
     return chosen
 
 
-@numba.njit(cache=True)
-def count_shared(offsets, documents, size, items, batch):  # type: ignore[no-untyped-def]
-    """Return the number of items that share a document with an earlier one of their batch."""
-    seen = np.full(size, -1, np.int64)
-    shared = 0
-    for position, item in enumerate(items):
-        meets = False
-        for each in range(offsets[item], offsets[item + 1]):
-            meets |= seen[documents[each]] == position // batch
-            seen[documents[each]] = position // batch
-        shared += meets
-    return shared
-
-
 class Spread:
     """Stream (`order.Stream`) that rearranges the epochs of another for one batch size, given all positives.
 
@@ -354,7 +340,14 @@ def shared(order: Order, positives: Positives, steps: range) -> int:
     if not steps:
         return 0
     items = np.concatenate([order.batch(step) for step in steps])
-    return int(count_shared(*_compact(positives), items, order.batch_size))
+    counts = np.diff(positives.offsets)[items]
+    documents = positives.documents[positions_of_runs(positives.offsets[items], counts)]
+    owners = np.repeat(np.arange(len(items)), counts)
+    # A document of a batch is there again, unless this is its first.
+    again = np.ones(len(owners), bool)
+    batches = owners // order.batch_size * (documents.max() + 1)
+    again[np.unique(batches + documents, return_index=True)[1]] = False
+    return len(np.unique(owners[again]))
 
 
 def _compact(positives: Positives) -> tuple[ndarray, ndarray, int]:

@@ -17,12 +17,11 @@ from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.negatives import id_array, write_pairs
+from raytriever.data.negatives import id_array, read_pairs
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError, setting
 from raytriever.paths import SCORES
-from raytriever.reading.columns import NUMBER, TEXT, positions_of, read_columns
-from raytriever.store.commit import disk_errors, read_manifest
+from raytriever.reading.arrays import NUMBER, TEXT, positions_of
 
 
 @dataclass(frozen=True)
@@ -159,24 +158,12 @@ class Coverage:
 
 
 KIND = "teacher scores"
-COLUMNS = ("query", "document", "score")
-_KINDS = dict(zip(COLUMNS, (TEXT, TEXT, NUMBER), strict=True))
+_KINDS = {"query": TEXT, "document": TEXT, "score": NUMBER}
 
 
 def identity(dataset: RetrievalDataset) -> dict[str, str]:
     """Return the digests of texts and ids that scores belong to; they do not depend on the open splits."""
     return {"queries": dataset.queries.digest, "documents": dataset.documents.digest}
-
-
-def write_scores(
-    folder: Path,
-    dataset: RetrievalDataset,
-    queries: Int64[ndarray, " pairs"],
-    documents: Int64[ndarray, " pairs"],
-    scores: Float32[ndarray, " pairs"],
-) -> None:
-    """Write the files of a directory that is about to be committed; positions become ids."""
-    write_pairs(folder, dataset, queries, documents, {"score": scores})
 
 
 def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
@@ -187,35 +174,21 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
             is unknown, a score is not finite, or a pair has two scores.
         StorageError: the directory was never completed, or is damaged.
     """
-    path = Path(path)
-    if not path.exists():
-        raise SCORES.error_of_missing(str(path))
-    files = _files(path, dataset) if path.is_dir() else [path]
-    known = [id_array(dataset.queries.ids), id_array(dataset.documents.ids)]
-    parts = [_part(file, known) for file in files]
-    if not parts:
-        raise DataError("the directory holds no Parquet file", str(path), SCORES.remedy)
-    queries, documents, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return TeacherTable.of(dataset, queries, documents, scores, str(path))
 
+    def check(meta: Mapping[str, Any]) -> None:
+        if meta.get("kind") != KIND:
+            what = f"holds {meta.get('kind') or 'something else'}, no teacher's scores"
+            raise DataError(what, str(path), SCORES.remedy)
+        for name, digest in identity(dataset).items():
+            if meta.get(name) != digest:
+                what = (
+                    f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
+                )
+                raise DataError(what, str(path), "score this data set with `raytriever score`")
 
-def _files(path: Path, dataset: RetrievalDataset) -> list[Path]:
-    manifest = read_manifest(path)
-    meta: Mapping[str, Any] = manifest["meta"]
-    if meta.get("kind") != KIND:
-        raise DataError(f"holds {meta.get('kind') or 'something else'}, no teacher's scores", str(path), SCORES.remedy)
-    for name, digest in identity(dataset).items():
-        if meta.get(name) != digest:
-            what = f"holds scores of other {name}: of {meta.get('dataset')} as it was, not of {dataset.name} as it is"
-            raise DataError(what, str(path), "score this data set with `raytriever score`")
-    return [path / name for name in sorted(manifest["files"]) if name.endswith(".parquet")]
-
-
-def _part(file: Path, known: Sequence[Any]) -> tuple[ndarray, ...]:
-    with disk_errors(file, reading=True):
-        table = read_columns(file, _KINDS, SCORES.remedy)
+    table = read_pairs(Path(path), SCORES, _KINDS, SCORES.remedy, check=check)
     query, document = (
-        positions_of(table[name], ids, name, file, lambda first: "give the scores of this data set").astype(np.int64)
-        for name, ids in zip(COLUMNS, known, strict=False)
+        positions_of(table[name], id_array(ids), name, Path(path), lambda first: "give the scores of this data set")
+        for name, ids in (("query", dataset.queries.ids), ("document", dataset.documents.ids))
     )
-    return query, document, table["score"].to_numpy()
+    return TeacherTable.of(dataset, query, document, table["score"].to_numpy(), str(path))

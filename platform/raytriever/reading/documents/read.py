@@ -9,8 +9,13 @@ from collections.abc import Collection
 from typing import BinaryIO
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.reading.documents.markup import declared_encoding, parse_html, parse_markdown, parse_restructured_text
-from raytriever.reading.documents.pdf import parse_pdf
+from raytriever.reading.documents.markup import (
+    declared_encoding,
+    parse_html,
+    parse_markdown,
+    parse_pdf,
+    parse_restructured_text,
+)
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
 MARKDOWN, HTML, TEXT, RESTRUCTURED_TEXT, PDF = "Markdown", "HTML", "text", "reStructuredText", "PDF"

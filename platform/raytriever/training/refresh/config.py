@@ -135,7 +135,7 @@ def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | N
             setting("refresh_negatives"),
             f"give at most {end - first}, or a longer range of {setting('refresh_ranks')}",
         )
-    from raytriever.data.sampling.origins import parse_mix  # imports numpy, which `--help` does not need
+    from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
 
     shares = parse_mix(data.negatives_mix)
     if shares is not None and not shares[ORIGINS.index(METHOD)]:

@@ -159,7 +159,7 @@ def test_quotation_marks_of_a_tsv_file_are_kept_unless_they_enclose_a_field(
 def test_a_missing_negative_is_missing_in_every_format(tmp_path: Path) -> None:
     rows = [("q1", "p1", "n1"), ("q2", "p2", ""), ("q3", "p3", None), ("q4", "p4", " ")]
     records = Records()
-    parse = ROW_FORMATS["sentence-transformers"].parser(frozenset(["anchor", "positive", "negative_1"]), "train")
+    parse = ROW_FORMATS["sentence-transformers"].parser(frozenset(["anchor", "positive", "negative_1"]))
     for row in rows:
-        parse(dict(zip(("anchor", "positive", "negative_1"), row, strict=True)), records)
+        parse(dict(zip(("anchor", "positive", "negative_1"), row, strict=True)), records, "train")
     assert (len(records.judgements), len(records.negatives)) == (4, 1)

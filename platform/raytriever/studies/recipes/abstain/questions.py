@@ -23,9 +23,9 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from raytriever.data.copies import normalise
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.keys import normalise
 from raytriever.errors import DataError, StorageError
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory, read_manifest

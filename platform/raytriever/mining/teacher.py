@@ -1,8 +1,10 @@
 """Job of teacher scoring: open and check all inputs, score part after part, and commit the result.
 
-Scores are the cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the
-number of the part, and committed parts are never scored again. After an interruption the same command continues and
-writes the same bytes."""
+Each query of a split is scored with its positives and its candidates: the rows of a negatives table and the best
+documents of a TREC run. If neither is passed, they are the hard negatives of the data set. Scores are the
+cross-encoder's logits, before any activation. The scores of a part depend only on the plan and on the number of the
+part, and committed parts are never scored again. After an interruption the same command continues and writes the same
+bytes."""
 
 from __future__ import annotations
 
@@ -11,20 +13,22 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.negatives import read_negatives, write_pairs
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.sampling.teacher import KIND, identity, read_scores, write_scores
-from raytriever.errors import ConfigError, ModelError, StorageError, setting
+from raytriever.data.run_files import read_run
+from raytriever.data.sampling.teacher import KIND, identity, read_scores
+from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig
-from raytriever.mining.teacher.pairs import Pairs, collect_pairs
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
@@ -94,15 +98,6 @@ class ScorePlan:
         decides = {k: v for k, v in asdict(self).items() if k not in ("model", "revision", "dataset", "split")}
         return hashlib.sha256(json.dumps([VERSION, decides], sort_keys=True).encode()).hexdigest()
 
-    @property
-    def parts(self) -> int:
-        """Number of parts."""
-        return -(-self.pairs // self.part)
-
-    def rows_of(self, number: int) -> slice:
-        """Return the slice of the pairs of a part."""
-        return slice(number * self.part, min(self.pairs, (number + 1) * self.part))
-
 
 class _Plan(TypedDict, total=False):
     """Keys of `plan.json` that are read individually."""
@@ -112,62 +107,31 @@ class _Plan(TypedDict, total=False):
     revision: str | None
 
 
-@dataclass(frozen=True)
-class ScoreWriter:
-    """Writer of a directory of scores."""
+def _begin(path: Path, plan: ScorePlan) -> bool:
+    """Make the directory of scores, or continue the one of an earlier call. Return true if all scores are committed.
 
-    path: Path
-    plan: ScorePlan
-
-    def begin(self) -> bool:
-        """Make the directory, or continue the one of an earlier call. Return true if all scores are committed.
-
-        Raises:
-            StorageError: the directory has other content.
-        """
-        with disk_errors(self.path, reading=True):
-            has_content = self.path.is_dir() and any(self.path.iterdir())
-        if not has_content:
-            with disk_errors(self.path):
-                (self.path / PARTS).mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / PLAN, json.dumps({"key": self.plan.key, **asdict(self.plan)}, indent=1))
-            return False
-        is_finished = (self.path / MANIFEST).exists()
-        stored: Mapping[str, Any] = read_manifest(self.path)["meta"] if is_finished else read_plan(self.path)
-        if stored.get("key") != self.plan.key:
-            own = asdict(self.plan)
-            is_plan = stored.keys() >= _DIFFERENCES.keys()
-            differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
-            reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
-            raise StorageError(reason, str(self.path), _OTHER_OUTPUT)
-        return is_finished
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the parts that are missing or damaged."""
-        return [number for number in range(self.plan.parts) if self.read(number) is None]
-
-    @property
-    def _parts(self) -> Parts:
-        return Parts(self.path / PARTS, self.plan.key)
-
-    def write(self, number: int, scores: Float32[ndarray, " pairs"]) -> None:
-        """Commit a part."""
-        self._parts.write(_part(number), lambda folder: np.save(folder / _SCORES, scores))
-
-    def read(self, number: int) -> Float32[ndarray, " pairs"] | None:
-        """Return the scores of a part; None if it is missing or damaged."""
-        rows = self.plan.rows_of(number)
-        shape = (rows.stop - rows.start,)
-        return self._parts.read(
-            _part(number), lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again")
-        )
+    Raises:
+        StorageError: the directory has other content.
+    """
+    with disk_errors(path, reading=True):
+        has_content = path.is_dir() and any(path.iterdir())
+    own = asdict(plan)
+    if not has_content:
+        with disk_errors(path):
+            (path / PARTS).mkdir(parents=True, exist_ok=True)
+        write_atomically(path / PLAN, json.dumps({"key": plan.key, **own}, indent=1))
+        return False
+    is_finished = (path / MANIFEST).exists()
+    stored: Mapping[str, Any] = read_manifest(path)["meta"] if is_finished else _read_plan(path)
+    if stored.get("key") != plan.key:
+        is_plan = stored.keys() >= _DIFFERENCES.keys()
+        differences = [text for name, text in _DIFFERENCES.items() if is_plan and stored[name] != own[name]]
+        reason = f"holds scores {', '.join(differences)}" if differences else "has other content than these scores"
+        raise StorageError(reason, str(path), _OTHER_OUTPUT)
+    return is_finished
 
 
-def _part(number: int) -> str:
-    return f"part-{number:06d}"
-
-
-def read_plan(path: Path) -> Mapping[str, Any]:
+def _read_plan(path: Path) -> Mapping[str, Any]:
     """Return the plan of unfinished scores in a directory; empty if there is none.
 
     Raises:
@@ -258,15 +222,13 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
         part=job.part,
         **identity(dataset),
     )
-    writer = ScoreWriter(output, plan)
     started, scored = time.monotonic(), 0
-    if writer.begin():
+    if _begin(output, plan):
         report(f"{output} is finished: nothing is scored again")
         scores = read_scores(output, dataset).of_pairs(pairs.queries, pairs.documents)
     else:
         report(f"{dataset.name}: scoring {len(pairs):,} pairs with {job.config.model} ({precision} on {device})")
-        scored = _score(writer, teacher, dataset, pairs)
-        scores = _finish(writer, dataset, pairs, teacher.activation)
+        scores, scored = _score(output, plan, teacher, dataset, pairs)
     return ScoringResult(
         queries=len(np.unique(pairs.queries)),
         positives=scores[pairs.positive],
@@ -281,17 +243,34 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
 
 def _recorded_revision(output: Path, model: str) -> str | None:
     """Return the commit of the hub model that an interrupted call used."""
-    plan = read_plan(output)
+    plan = _read_plan(output)
     return plan.get("revision") if plan.get("model") == model else None
 
 
-def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs) -> int:
-    """Score the missing parts; return the number of pairs in them."""
-    missing, passages, scored = writer.missing(), dataset.passages(), 0
-    with Progress("score", sum(_length(writer.plan.rows_of(number)) for number in missing), "pair") as progress:
-        for number in missing:
-            rows = writer.plan.rows_of(number)
-            queries, documents = pairs.queries[rows].tolist(), pairs.documents[rows].tolist()
+def _score(
+    output: Path, plan: ScorePlan, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
+) -> tuple[Float32[ndarray, " pairs"], int]:
+    """Score the missing parts, and replace the working directory by the committed scores.
+
+    Returns:
+        All scores, and the number of pairs in the parts that were missing.
+    """
+    parts, passages = Parts(output / PARTS, plan.key), dataset.passages()
+    rows_of = {
+        f"part-{number:06d}": slice(start, min(plan.pairs, start + plan.part))
+        for number, start in enumerate(range(0, plan.pairs, plan.part))
+    }
+
+    def read(name: str) -> ndarray | None:
+        shape = (rows_of[name].stop - rows_of[name].start,)
+        return parts.read(name, lambda folder, _: read_array(folder / _SCORES, ["float32"], shape, "score again"))
+
+    scored = {name: read(name) for name in rows_of}
+    missing = [name for name, scores in scored.items() if scores is None]
+    total = sum(rows_of[name].stop - rows_of[name].start for name in missing)
+    with Progress("score", total, "pair") as progress:
+        for name in missing:
+            queries, documents = (each[rows_of[name]].tolist() for each in (pairs.queries, pairs.documents))
             scores = teacher.logits([dataset.queries.texts[q] for q in queries], [passages[d] for d in documents])
             bad = np.flatnonzero(~np.isfinite(scores))
             if len(bad):
@@ -302,22 +281,18 @@ def _score(writer: ScoreWriter, teacher: CrossEncoder, dataset: RetrievalDataset
                     str(teacher.directory),
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
-            writer.write(number, scores)
-            scored += len(scores)
+            scored[name] = scores
+            parts.write(name, partial(_save, scores))
             progress.advance(len(scores))
-    return scored
+    scores = np.concatenate([each for each in scored.values() if each is not None])
+    meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
+    with committed_directory(output, meta, replace=True) as folder:
+        write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
+    return scores, total
 
 
-def _finish(
-    writer: ScoreWriter, dataset: RetrievalDataset, pairs: Pairs, activation: str
-) -> Float32[ndarray, " pairs"]:
-    """Join the parts, and replace the working directory by the committed scores."""
-    parts = [writer.read(number) for number in range(writer.plan.parts)]
-    scores = np.concatenate([part for part in parts if part is not None])
-    meta = {"kind": KIND, "key": writer.plan.key, **asdict(writer.plan), "activation": activation}
-    with committed_directory(writer.path, meta, replace=True) as folder:
-        write_scores(folder, dataset, pairs.queries, pairs.documents, scores)
-    return scores
+def _save(scores: ndarray, folder: Path) -> None:
+    np.save(folder / _SCORES, scores)
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
@@ -329,5 +304,76 @@ def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> 
     return float((scores[others] > lowest[rows[others]]).mean()) if others.any() else 0.0
 
 
-def _length(rows: slice) -> int:
-    return int(rows.stop - rows.start)
+@dataclass(frozen=True)
+class Pairs:
+    """Distinct pairs of positions, sorted by query, then document.
+
+    Args:
+        queries, documents: positions in the data set.
+        positive: true if the document is relevant to the query.
+    """
+
+    queries: Int64[ndarray, " pairs"]
+    documents: Int64[ndarray, " pairs"]
+    positive: Bool[ndarray, " pairs"]
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the positions."""
+        return hashlib.sha256(np.stack([self.queries, self.documents]).astype("<i8").tobytes()).hexdigest()
+
+
+def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
+    """Collect the pairs of a split.
+
+    Args:
+        dataset: opened with the split.
+        split: split whose queries with a positive are scored.
+        config: names the sources of candidates.
+
+    Raises:
+        ConfigError: no source of candidates is passed, and the data set has no hard negatives.
+        DataError: the split has no positive, or none of its queries has a candidate.
+    """
+    positives = dataset.positives(split)
+    if not len(positives):
+        raise DataError(f"split {split!r} has no judgement above 0", dataset.name, "choose another split")
+    owners = np.repeat(positives.queries, np.diff(positives.offsets))
+    candidates = _candidates(dataset, positives.queries, config)
+    if not np.isin(np.concatenate([queries for queries, _ in candidates]), positives.queries).any():
+        raise DataError(
+            f"none of the {len(positives):,} queries of split {split!r} has a candidate",
+            config.negatives or config.run or dataset.name,
+            "name the negatives of this split",
+        )
+    size = len(dataset.documents)
+    rows = [(owners, positives.documents), *candidates]
+    keys = np.unique(np.concatenate([queries * size + documents for queries, documents in rows]))
+    keys = keys[np.isin(keys // size, positives.queries)]
+    return Pairs(keys // size, keys % size, np.isin(keys, owners * size + positives.documents))
+
+
+def _candidates(
+    dataset: RetrievalDataset, queries: Int64[ndarray, " queries"], config: ScoreConfig
+) -> list[tuple[ndarray, ndarray]]:
+    """Return the candidates of each source as query and document positions."""
+    candidates = []
+    if config.negatives:
+        table = read_negatives(config.negatives, dataset)
+        candidates.append((table.queries, table.documents))
+    if config.run:
+        ranking = read_run(config.run, dataset, queries.tolist(), config.depth)
+        rows, ranks = np.nonzero(ranking >= 0)
+        candidates.append((queries[rows], ranking[rows, ranks]))
+    if not candidates:
+        if dataset.negatives is None or not len(dataset.negatives.queries):
+            raise ConfigError(
+                f"{dataset.name} has no hard negatives",
+                setting("negatives"),
+                f"name a table that `raytriever mine` wrote, or a {setting('run')}",
+            )
+        candidates.append((dataset.negatives.queries, dataset.negatives.documents))
+    return candidates

@@ -1,1 +1,0 @@
-"""Teacher scores of a cross-encoder, for distillation."""

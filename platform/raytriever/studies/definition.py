@@ -1,14 +1,12 @@
 """Definition of a study: the trainings behind one table of a paper, their evaluation data, and the paper's claims.
 
-A recipe of `studies.recipes` builds it: a function of `(scale, data_root, folder)`. The recipe may write subsets of
-data sets below `folder`. Each is written completely or not at all, and used again by the next call. At `full` a recipe
-writes and reads nothing.
+A recipe of `studies.recipes` builds it, or a file of a user (`studies.own`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores" 
 
 @dataclass(frozen=True)
 class MeasuredDataset:
-    """Data set that an arm is measured on.
+    """Data set that an arm is measured on, and may be trained on.
 
     Args:
         name: name in tables; in one study, one name means one data set and split.
@@ -39,17 +37,25 @@ class MeasuredDataset:
             missing from the corpus.
         bm25_language: language of BM25's analyser; None to detect it.
         cross_encoder: cross-encoder that scores the best document of each query; empty for none.
+        about: size of a subset, as text; empty for a whole data set.
+        queries: number of training queries, if the data set is not opened.
     """
 
     name: str
     dataset: str
-    split: str
-    metrics: tuple[str, ...]
+    split: str = "test"
+    metrics: tuple[str, ...] = ()
     level: int = 1
     drop_own: bool = True
     extras: tuple[str, ...] = ()
     bm25_language: str | None = None
     cross_encoder: str = ""
+    about: str = ""
+    queries: int | None = None
+
+    def with_metrics(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> MeasuredDataset:
+        """Return the data set with the metrics to measure on it."""
+        return replace(self, metrics=metrics, extras=extras)
 
 
 @dataclass(frozen=True)

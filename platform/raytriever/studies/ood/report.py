@@ -17,6 +17,7 @@ from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
+from raytriever.evaluation.results import without_nan
 from raytriever.index.approximate.measure import OperatingPoint, format_count
 from raytriever.report.figures import COLOURS, HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.report.figures import save_curves as save_steps
@@ -93,7 +94,7 @@ def to_json(indexes: dict[str, IndexMeasurement], gap: Gap) -> dict[str, Any]:
         | {"ratio": one.ratio}
         for kind, one in indexes.items()
     }
-    results: dict[str, Any] = _without_nan(
+    results: dict[str, Any] = without_nan(
         {
             "indexes": measurements,
             "mmd2": {"queries": gap.queries, "held_out": gap.held_out},
@@ -102,14 +103,6 @@ def to_json(indexes: dict[str, IndexMeasurement], gap: Gap) -> dict[str, Any]:
         }
     )
     return results
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and isnan(value) else value
 
 
 def _format_share(value: float) -> str:

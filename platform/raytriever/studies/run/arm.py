@@ -39,8 +39,8 @@ from raytriever.experiment.opening import open_run, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
 from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, Evaluated, MeasuredDataset
+from raytriever.studies.evaluation_files import score_best_documents
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
-from raytriever.studies.run.cross_encoder import score_best_documents
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 

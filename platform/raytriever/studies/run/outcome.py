@@ -36,9 +36,9 @@ from raytriever.studies.definition import (
     Evaluated,
     Study,
 )
+from raytriever.studies.evaluation_files import read_pools, read_seed_metrics
 from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
-from raytriever.studies.results_reader import read_pools, read_seed_metrics
 from raytriever.studies.run.arm import MEASURED, arm_folder, evaluation_of
 from raytriever.training.config import DEV_LOSS
 

@@ -187,7 +187,7 @@ def test_trials(tmp_path: Path) -> None:
         trials = read_trials(folder)
         find_best(trials, "ndcg_at_10")
         if trials:
-            sweep_rows(trials, "ndcg_at_10", str)
+            sweep_rows(trials, "ndcg_at_10")
 
     refused, count = check(folder / "trials.json", read)
     assert refused > count / 2

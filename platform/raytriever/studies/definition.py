@@ -118,14 +118,12 @@ class Drawing:
             and best non-positives, of the first seed of each row.
         name: name of its file.
         metric: metric to draw.
-        datasets: names of the data sets to draw; empty for all.
         x, by, panel: keys of `Arm.coordinates`.
     """
 
     kind: str
     name: str
     metric: str = ""
-    datasets: tuple[str, ...] = ()
     x: str = ""
     by: str = ""
     panel: str = ""

@@ -123,14 +123,14 @@ def write_sweep(
     if not trials:
         return
     figures, title = output / FIGURES, metric_label(metric)
-    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric, short_name)))
-    save_parallel(figures / "parallel.png", trials, metric, title, short_name)
+    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
+    save_parallel(figures / "parallel.png", trials, metric, title)
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
         if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
             path = figures / f"response-{short_name(one.key)}.png"
-            save_response(path, trials, metric, title, one.key, by, short_name, one.log)
+            save_response(path, trials, metric, title, one.key, by, one.log)
     if watched is not None:
         curves = {trial.number: read_curve(output / TRIALS / trial.name, watched) for trial in trials}
         save_trial_curves(figures / "curves.png", trials, curves, metric_label(watched))

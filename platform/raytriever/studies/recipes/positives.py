@@ -403,7 +403,7 @@ def _mixed_sets(scale: StudyScale) -> tuple[MeasuredDataset, tuple[MeasuredDatas
     if scale.is_full:
         return data, _hybrid_sets(scale, (*_MRR, "recall_at_1000")), lines_of([data])
     passages = Subset(train=0, dev=0, test=100, documents=5_000)
-    others = [] if scale.is_smoke else [scale.pack("TREC-tables.DL19-mini", passages)]
+    others = [] if scale.is_smoke else [scale.pack("TREC-DL19-mini", passages)]
     measured = (data.with_metrics(METRICS), *(one.with_metrics(_NDCG) for one in others))
     return data, measured, [_SIMULATED_SOURCES, *lines_of([data, *others])]
 

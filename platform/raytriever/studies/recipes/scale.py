@@ -90,12 +90,12 @@ class StudyScale:
 
     @property
     def is_full(self) -> bool:
-        """Whether the study has the size of the paper."""
+        """Return whether the study has the size of the paper."""
         return self.name == FULL
 
     @property
     def is_smoke(self) -> bool:
-        """Whether the study only shows that it runs."""
+        """Return whether the study only shows that it runs."""
         return self.name == SMOKE
 
     @property

@@ -13,7 +13,7 @@ from raytriever.options import check_options, did_you_mean
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, settings_text
 from raytriever.tuning.ray.training_data import trial_config
-from raytriever.tuning.sampler import GridSampler, build_sampler
+from raytriever.tuning.sampler import GRID, Sampler
 from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space
 
 # Settings of the execution, which may differ when a sweep is resumed.
@@ -49,20 +49,19 @@ def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPl
                 remedy,
             )
     check_watched_metric(base, search)
-    sampler = build_sampler(search.searcher, space, base.training.seed)
+    sampler = Sampler(search.searcher, space, base.training.seed)
     trials = search.trials or DEFAULT_TRIALS
     if not any(one.is_range for one in space.dimensions):
         trials = min(trials, len(space.grid()))
-    if isinstance(sampler, GridSampler):
-        trials = min(search.trials or len(sampler.points), len(sampler.points))
-        for number, point in enumerate(sampler.points[:trials]):
+    if search.searcher == GRID:
+        points = space.grid()
+        trials = min(search.trials or len(points), len(points))
+        for number, point in enumerate(points[:trials]):
             try:
                 trial_config(base, point)
             except UserError as error:
                 raise error.within(f"trial {number} ({settings_text(point)})") from error
-    return space, SweepPlan(
-        base=base, sampler=sampler, searcher=search.searcher, trials=trials, metric=search.metric, at_once=1
-    )
+    return space, SweepPlan(base=base, sampler=sampler, trials=trials, metric=search.metric, at_once=1)
 
 
 def watched_metric(search: SearchConfig) -> str | None:

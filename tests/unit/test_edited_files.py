@@ -22,7 +22,7 @@ from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
-from raytriever.report.queries import choose_queries
+from raytriever.report.page import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.store.commit import read_manifest
 from raytriever.tracking.outbox import has_unsent_data

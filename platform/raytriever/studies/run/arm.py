@@ -32,7 +32,7 @@ from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
-from raytriever.evaluation.results import RESULTS, read_results
+from raytriever.evaluation.results import RESULTS, read_results, without_nan
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_sources
@@ -107,10 +107,8 @@ class ArmRunner:
         with _errors_name(name):
             metrics, facts = self._train_and_measure(arm, seed, run, name)
             first = arm.datasets[0]
-            summary = {"dataset": first.dataset, "split": first.split, "after": _to_json(metrics[first.name])}
-            run.finish(
-                {**summary, "measured": {dataset: _to_json(values) for dataset, values in metrics.items()}, **facts}
-            )
+            summary = {"dataset": first.dataset, "split": first.split, "after": metrics[first.name]}
+            run.finish(without_nan({**summary, "measured": metrics, **facts}))
         seconds = time.monotonic() - began
         self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
         for temporary in TEMPORARY:
@@ -264,11 +262,6 @@ def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -
 
 def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), STAGE: "study"}
-
-
-def _to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the metrics with null in place of NaN."""
-    return {name: value if value == value else None for name, value in metrics.items()}
 
 
 def _format_metrics(dataset: str, metrics: Mapping[str, float]) -> str:

@@ -18,6 +18,7 @@ from raytriever.config import STAGES
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
+from raytriever.evaluation.results import without_nan
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
@@ -57,28 +58,26 @@ def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
     return range(1 if arm.curriculum is None else seeds)
 
 
-def evaluations_of(study: Study, output: Path, seeds: int) -> dict[Cell, list[Evaluated]]:
-    """Return the evaluations of all arms by row and data set, seeds ascending."""
+def read_study(study: Study, output: Path, seeds: int) -> tuple[SeededResults, dict[Cell, list[Evaluated]]]:
+    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending.
+
+    Raises:
+        StorageError: a file of an arm is missing, or was damaged or changed.
+    """
+    cells: dict[Cell, list[SeedMetrics]] = {}
     evaluations: dict[Cell, list[Evaluated]] = {}
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
-            for one in arm.datasets:
-                evaluated = evaluation_of(arm_folder(output, arm, seed), arm, one, seed)
-                evaluations.setdefault((arm.label, one.name), []).append(evaluated)
-    return evaluations
-
-
-def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Return the metrics of all arms of a study, which are finished; raises `StorageError`."""
-    arms = {(arm.label, one.name): arm for arm in study.arms for one in arm.datasets}
-    cells: dict[Cell, list[SeedMetrics]] = {}
-    for (row, dataset), evaluations in evaluations_of(study, output, seeds).items():
-        for one in evaluations:
-            measured = _read_arm(arm_folder(output, arms[row, dataset], one.seed))["measured"][dataset]
-            extras = {key: math.nan if value is None else float(value) for key, value in measured.items()}
-            metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
-            cells.setdefault((row, dataset), []).append(metrics)
-    return SeededResults(cells)
+            folder = arm_folder(output, arm, seed)
+            measured = _read_arm(folder)["measured"]
+            for dataset in arm.datasets:
+                one = evaluation_of(folder, arm, dataset, seed)
+                values = measured[dataset.name].items()
+                extras = {key: math.nan if value is None else float(value) for key, value in values}
+                metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
+                cells.setdefault((arm.label, dataset.name), []).append(metrics)
+                evaluations.setdefault((arm.label, dataset.name), []).append(one)
+    return SeededResults(cells), evaluations
 
 
 def blocks_of(study: Study) -> list[Block]:
@@ -94,8 +93,8 @@ def blocks_of(study: Study) -> list[Block]:
 @activity("writing the tables and figures of the study")
 def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededResults:
     """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
-    results, blocks = read_study(study, output, seeds), blocks_of(study)
-    analysis = study.analyse(evaluations_of(study, output, seeds)) if study.analyse else None
+    (results, evaluations), blocks = read_study(study, output, seeds), blocks_of(study)
+    analysis = study.analyse(evaluations) if study.analyse else None
     results = analysis.results if analysis else results
     paper = {
         (arm.label, dataset, metric): value for arm in study.arms for (dataset, metric), value in arm.paper.items()
@@ -139,7 +138,8 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
         "curves": curves,
         **({"analysis": analysis.content} if analysis else {}),
     }
-    write_atomically(output / RESULTS, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(output / RESULTS, text + "\n")
     return results
 
 
@@ -152,17 +152,13 @@ def _rows(
         for metric in results.cells[row, dataset][0].metrics:
             key = (row, dataset, metric)
             rows.setdefault(row, {}).setdefault(dataset, {})[metric] = {
-                "values": [_finite_or_none(value) for value in results.values(*key).tolist()],
-                "mean": _finite_or_none(results.mean(*key)),
-                "deviation": _finite_or_none(results.deviation(*key)),
+                "values": results.values(*key).tolist(),
+                "mean": results.mean(*key),
+                "deviation": results.deviation(*key),
                 "mark": marks.get(key, ""),
                 "paper": paper.get(key),
             }
     return rows
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
@@ -177,9 +173,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
                 metrics = _read_arm(arm_folder(output, arm, seed))
                 facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
                 if arm.curriculum.base.refresh.refresh_every:
-                    facts["tables"] = end_to_end(
-                        _step_folders(arm_folder(output, arm, seed)), "refresh_staleness_steps"
-                    )
+                    facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
                 trainings.append({"arm": arm.name, "seed": seed, **facts})
     return trainings
 
@@ -195,17 +189,9 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
     rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
-        best = fact[STEPS_TO_BEST]
-        rows.append(
-            [
-                fact["arm"],
-                str(fact["seed"]),
-                f"{fact['steps']:,}",
-                "-" if best is None else f"{best:,}",
-                f"{fact['step_seconds']:,.1f}",
-                *([_table_text(fact.get("tables"))] if has_tables else []),
-            ]
-        )
+        best, tables = fact[STEPS_TO_BEST], [_table_text(fact.get("tables"))] * has_tables
+        steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
+        rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
     return rows
 
 
@@ -219,10 +205,7 @@ def _read_curves(study: Study, output: Path, seeds: int) -> dict[str, dict[str, 
     """Return the steps and values of each figure of curves, by its name, arm and seed."""
     return {
         drawing.name: {
-            arm.name: [
-                end_to_end(_step_folders(arm_folder(output, arm, seed)), _logged_name(drawing))
-                for seed in seeds_of(arm, seeds)
-            ]
+            arm.name: [_curve_of(output, arm, seed, _logged_name(drawing)) for seed in seeds_of(arm, seeds)]
             for arm in study.arms
             if arm.curriculum
         }
@@ -324,12 +307,8 @@ class StudyFigures:
 
     def _curves(self, drawing: Drawing) -> dict[str, str]:
         """Draw the validation curve of the first seed of every arm."""
-        curves = {}
-        for arm in self.study.arms:
-            if arm.curriculum:
-                stages = _step_folders(arm_folder(self.output, arm, 0))
-                curves[arm.name] = end_to_end(stages, _logged_name(drawing))
-        curves = {name: points for name, points in curves.items() if points}
+        trained, logged = [arm for arm in self.study.arms if arm.curriculum], _logged_name(drawing)
+        curves = {arm.name: points for arm in trained if (points := _curve_of(self.output, arm, 0, logged))}
         if not curves:
             return {}
         name, value = f"{drawing.name}.png", title_of(drawing.metric) if drawing.metric else "dev loss"
@@ -356,7 +335,8 @@ class StudyFigures:
         return captions
 
 
-def _step_folders(folder: Path) -> list[Path]:
-    """Return the folders with the step logs of an arm: those of its stages, or its own directory."""
+def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
+    """Return the logged values of a metric by step, over all stages of an arm."""
+    folder = arm_folder(output, arm, seed)
     stages = sorted((folder / STAGES).glob("*-*"), key=lambda path: int(path.name.partition("-")[0]))
-    return stages or [folder]
+    return end_to_end(stages or [folder], metric)

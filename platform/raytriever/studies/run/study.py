@@ -26,13 +26,14 @@ import torch
 from raytriever.cluster.placement import count_gpus, count_slots, gpus_of_trial
 from raytriever.cluster.session import POLL_SECONDS, check_cluster, ray_session
 from raytriever.config.settings import hash_of
-from raytriever.data.sources import IR_DATASETS, is_uri
+from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
 from raytriever.models.weights import quiet_transformers
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import check_writable, disk_errors, write_atomically
+from raytriever.store.remote import is_uri
 from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study

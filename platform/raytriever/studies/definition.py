@@ -5,12 +5,14 @@ A recipe of `studies.recipes` builds it, or a file of a user (`studies.own`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.config.curriculum import NAME, Curriculum
+from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
 
@@ -215,3 +217,12 @@ class Study:
         rows = {arm.row for arm in self.arms}
         if not set(self.baselines) <= rows:
             raise ValueError(f"{self.name}: baselines {self.baselines} are not among the rows {sorted(rows)}")
+
+
+@contextmanager
+def errors_within(where: str) -> Iterator[None]:
+    """Add a place to a user error: an arm, or a part of a file."""
+    try:
+        yield
+    except UserError as error:
+        raise error.within(where) from error

@@ -14,12 +14,10 @@ from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
-from raytriever.config import STAGES
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.evaluation.results import without_nan
-from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
@@ -41,6 +39,7 @@ from raytriever.studies.evaluation_files import read_pools, read_seed_metrics
 from raytriever.studies.page import Block, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
 from raytriever.studies.run.arm import arm_folder, evaluation_of
+from raytriever.tracking.steps import end_to_end, stage_folders
 from raytriever.training.config import DEV_LOSS
 
 RESULTS, TABLE, LATEX, PAGE, FIGURES = "results.json", "table.md", "table.tex", "study.md", "figures"
@@ -337,6 +336,4 @@ class StudyFigures:
 
 def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
     """Return the logged values of a metric by step, over all stages of an arm."""
-    folder = arm_folder(output, arm, seed)
-    stages = sorted((folder / STAGES).glob("*-*"), key=lambda path: int(path.name.partition("-")[0]))
-    return end_to_end(stages or [folder], metric)
+    return end_to_end(stage_folders(arm_folder(output, arm, seed)), metric)

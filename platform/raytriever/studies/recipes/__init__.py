@@ -1,4 +1,4 @@
-"""The studies of the papers' tables, in a module for each paper, imported only when a study runs.
+"""The studies of the papers' tables, in few modules, imported only when a study runs.
 
 A module has `STUDIES`: functions of a `scale.StudyScale` that return a `studies.definition.Study`.
 """
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     **dict.fromkeys(("mw-in-domain", "mw-zero-shot", "mw-ablation", "mw-convergence", "mw-from-base"), "auc"),
-    **dict.fromkeys(("multi-positive", "heterogeneous", "curriculum", "ratio", "variants", "budget"), "positives"),
+    **dict.fromkeys(("multi-positive", "heterogeneous", "curriculum"), "positives"),
+    **dict.fromkeys(("ratio", "variants", "budget"), "ablations"),
     **dict.fromkeys(("lambda", "refresh"), "ours"),
     "abstain": "abstain.study",
     "guide": "ours",

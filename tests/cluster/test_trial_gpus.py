@@ -18,7 +18,7 @@ from raytriever.cluster.train.trainer import ClusterError, train_on_cluster
 from raytriever.config import Config
 from raytriever.config.settings import override
 from raytriever.errors import ConfigError
-from raytriever.tuning.ray.planning import plan_sweep
+from raytriever.tuning.ray.sweep import plan_sweep
 from raytriever.tuning.ray.tuner import resources_of_trial
 from raytriever.tuning.space import SearchConfig
 

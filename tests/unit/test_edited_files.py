@@ -22,7 +22,7 @@ from raytriever.experiment.directory import RunDirectory
 from raytriever.index.approximate.store import read_meta
 from raytriever.report.comparison import write_comparison
 from raytriever.report.finished_runs import read_directory
-from raytriever.report.queries import choose_queries
+from raytriever.report.page import choose_queries
 from raytriever.report.tables import result_tables, threshold_table
 from raytriever.store.commit import read_manifest
 from raytriever.tracking.outbox import has_unsent_data
@@ -187,7 +187,7 @@ def test_trials(tmp_path: Path) -> None:
         trials = read_trials(folder)
         find_best(trials, "ndcg_at_10")
         if trials:
-            sweep_rows(trials, "ndcg_at_10", str)
+            sweep_rows(trials, "ndcg_at_10")
 
     refused, count = check(folder / "trials.json", read)
     assert refused > count / 2

@@ -72,8 +72,7 @@ def main(words: list[str]) -> None:
     from raytriever.studies.cost import cost_of, cost_text
     from raytriever.studies.definition import FULL
     from raytriever.studies.run.outcome import PAGE, TABLE
-    from raytriever.studies.run.settings import DATA, check_directory
-    from raytriever.studies.run.study import has_gpu, run_study
+    from raytriever.studies.run.study import DATA, check_directory, has_gpu, run_study
 
     check_directory(output, name, scale)
     study = own or study_recipe(name)(scale, root, output / DATA)

@@ -53,14 +53,13 @@ def main(words: list[str]) -> None:
     from raytriever.experiment.directory import RunDirectory
     from raytriever.terminal import text_table
     from raytriever.tuning.ray.sweep import run_sweep
-    from raytriever.tuning.space import short_name
     from raytriever.tuning.trial_log import TrialError, sweep_rows
 
     swept = run_sweep(base, search, output, name, arguments.fresh, warn, arguments.trackers)
     if not swept.is_new:
         warn(f"{swept.path} is finished; a larger --trials continues it, --fresh removes it and starts again")
     show(f"\n{len(swept.trials)} trials on {base.data.dataset}, split {base.data.dev_split}, by {swept.metric}")
-    show(text_table(sweep_rows(swept.trials, swept.metric, short_name)))
+    show(text_table(sweep_rows(swept.trials, swept.metric)))
     if swept.best is not None:
         rows = {title: swept.rows[row] for row, title in _ROW_TITLES.items()}
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")

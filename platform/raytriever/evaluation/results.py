@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +68,7 @@ class Results:
         some = [name for name in ("pairs", "forms") if getattr(self, name)]
         parts = ("models", "parts", "about", *rows, *some, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
-        return json.dumps(_without_nan(whole), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(without_nan(whole), indent=1, ensure_ascii=False) + "\n"
 
 
 def bm25_warnings(about: Mapping[str, Any]) -> list[str]:
@@ -270,9 +271,10 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
             )
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
+def without_nan(value: Any) -> Any:
+    """Return JSON values with null in place of numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and value != value else value
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

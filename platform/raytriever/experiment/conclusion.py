@@ -20,7 +20,7 @@ from raytriever.losses.guide import MASKED
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.report.training import training_tests, write_training_report
-from raytriever.tracking.steps import read_curve
+from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import Point, Tracker
 
 
@@ -87,13 +87,3 @@ def masking_lines(folders: Sequence[Path]) -> list[str]:
     if not shares:
         return []
     return [f"The guide masked {fmean(shares):.2%} of the negatives of a batch, at most {max(shares):.2%}"]
-
-
-def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
-    """Return the curve of a metric over all stages; step 1 of a stage follows the last step of the stage before."""
-    whole: list[tuple[int, float]] = []
-    done = 0
-    for folder in folders:
-        whole += [(done + step, value) for step, value in read_curve(folder, name)]
-        done += max((step for step, _ in read_curve(folder, "loss")), default=0)
-    return whole

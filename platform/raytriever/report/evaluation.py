@@ -17,7 +17,7 @@ from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
+from raytriever.report.score_figures import save_score_figures
 from raytriever.report.tables import (
     Values,
     auc_table,
@@ -99,16 +99,8 @@ def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Pi
     }
     if not pools:
         return []
-    roc, scores, shares = (folder / FIGURES / f"{name}.{dataset}.png" for name in ("roc", "scores", "calibration"))
-    save_roc(roc, pools, f"ROC curves, {dataset}", styles_of(models))
-    save_score_histograms(scores, pools)
-    save_calibration(shares, pools)
-    captions = {
-        roc: "ROC curves with 95 % bands",
-        scores: "Scores of positives and of the best non-positives",
-        shares: "Share of relevant pairs by score",
-    }
-    return [Picture(f"{caption}, {dataset}", path.with_suffix(".svg"), dataset) for path, caption in captions.items()]
+    captions = save_score_figures(folder / FIGURES, pools, dataset, styles_of(models))
+    return [Picture(caption, path.with_suffix(".svg"), dataset) for path, caption in captions.items()]
 
 
 def threshold_pictures(

@@ -22,7 +22,7 @@ from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
-from raytriever.tracking.steps import STEPS, read_curves
+from raytriever.tracking.steps import end_to_end, stage_folders
 
 METRICS, CONFIG = "metrics.json", "config.yaml"
 CURVES = ("loss", "dev_loss")
@@ -122,20 +122,7 @@ def _settings(path: Path) -> dict[str, str]:
 def _curves(folder: Path) -> dict[str, Curve]:
     """Return the curves of a run. The curves of the stages of a curriculum are joined."""
     # In a run with stages, the file of the whole run has only the last values.
-    files = sorted(folder.glob(f"stages/*/{STEPS}"), key=_stage_number) or [f for f in [folder / STEPS] if f.is_file()]
-    whole: dict[str, Curve] = {name: [] for name in CURVES}
-    done = 0
-    for file in files:
-        curves = read_curves(file.parent, CURVES)
-        for name, points in curves.items():
-            whole[name] += [(done + step, value) for step, value in points]
-        done += max((step for step, _ in curves["loss"]), default=0)
-    return whole
-
-
-def _stage_number(file: Path) -> tuple[int, str]:
-    number = file.parent.name.split("-")[0]
-    return (int(number) if number.isdigit() else 0, file.parent.name)
+    return {name: end_to_end(stage_folders(folder), name) for name in CURVES}
 
 
 class MlflowRuns:

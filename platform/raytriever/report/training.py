@@ -19,7 +19,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
 from raytriever.report.figures import save_curves
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.score_figures import save_calibration, save_roc, save_score_histograms
+from raytriever.report.score_figures import save_score_figures
 from raytriever.report.tables import result_tables
 from raytriever.store.commit import write_atomically
 
@@ -51,20 +51,12 @@ def write_training_report(
         write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
     dense = {name: pool_scores([evaluations[name]]) for name in ("before", "after")}
     figures = folder / "figures"
-    save_roc(figures / "roc.png", dense)
-    save_score_histograms(figures / "scores.png", dense)
-    save_calibration(figures / "calibration.png", dense)
+    captions = save_score_figures(figures, dense) | {figures / "loss.png": "Loss"}
     save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
     dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
     if dev_curves:
         save_curves(figures / "dev.png", dev_curves, "dev data")
-    captions = {
-        "roc": "ROC curves with 95 % bands",
-        "scores": "Scores of positives and of the best non-positives",
-        "calibration": "Share of relevant pairs by score",
-        "loss": "Loss",
-        **({"dev": "Metrics of checkpoints on dev data, measured during training"} if dev_curves else {}),
-    }
+        captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
     measured = DatasetMeasurement(
         EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
         [PartMeasurement(dataset.name, dataset, judged, dict(evaluations))],
@@ -86,7 +78,7 @@ def write_training_report(
             )
         ),
         tables=result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations)), pairs),
-        pictures=[Picture(caption, figures / f"{name}.svg") for name, caption in captions.items()],
+        pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
         queries=read_queries(folder),
         settings=config_yaml,
     )

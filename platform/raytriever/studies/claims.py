@@ -6,8 +6,9 @@ test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -33,6 +34,8 @@ class Verdict:
 
 
 Judge = Callable[[SeededResults], Verdict]
+# `ABOVE` where a comparison agrees with the claim, `BELOW` where it shows the opposite; and the compared values.
+Comparisons = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -57,21 +60,30 @@ class Claim:
             return Verdict(NOT_MEASURED, f"there is no result of {error}")
 
 
+def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge:
+    """Return a claim that holds if every comparison agrees, and does not hold if one shows the opposite."""
+
+    def judge(results: SeededResults) -> Verdict:
+        outcomes, texts = zip(*compare(results), strict=True)
+        word = DID_NOT if BELOW in outcomes else HELD if set(outcomes) == {ABOVE} else WITHIN_NOISE
+        return Verdict(word, f"{about}: {'; '.join(texts)}")
+
+    return judge
+
+
+def _text(name: str, one: SeedComparison, to: str = "") -> str:
+    return f"{name} {one.difference:+.4f} {to}{format_outcome(one.p, one.outcome)}"
+
+
 def above(better: str, worse: str, metrics: Sequence[str], datasets: Sequence[str] = ()) -> Judge:
     """Claim that one row is above another in each metric on each data set (by default all that have both rows)."""
 
-    def judge(results: SeededResults) -> Verdict:
-        comparisons, outcomes = [], []
+    def compare(results: SeededResults) -> Comparisons:
         for dataset, metric in _cells(results, (better, worse), metrics, datasets):
             one = results.compare(better, worse, dataset, metric)
-            outcomes.append(one.outcome)
-            comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
-        return Verdict(
-            _verdict_on_outcomes(outcomes, expected=ABOVE, against=BELOW),
-            f"{better} - {worse}: " + "; ".join(comparisons),
-        )
+            yield one.outcome, _text(f"{dataset} {metric}", one)
 
-    return judge
+    return _judge(f"{better} - {worse}", compare)
 
 
 def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] = (), within: float = 0.01) -> Judge:
@@ -80,49 +92,42 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
     It does not hold if a difference is larger and not noise.
     """
 
-    def judge(results: SeededResults) -> Verdict:
-        comparisons, outcomes = [], []
+    def compare(results: SeededResults) -> Comparisons:
         for dataset, metric in _cells(results, (row, other), metrics, datasets):
             one = results.compare(row, other, dataset, metric)
-            near = abs(one.difference) <= within
-            outcomes.append(ABOVE if near else NOISE if one.outcome == NOISE else BELOW)
-            comparisons.append(f"{dataset} {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
-        because = f"{row} - {other}, alike where within {within:g}: " + "; ".join(comparisons)
-        return Verdict(_verdict_on_outcomes(outcomes, expected=ABOVE, against=BELOW), because)
+            yield _agrees(abs(one.difference) <= within, one), _text(f"{dataset} {metric}", one)
 
-    return judge
+    return _judge(f"{row} - {other}, alike where within {within:g}", compare)
+
+
+def _agrees(is_within: bool, one: SeedComparison) -> str:
+    """Return the outcome of a comparison that may differ by a margin, and by noise."""
+    return ABOVE if is_within else NOISE if one.outcome == NOISE else BELOW
 
 
 def best(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
     """Claim that a row is above every other row (or every row of `among`) in each metric on each data set."""
-    return _first(row, metrics, datasets, among, ABOVE, BELOW)
+    return _first(row, metrics, datasets, among, 1)
 
 
 def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), among: Sequence[str] = ()) -> Judge:
     """Claim that a row is below every other row (or every row of `among`) in each metric on each data set."""
-    return _first(row, metrics, datasets, among, BELOW, ABOVE)
+    return _first(row, metrics, datasets, among, -1)
 
 
-def _first(
-    row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], expected: str, against: str
-) -> Judge:
-    def judge(results: SeededResults) -> Verdict:
-        comparisons, outcomes = [], []
+def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], sign: int) -> Judge:
+    agreement = {ABOVE: ABOVE, BELOW: BELOW} if sign > 0 else {ABOVE: BELOW, BELOW: ABOVE}
+
+    def compare(results: SeededResults) -> Comparisons:
         others = [one for one in among or results.rows if one != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
             by_row = {one: results.compare(row, one, dataset, metric) for one in others}
-            outcomes += [one.outcome for one in by_row.values()]
-            by_difference = sorted(by_row, key=lambda one: by_row[one].difference)
-            nearest = by_difference[0 if expected == ABOVE else -1]
-            one = by_row[nearest]
-            comparisons.append(
-                f"{dataset} {metric} {one.difference:+.4f} to {nearest} {format_outcome(one.p, one.outcome)}"
-            )
-        return Verdict(
-            _verdict_on_outcomes(outcomes, expected, against), f"{row} to the nearest: " + "; ".join(comparisons)
-        )
+            outcomes = {agreement.get(one.outcome, NOISE) for one in by_row.values()}
+            nearest = min(by_row, key=lambda one: sign * by_row[one].difference)
+            text = _text(f"{dataset} {metric}", by_row[nearest], f"to {nearest} ")
+            yield next(one for one in (BELOW, NOISE, ABOVE) if one in outcomes), text
 
-    return judge
+    return _judge(f"{row} to the nearest", compare)
 
 
 def _cells(
@@ -135,15 +140,23 @@ def _cells(
         for metric in metrics
         if datasets or all(results.has(row, dataset, metric) for row in rows)
     ]
-    if not cells:
-        raise KeyError(f"{' and '.join(rows)} on one data set")
-    return cells
+    return _some(cells, rows)
 
 
-def _verdict_on_outcomes(outcomes: Sequence[str], expected: str, against: str) -> str:
-    if against in outcomes:
-        return DID_NOT
-    return HELD if all(one == expected for one in outcomes) else WITHIN_NOISE
+T = TypeVar("T")
+
+
+def _some(values: list[T], rows: Sequence[str], by: str = "") -> list[T]:
+    """Return the values; raises `KeyError` if there are none."""
+    if not values:
+        raise KeyError(f"{' and '.join(rows)}{by} on one data set")
+    return values
+
+
+def _sets(results: SeededResults, rows: Sequence[str], metric: str, datasets: Sequence[str]) -> list[str]:
+    """Return the named data sets, or all that have every row."""
+    having = [one for one in results.datasets if all(results.has(row, one, metric) for row in rows)]
+    return _some(list(datasets) or having, rows, f" by {metric}")
 
 
 def mean_difference(
@@ -161,10 +174,7 @@ def mean_difference(
     Raises:
         KeyError: a data set lacks a row, or no data set has both.
     """
-    used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in (row, other))]
-    if not used:
-        raise KeyError(f"{row} and {other} by {metric} on one data set")
-    return results.contrast({row: 1, other: -1}, used, metric, by)
+    return results.contrast({row: 1, other: -1}, _sets(results, (row, other), metric, datasets), metric, by)
 
 
 def above_on_average(
@@ -172,17 +182,12 @@ def above_on_average(
 ) -> Judge:
     """Claim that the mean of a row over the data sets exceeds that of another row by more than `by` in each metric."""
 
-    def judge(results: SeededResults) -> Verdict:
-        by_metric = {metric: mean_difference(results, better, worse, metric, datasets, by) for metric in metrics}
-        comparisons = "; ".join(
-            f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}" for metric, one in by_metric.items()
-        )
-        return Verdict(
-            _verdict_on_increase([one.outcome for one in by_metric.values()]),
-            f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}: {comparisons}",
-        )
+    def compare(results: SeededResults) -> Comparisons:
+        for metric in metrics:
+            one = mean_difference(results, better, worse, metric, datasets, by)
+            yield one.outcome, _text(metric, one)
 
-    return judge
+    return _judge(f"{better} - {worse}, mean over data sets{f', against {by:g}' if by else ''}", compare)
 
 
 def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: float = 0.01) -> Judge:
@@ -191,16 +196,12 @@ def no_worse_on_average(row: str, other: str, metrics: Sequence[str], within: fl
     It does not hold if the mean is lower by more and not by noise.
     """
 
-    def judge(results: SeededResults) -> Verdict:
-        outcomes, comparisons = [], []
+    def compare(results: SeededResults) -> Comparisons:
         for metric in metrics:
             one = mean_difference(results, row, other, metric)
-            outcomes.append(ABOVE if one.difference >= -within else NOISE if one.outcome == NOISE else BELOW)
-            comparisons.append(f"{metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
-        because = f"{row} - {other}, mean over data sets, not worse down to {-within:g}: {'; '.join(comparisons)}"
-        return Verdict(_verdict_on_increase(outcomes), because)
+            yield _agrees(one.difference >= -within, one), _text(metric, one)
 
-    return judge
+    return _judge(f"{row} - {other}, mean over data sets, not worse down to {-within:g}", compare)
 
 
 def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> Judge:
@@ -217,13 +218,12 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
             for metric in metrics
             if all(results.has(one, dataset, metric) for one in (row, worse))
         ]
-        if not cells:
-            raise KeyError(f"{' and '.join((*better, worse))} on one data set")
+        count = len(_some(cells, (*better, worse)))
         up, down = (sum(one.outcome == outcome for one in cells) for outcome in (ABOVE, BELOW))
         higher = sum(one.difference > 0 for one in cells)
-        word = HELD if 2 * up > len(cells) else DID_NOT if 2 * down > len(cells) else WITHIN_NOISE
+        word = HELD if 2 * up > count else DID_NOT if 2 * down > count else WITHIN_NOISE
         because = (
-            f"{', '.join(better)} against {worse}: higher in {higher} of {len(cells)} cells, significantly in {up}; "
+            f"{', '.join(better)} against {worse}: higher in {higher} of {count} cells, significantly in {up}; "
             f"significantly lower in {down}"
         )
         return Verdict(word, because)
@@ -236,24 +236,17 @@ def second_at_worst(row: str, among: Sequence[str], metrics: Sequence[str]) -> J
 
     It does not hold if two others are above by more than noise.
     """
+    others = [one for one in among if one != row]
 
-    def judge(results: SeededResults) -> Verdict:
-        outcomes, comparisons = [], []
-        others = [one for one in among if one != row]
-        for dataset in results.datasets:
-            for metric in metrics:
-                if not all(results.has(one, dataset, metric) for one in (row, *others)):
-                    continue
-                against = [results.compare(row, one, dataset, metric) for one in others]
-                higher = sum(one.difference < 0 for one in against)
-                significant = sum(one.outcome == BELOW for one in against)
-                outcomes.append(ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE)
-                comparisons.append(f"{dataset} {metric} rank {higher + 1}")
-        if not outcomes:
-            raise KeyError(f"{' and '.join(among)} on one data set")
-        return Verdict(_verdict_on_increase(outcomes), f"{row}: {'; '.join(comparisons)}")
+    def compare(results: SeededResults) -> Comparisons:
+        for dataset, metric in _cells(results, among, metrics, ()):
+            against = [results.compare(row, one, dataset, metric) for one in others]
+            higher = sum(one.difference < 0 for one in against)
+            significant = sum(one.outcome == BELOW for one in against)
+            outcome = ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE
+            yield outcome, f"{dataset} {metric} rank {higher + 1}"
 
-    return judge
+    return _judge(row, compare)
 
 
 def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: Sequence[str] = ()) -> Judge:
@@ -262,28 +255,24 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
     Each row is one setting.
     """
 
-    def judge(results: SeededResults) -> Verdict:
-        compared = (*rows, *others)
-        used = list(datasets) or [one for one in results.datasets if all(results.has(r, one, metric) for r in compared)]
-        if not used:
-            raise KeyError(f"{' and '.join(compared)} by {metric} on one data set")
-        outcomes, comparisons = [], []
-        for dataset in used:
+    def compare(results: SeededResults) -> Comparisons:
+        for dataset in _sets(results, (*rows, *others), metric, datasets):
             narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
             p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
-            outcomes.append(NOISE if not p < LEVEL else ABOVE if wide.mean() > narrow.mean() else BELOW)
-            comparisons.append(
-                f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {format_outcome(p, outcomes[-1])}"
-            )
-        return Verdict(_verdict_on_increase(outcomes), f"spread of {metric}: {'; '.join(comparisons)}")
+            outcome = NOISE if not p < LEVEL else ABOVE if wide.mean() > narrow.mean() else BELOW
+            yield outcome, f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {format_outcome(p, outcome)}"
 
-    return judge
+    return _judge(f"spread of {metric}", compare)
+
+
+def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
+    return np.asarray(np.ptp([results.values(row, dataset, metric) for row in rows], axis=0))
 
 
 def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, dataset: str) -> Judge:
     """Claim that the first row of a pair is further above the second one than in another pair, on one data set."""
 
-    def judge(results: SeededResults) -> Verdict:
+    def compare(results: SeededResults) -> Comparisons:
         weights: Counter[str] = Counter()
         for row, weight in zip((*pair, *other), (1, -1, -1, 1), strict=True):
             weights[row] += weight
@@ -292,11 +281,9 @@ def larger_gain(pair: tuple[str, str], other: tuple[str, str], metric: str, data
             f"{to} - {start} {results.compare(to, start, dataset, metric).difference:+.4f}"
             for to, start in (pair, other)
         )
-        return Verdict(
-            _verdict_on_increase([one.outcome]), f"{dataset} {metric}: {gained} {format_outcome(one.p, one.outcome)}"
-        )
+        yield one.outcome, f"{gained} {format_outcome(one.p, one.outcome)}"
 
-    return judge
+    return _judge(f"{dataset} {metric}", compare)
 
 
 def every(*judges: Judge) -> Judge:
@@ -309,14 +296,3 @@ def every(*judges: Judge) -> Judge:
         return Verdict(word, " | ".join(one.because for one in verdicts))
 
     return judge
-
-
-def _spread(results: SeededResults, rows: Sequence[str], dataset: str, metric: str) -> Float64[ndarray, " seeds"]:
-    by_row = np.stack([results.values(row, dataset, metric) for row in rows])
-    return np.asarray(by_row.max(axis=0) - by_row.min(axis=0))
-
-
-def _verdict_on_increase(outcomes: Sequence[str]) -> str:
-    if BELOW in outcomes:
-        return DID_NOT
-    return HELD if all(one == ABOVE for one in outcomes) else WITHIN_NOISE

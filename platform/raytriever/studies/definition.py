@@ -1,18 +1,18 @@
 """Definition of a study: the trainings behind one table of a paper, their evaluation data, and the paper's claims.
 
-A recipe of `studies.recipes` builds it: a function of `(scale, data_root, folder)`. The recipe may write subsets of
-data sets below `folder`. Each is written completely or not at all, and used again by the next call. At `full` a recipe
-writes and reads nothing.
+A recipe of `studies.recipes` builds it, or a file of a user (`studies.own`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.config.curriculum import NAME, Curriculum
+from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
 
@@ -25,7 +25,7 @@ LINES, GAINS, CURVES, ROC, SCORES = "lines", "gains", "curves", "roc", "scores" 
 
 @dataclass(frozen=True)
 class MeasuredDataset:
-    """Data set that an arm is measured on.
+    """Data set that an arm is measured on, and may be trained on.
 
     Args:
         name: name in tables; in one study, one name means one data set and split.
@@ -39,17 +39,25 @@ class MeasuredDataset:
             missing from the corpus.
         bm25_language: language of BM25's analyser; None to detect it.
         cross_encoder: cross-encoder that scores the best document of each query; empty for none.
+        about: size of a subset, as text; empty for a whole data set.
+        queries: number of training queries, if the data set is not opened.
     """
 
     name: str
     dataset: str
-    split: str
-    metrics: tuple[str, ...]
+    split: str = "test"
+    metrics: tuple[str, ...] = ()
     level: int = 1
     drop_own: bool = True
     extras: tuple[str, ...] = ()
     bm25_language: str | None = None
     cross_encoder: str = ""
+    about: str = ""
+    queries: int | None = None
+
+    def with_metrics(self, metrics: tuple[str, ...], extras: tuple[str, ...] = ()) -> MeasuredDataset:
+        """Return the data set with the metrics to measure on it."""
+        return replace(self, metrics=metrics, extras=extras)
 
 
 @dataclass(frozen=True)
@@ -112,14 +120,12 @@ class Drawing:
             and best non-positives, of the first seed of each row.
         name: name of its file.
         metric: metric to draw.
-        datasets: names of the data sets to draw; empty for all.
         x, by, panel: keys of `Arm.coordinates`.
     """
 
     kind: str
     name: str
     metric: str = ""
-    datasets: tuple[str, ...] = ()
     x: str = ""
     by: str = ""
     panel: str = ""
@@ -211,3 +217,12 @@ class Study:
         rows = {arm.row for arm in self.arms}
         if not set(self.baselines) <= rows:
             raise ValueError(f"{self.name}: baselines {self.baselines} are not among the rows {sorted(rows)}")
+
+
+@contextmanager
+def errors_within(where: str) -> Iterator[None]:
+    """Add a place to a user error: an arm, or a part of a file."""
+    try:
+        yield
+    except UserError as error:
+        raise error.within(where) from error

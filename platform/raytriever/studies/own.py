@@ -7,21 +7,20 @@ arms share, or the name of a model that is measured as it is: `bm25`, `minilm`, 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from raytriever.config import Config, Curriculum, check_curriculum, check_curriculum_paths
 from raytriever.config.curriculum import read_settings
 from raytriever.config.settings import from_dict
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError
 from raytriever.evaluation.protocol import metric_title, read_metrics
 from raytriever.evaluation.request import BM25
 from raytriever.options import did_you_mean
 from raytriever.paths import MODELS, check_paths
 from raytriever.studies.claims import Claim, Judge, above, alike, best
-from raytriever.studies.definition import ROC, SCORES, Arm, Drawing, MeasuredDataset, Study
+from raytriever.studies.definition import ROC, SCORES, Arm, Drawing, MeasuredDataset, Study, errors_within
 
 _KEYS = ("name", "seeds", "metrics", "data_sets", "settings", "arms", "baseline", "claims")
 _METRICS, _SEEDS, _MOST_SEEDS = "ndcg@10,mrr@10,recall@100,auc", 3, 100
@@ -86,7 +85,7 @@ def _with_data(shared: Config, value: Any, where: str) -> Config:
     if "dataset" not in settings:
         raise ConfigError("has no path", where, "give the path alone, or `dataset:` next to the other settings")
     config = from_dict({"data": settings}, where, shared)
-    with _named(where):
+    with errors_within(where):
         check_paths(config.data)
     return config
 
@@ -100,7 +99,7 @@ def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, 
         for name, config in sets.items()
     }
     if isinstance(value, str):
-        with _named(where):
+        with errors_within(where):
             MODELS.check(value, "model")
         model = next(iter(sets.values())).model
         limits = model.query_length, model.passage_length
@@ -112,7 +111,7 @@ def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, 
     arms = []
     for name, config in sets.items():
         curriculum = Curriculum(from_dict(settings, where, config))
-        with _named(where):
+        with errors_within(where):
             check_curriculum(curriculum)
             check_curriculum_paths(curriculum)
         arms.append(Arm(f"{_plain(row)}-{_plain(name)}", row, (measured[name],), curriculum))
@@ -163,7 +162,7 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def _metrics(value: Any, where: str) -> tuple[str, ...]:
-    with _named(where):
+    with errors_within(where):
         return read_metrics(",".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
@@ -176,12 +175,3 @@ def _check_names(names: Collection[Any], known: Sequence[str], where: str) -> No
 def _plain(name: str) -> str:
     """Return a name as a part of the name of a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Add the place in the file to a user error."""
-    try:
-        yield
-    except UserError as error:
-        raise error.within(where) from error

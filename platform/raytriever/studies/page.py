@@ -7,7 +7,7 @@ are rows, in one table per metric, as in `evaluation.paper_table`."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -263,9 +263,18 @@ def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) 
     return text
 
 
-@dataclass(frozen=True)
-class StudyPage:
-    """Content of the page.
+def page_text(
+    *,
+    title: str,
+    lines: Sequence[str],
+    tables: Sequence[PaperTable],
+    claims: Sequence[tuple[Claim, Verdict]],
+    trainings: Sequence[Sequence[str]],
+    paper: Mapping[str, Sequence[Sequence[str]]],
+    figures: Mapping[str, str],
+    further: Mapping[str, Sequence[Sequence[str]]],
+) -> str:
+    """Return the page in Markdown.
 
     Args:
         title: heading of the page.
@@ -275,45 +284,17 @@ class StudyPage:
         trainings: row of titles, and one row for each training.
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.
-        further: tables of curves and of the study's own analysis, by title: a row of titles, then the other rows.
+        further: tables of curves and of the study's own analysis, by title, as those of the paper.
     """
-
-    title: str
-    lines: Sequence[str]
-    tables: Sequence[PaperTable]
-    claims: Sequence[tuple[Claim, Verdict]]
-    trainings: Sequence[Sequence[str]]
-    paper: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-    figures: Mapping[str, str] = field(default_factory=dict)
-    further: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
-
-
-def page_text(page: StudyPage) -> str:
-    """Return the page in Markdown."""
-    parts = [f"# {page.title}\n", "".join(f"{line}  \n" for line in page.lines), markdown(page.tables)]
-    if page.claims:
-        parts.append("## Claims, tested on the table\n")
-        parts.append(
-            markdown_table(
-                [
-                    ["claim", "source", "verdict", "values"],
-                    *(
-                        [claim.text, claim.source, f"**{verdict.word}**", verdict.because]
-                        for claim, verdict in page.claims
-                    ),
-                ]
-            )
-        )
-        parts.append(_RULE)
-    for path, caption in page.figures.items():
-        parts.append(f"![{caption}]({path})\n")
-    for title, rows in page.further.items():
-        parts.append(f"## {title}\n")
-        parts.append(markdown_table(rows))
-    for title, rows in page.paper.items():
-        parts.append(f"## {title}, as printed\n")
-        parts.append(markdown_table(rows))
-    if len(page.trainings) > 1:
-        parts.append("## Trainings\n")
-        parts.append(markdown_table(page.trainings))
+    parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), markdown(tables)]
+    if claims:
+        verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]
+        table = markdown_table([["claim", "source", "verdict", "values"], *verdicts])
+        parts += ["## Claims, tested on the table\n", table, _RULE]
+    parts += [f"![{caption}]({path})\n" for path, caption in figures.items()]
+    sections = {**further, **{f"{name}, as printed": rows for name, rows in paper.items()}}
+    if len(trainings) > 1:
+        sections["Trainings"] = trainings
+    for heading, rows in sections.items():
+        parts += [f"## {heading}\n", markdown_table(rows)]
     return "\n".join(parts)

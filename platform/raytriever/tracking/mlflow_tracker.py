@@ -237,33 +237,28 @@ class MlflowServer:
         key: str | None = None,
         points: int = 0,
     ) -> MlflowTracker:
-        """Create or resume a run on this server; see `MlflowTracker`."""
-        return MlflowTracker(server=self, run_name=run_name, run_id=run_id, parent=parent, key=key, points=points)
+        """Create or resume a run on this server; see `TrackerClient`.
+
+        A new run is created if `run_id` is None, or the server does not know it or has deleted it. A point that is sent
+        twice is kept once.
+
+        Raises:
+            ConfigError: the server does not answer.
+        """
+        return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 
 class MlflowTracker:
-    """One MLflow run: a `Tracker` that raises an error if the server fails.
-
-    Args:
-        server: Server of the run.
-        run_name: shown in the UI.
-        run_id: run to resume. A new run is created if it is None, or the server does not know it or has deleted it.
-        parent: id of the parent run.
-        key: unique text of the run. It finds a run that was created although the response was lost.
-        points: number of points that the server has confirmed. A point that is sent twice is kept once.
-
-    Raises:
-        ConfigError: the server does not answer.
-    """
+    """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
 
     def __init__(
         self,
         server: MlflowServer,
         run_name: str,
-        run_id: str | None = None,
-        parent: str | None = None,
-        key: str | None = None,
-        points: int = 0,
+        run_id: str | None,
+        parent: str | None,
+        key: str | None,
+        points: int,
     ) -> None:
         self._client, self._translate_errors, self._exception = server.client, server.translate_errors, server.exception
         self._is_remote = server.is_remote
@@ -294,29 +289,19 @@ class MlflowTracker:
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
-        with self._translate_errors():
-            self._describe(config, dataset, tags)
-
-    def _describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        existing = self._client.get_run(
-            self.run_id
-        ).data.params  # params cannot change, so only missing ones are logged
-        params = [
-            Param(name, value[:PARAM_CHARACTERS]) for name, value in flatten(config).items() if name not in existing
-        ]
-        for start in range(0, len(params), PARAMS_PER_REQUEST):
-            self._client.log_batch(self.run_id, params=params[start : start + PARAMS_PER_REQUEST])
-        self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-        record = Dataset(
-            name=dataset.name,
-            digest=dataset.digest[:32],
-            source_type="local",
-            source=dataset.source,
-            profile=json.dumps(dict(dataset.counts)),
-        )
-        self._client.log_inputs(self.run_id, [DatasetInput(record, [InputTag("mlflow.data.context", "training")])])
+        profile = json.dumps(dict(dataset.counts))
+        record = Dataset(dataset.name, dataset.digest[:32], "local", dataset.source, profile=profile)
+        with self._translate_errors():
+            # Params cannot change, so only missing ones are logged.
+            existing = self._client.get_run(self.run_id).data.params
+            new = {name: value for name, value in flatten(config).items() if name not in existing}
+            params = [Param(name, value[:PARAM_CHARACTERS]) for name, value in new.items()]
+            for start in range(0, len(params), PARAMS_PER_REQUEST):
+                self._client.log_batch(self.run_id, params=params[start : start + PARAMS_PER_REQUEST])
+            self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
+            self._client.log_inputs(self.run_id, [DatasetInput(record, [InputTag("mlflow.data.context", "training")])])
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values, at most `METRICS_PER_REQUEST` in a request."""

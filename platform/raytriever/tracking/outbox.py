@@ -302,13 +302,7 @@ class OutboxSender:
 
     def backlog(self) -> Backlog:
         """Return the amount of unsent data of all outboxes."""
-        backlogs = [outbox.backlog() for outbox in self._outboxes]
-        return Backlog(
-            sum(backlog.points for backlog in backlogs),
-            sum(backlog.files for backlog in backlogs),
-            max((backlog.seconds for backlog in backlogs), default=0.0),
-            self.failures,
-        )
+        return sum((outbox.backlog() for outbox in self._outboxes), Backlog(failures=self.failures))
 
     def end(self) -> None:
         """Send all data at once from now on, also a few points."""

@@ -152,13 +152,7 @@ class Spool:
 
     def backlog(self) -> Backlog:
         """See `PersistentTracker`; includes all runs and trackers, each point and file once for each tracker."""
-        backlogs = [sender.backlog() for sender in self._senders]
-        return Backlog(
-            sum(backlog.points for backlog in backlogs),
-            sum(backlog.files for backlog in backlogs),
-            max((backlog.seconds for backlog in backlogs), default=0.0),
-            sum(backlog.failures for backlog in backlogs),
-        )
+        return sum((sender.backlog() for sender in self._senders), Backlog())
 
     def finish(self, status: str) -> None:
         """Close the run. A run without a parent waits for the trackers, and logs the data that remains unsent."""

@@ -134,6 +134,27 @@ def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int,
     return {name: sorted(points.items()) for name, points in values.items()}
 
 
+def stage_folders(folder: Path) -> list[Path]:
+    """Return the folders with the step logs of a run: those of its stages in order, or its own."""
+
+    def number(path: Path) -> tuple[int, str]:
+        prefix = path.name.partition("-")[0]
+        return (int(prefix) if prefix.isdigit() else 0, path.name)
+
+    return sorted((path.parent for path in folder.glob(f"stages/*/{STEPS}")), key=number) or [folder]
+
+
+def end_to_end(folders: Sequence[Path], name: str) -> list[tuple[int, float]]:
+    """Return the curve of a metric over all stages; step 1 of a stage follows the last step of the stage before."""
+    whole: list[tuple[int, float]] = []
+    done = 0
+    for folder in folders:
+        curves = read_curves(folder, [name, "loss"])
+        whole += [(done + step, value) for step, value in curves[name]]
+        done += max((step for step, _ in curves["loss"]), default=0)
+    return whole
+
+
 class _Entry(TypedDict):
     step: int
     milliseconds: NotRequired[int]  # runs of older versions have none

@@ -66,6 +66,10 @@ class Backlog:
     seconds: float = 0.0
     failures: int = 0
 
+    def __add__(self, other: Backlog) -> Backlog:
+        points, files, failures = self.points + other.points, self.files + other.files, self.failures + other.failures
+        return Backlog(points, files, max(self.seconds, other.seconds), failures)
+
 
 class Tracker(Protocol):
     """Receives the settings, metrics and files of a run from the driver, the only writer of the run."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
@@ -62,13 +62,38 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name in _OLDEST:
             _check_package(name)
-        _CHECKS[name]()
+        if name == "mlflow":
+            check_uri(tracking_uri())
+        elif name == "wandb":
+            from raytriever.tracking.wandb_tracker import check_key
+
+            check_key()
+        elif name == "tensorboard":
+            from raytriever.tracking.tensorboard_tracker import check_folder
+
+            check_folder()
 
 
 def open_trackers(names: Sequence[str]) -> list[TrackerClient]:
     """Return trackers; raises as `check_trackers`, and `ConfigError` if the server of MLflow does not answer."""
     check_trackers(names)
-    return [_CLIENTS[name]() for name in names]
+    return [_open(name) for name in names]
+
+
+def _open(name: str) -> TrackerClient:
+    if name == "wandb":
+        from raytriever.tracking.wandb_tracker import WandbClient
+
+        return WandbClient()
+    if name == "tensorboard":
+        from raytriever.tracking.tensorboard_tracker import TensorboardClient
+
+        return TensorboardClient()
+    if name == "trackio":
+        from raytriever.tracking.trackio_tracker import TrackioClient
+
+        return TrackioClient()
+    return MlflowServer(tracking_uri())
 
 
 def examine_installed(seconds: float) -> dict[str, str]:
@@ -103,47 +128,3 @@ def _check_package(name: str) -> None:
     numbers = [[int(part) for part in text.split(".")[:3] if part.isdecimal()] for text in (installed, _OLDEST[name])]
     if numbers[0] < numbers[1]:
         raise ConfigError(f"{name} {installed} is older than {_OLDEST[name]}", setting("tracker", name), remedy)
-
-
-def _check_wandb() -> None:
-    from raytriever.tracking.wandb_tracker import check_key
-
-    check_key()
-
-
-def _check_tensorboard() -> None:
-    from raytriever.tracking.tensorboard_tracker import check_folder
-
-    check_folder()
-
-
-def _wandb() -> TrackerClient:
-    from raytriever.tracking.wandb_tracker import WandbClient
-
-    return WandbClient()
-
-
-def _tensorboard() -> TrackerClient:
-    from raytriever.tracking.tensorboard_tracker import TensorboardClient
-
-    return TensorboardClient()
-
-
-def _trackio() -> TrackerClient:
-    from raytriever.tracking.trackio_tracker import TrackioClient
-
-    return TrackioClient()
-
-
-_CHECKS: dict[str, Callable[[], None]] = {
-    "mlflow": lambda: check_uri(tracking_uri()),
-    "wandb": _check_wandb,
-    "tensorboard": _check_tensorboard,
-    "trackio": lambda: None,
-}
-_CLIENTS: dict[str, Callable[[], TrackerClient]] = {
-    "mlflow": lambda: MlflowServer(tracking_uri()),
-    "wandb": _wandb,
-    "tensorboard": _tensorboard,
-    "trackio": _trackio,
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 
 from raytriever.report.figures import HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
+from raytriever.tuning.space import short_name
 from raytriever.tuning.trial_log import STOPPED, Trial, setting_text
 
-Names = Callable[[str], str]  # returns the title of a dimension
 COLOUR_MAP = "viridis"
 LABEL_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
 SPREAD = 0.07  # of an axis, over which trials of the same value are spread
 
 
-def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, names: Names) -> None:
+def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str) -> None:
     """Draw parallel coordinates: an axis for each dimension and the metric, a line for each finished trial.
 
     The metric decides the colour. Lines through the same value are slightly apart, so that each can be followed.
@@ -30,7 +30,6 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, 
         trials: Trials of one sweep.
         metric: the deciding metric.
         title: Title of the metric.
-        names: returns the title of a dimension.
     """
     finished = sorted((t for t in trials if t.value(metric) is not None), key=lambda t: t.metrics[metric])
     if not finished:
@@ -59,7 +58,7 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, 
                     text, (index, height), (7, 0), "data", "offset points", fontsize=9, va="center", bbox=LABEL_BOX
                 )
         axes.axvline(len(keys), color="0.75", linewidth=1, zorder=0)
-        axes.set_xticks(range(len(columns)), [*(names(key) for key in keys), title])
+        axes.set_xticks(range(len(columns)), [*map(short_name, keys), title])
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.grid(False)
@@ -68,12 +67,12 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str, 
 
 
 def save_response(
-    path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, names: Names, log: bool
+    path: Path, trials: Sequence[Trial], metric: str, title: str, key: str, by: str | None, log: bool
 ) -> None:
     """Draw the metric over one dimension: a point for each trial, and a line through the means.
 
     Args:
-        path, trials, metric, title, names: see `save_parallel`.
+        path, trials, metric, title: see `save_parallel`.
         key: dimension whose values are numbers.
         by: dimension with a line for each value, such as the loss; None for one line.
         log: whether the axis is logarithmic.
@@ -98,7 +97,9 @@ def save_response(
         if len(ticks) <= 6:
             axes.set_xticks(ticks, [setting_text(tick) for tick in ticks])
             axes.set_xticks([], minor=True)
-        axes.set(xlabel=names(key), ylabel=f"{title} on dev", title=f"{title} by {names(key)}, means and trials")
+        axes.set(
+            xlabel=short_name(key), ylabel=f"{title} on dev", title=f"{title} by {short_name(key)}, means and trials"
+        )
         if by:
             axes.legend(loc="best")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -15,6 +15,7 @@ from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import disk_errors, write_atomically
 from raytriever.training.config import DEV_LOSS
+from raytriever.tuning.space import short_name
 
 TRIAL_LOG = "trials.json"
 TABLE_METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc", DEV_LOSS)  # columns after the deciding one
@@ -118,19 +119,16 @@ def rank_trials(trials: Sequence[Trial], metric: str) -> list[Trial]:
     )
 
 
-def sweep_rows(trials: Sequence[Trial], metric: str, names: Callable[[str], str]) -> list[list[str]]:
-    """Return the table of a sweep: a row of titles, then a row for each trial.
+def sweep_rows(trials: Sequence[Trial], metric: str) -> list[list[str]]:
+    """Return the table of a sweep: a row of titles, then a row for each trial, of which there is at least one.
 
-    Args:
-        trials: at least one.
-        metric: the deciding metric; it is the first metric column.
-        names: returns the title of a dimension.
+    The deciding metric is the first metric column.
     """
     keys = list(trials[0].settings)
     measured = {name for trial in trials for name in trial.metrics}
     metrics = [metric, *(name for name in TABLE_METRICS if name in measured and name != metric)]
     titles = [DEV_LOSS.replace("_", " ") if name == DEV_LOSS else metric_title(name) for name in metrics]
-    rows = [unique_names(["trial", *(names(key) for key in keys), *titles, "steps", "seconds", "status"])]
+    rows = [unique_names(["trial", *map(short_name, keys), *titles, "steps", "seconds", "status"])]
     for trial in rank_trials(trials, metric):
         values = [_figure(trial.metrics[name]) if name in trial.metrics else "-" for name in metrics]
         status = trial.status if trial.status == FINISHED else f"{trial.status}: {trial.reason}".removesuffix(": ")

@@ -10,7 +10,7 @@ import pytest
 
 from raytriever.cli.main import run
 from raytriever.studies.run import study as engine
-from raytriever.studies.run.settings import SETTINGS
+from raytriever.studies.run.study import SETTINGS
 
 ErrorLine = Callable[..., str]
 

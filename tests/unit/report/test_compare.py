@@ -13,9 +13,8 @@ import pytest
 import yaml
 
 from raytriever.errors import ConfigError, UserError
-from raytriever.report.comparison import dataset_labels, row_names, write_comparison
+from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
 from raytriever.report.finished_runs import FinishedRun, read_directory
-from raytriever.report.seeds import seed_tables
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from evaluations import write_evaluation

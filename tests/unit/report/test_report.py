@@ -20,8 +20,7 @@ from raytriever.evaluation.files import read_queries
 from raytriever.metrics.top_answers import ScoredPools
 from raytriever.report.evaluation import write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
-from raytriever.report.page import Cell, HtmlTable, Page, write_page
-from raytriever.report.queries import MAX_QUERIES, choose_queries
+from raytriever.report.page import MAX_QUERIES, Cell, HtmlTable, Page, choose_queries, write_page
 from raytriever.report.score_figures import save_roc
 from raytriever.report.tables import result_tables
 

@@ -16,13 +16,12 @@ from raytriever.metrics.selective import area_under_risk_coverage
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.studies.claims import HELD
 from raytriever.studies.definition import Evaluated, MeasuredDataset
+from raytriever.studies.evaluation_files import score_best_documents
 from raytriever.studies.recipes.abstain import analysis as analysis_module
 from raytriever.studies.recipes.abstain.analysis import analyse
-from raytriever.studies.recipes.abstain.claims import POOLED, claims_of
-from raytriever.studies.recipes.abstain.confidences import confidences
-from raytriever.studies.recipes.abstain.measures import pooled, read_answers
+from raytriever.studies.recipes.abstain.measures import POOLED, confidences, pooled, read_answers
 from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, StudySource, write_questions
-from raytriever.studies.run.cross_encoder import score_best_documents
+from raytriever.studies.recipes.abstain.study import claims_of
 
 QUERIES, DOCUMENTS = 120, 200
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)

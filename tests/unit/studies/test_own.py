@@ -16,7 +16,7 @@ from raytriever.studies.claims import HELD
 from raytriever.studies.own import load_study
 from raytriever.studies.recipes import OWN
 from raytriever.studies.run.arm import measure
-from raytriever.studies.run.settings import SETTINGS, settings_of
+from raytriever.studies.run.study import SETTINGS, settings_of
 
 FILE = """
 seeds: 2

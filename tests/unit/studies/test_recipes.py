@@ -16,12 +16,9 @@ from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.studies.claims import DID_NOT, HELD, NOT_MEASURED
-from raytriever.studies.datasets import StudyDataset
-from raytriever.studies.definition import FULL, SMALL, Study
-from raytriever.studies.recipes import AT_FULL, STUDIES, study_recipe
-from raytriever.studies.recipes.auc import from_base
-from raytriever.studies.recipes.auc import tables as auc_tables
-from raytriever.studies.recipes.positives import tables as positives_tables
+from raytriever.studies.definition import FULL, SMALL, MeasuredDataset, Study
+from raytriever.studies.recipes import AT_FULL, STUDIES, auc, study_recipe, tables
+from raytriever.studies.recipes.scale import StudyScale
 
 QUERIES, SEEDS = 400, 2
 WITH_FULL = [name for name in STUDIES if name not in AT_FULL]
@@ -101,9 +98,9 @@ def test_claims_of_multi_positive_on_the_results_of_the_paper() -> None:
     study = open_at_full("multi-positive")
     # What looks exchanged in Table 3 is not compared with, but it belongs to its averages.
     doubtful = {
-        (name, dataset): {"ndcg_at_10": positives_tables.BEIR[dataset][index] / 100}
+        (name, dataset): {"ndcg_at_10": tables.BEIR[dataset][index] / 100}
         for dataset in ("Touche-2020", "TREC-COVID")
-        for index, name in enumerate(positives_tables.OBJECTIVES)
+        for index, name in enumerate(tables.OBJECTIVES)
     }
     words = {claim.text: claim.verdict(as_printed(study, doubtful)).word for claim in study.claims}
     assert words == {
@@ -126,15 +123,14 @@ def test_verdicts_change_with_the_results() -> None:
 
 def test_averages_follow_from_the_columns_of_complete_tables() -> None:
     for index, figures in enumerate(((0.51, 0.29, 0.25), (0.54, 0.30, 0.27), (0.61, 0.37, 0.32))):
-        rows = [auc_tables.ZERO_SHOT[name, "CL"][index] for name in auc_tables.ZERO_SHOT_SETS]
+        rows = [tables.ZERO_SHOT[name, "CL"][index] for name in tables.ZERO_SHOT_SETS]
         assert np.mean(rows, axis=0) == pytest.approx(figures, abs=0.006)
     printed = (39.25, 38.33, 37.67, 37.10, 39.49)
-    assert np.mean(list(positives_tables.BEIR.values()), axis=0) == pytest.approx(printed, abs=0.006)
-    assert len(auc_tables.ZERO_SHOT_SETS) == len(positives_tables.BEIR) == 14
+    assert np.mean(list(tables.BEIR.values()), axis=0) == pytest.approx(printed, abs=0.006)
+    assert len(tables.ZERO_SHOT_SETS) == len(tables.BEIR) == 14
 
 
 def test_results_printed_in_two_tables_agree() -> None:
-    tables = positives_tables
     lsepair = dict(zip(tables.HOMOGENEOUS_COLUMNS, tables.HOMOGENEOUS["LSEPair"], strict=True))
     assert tuple(lsepair[column] for column in tables.BUDGET_COLUMNS) == tables.BUDGET[4, "100 %"]
     for name in ("LSEPair", "SumMargLH"):
@@ -146,17 +142,18 @@ def test_results_printed_in_two_tables_agree() -> None:
 def test_a_study_from_another_base_encoder_has_other_settings(
     tmp_path: Path, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(from_base, "_sets", lambda scale, data_root, folder: [StudyDataset("SQuAD", "squad")])
+    monkeypatch.setattr(StudyScale, "sets", lambda scale, full, small: [MeasuredDataset("SQuAD", "squad")])
+    recipe = study_recipe("mw-from-base")
     with pytest.raises(ConfigError, match="--data-root: is missing; give the folder that holds base-encoder"):
-        from_base.study(SMALL, None, tmp_path / "data")
+        recipe(SMALL, None, tmp_path / "data")
     with pytest.raises(ConfigError, match=r"holds no base-encoder; run `python benchmarks/base_encoder.py"):
-        from_base.study(SMALL, tmp_path, tmp_path / "data")
+        recipe(SMALL, tmp_path, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     encoder = tmp_path / "base-encoder" / "encoder"
     shutil.copytree(tiny_encoder, encoder)
     points = [{"step": step, "tokens": 1_000 * step, "loss": 10.5 - step, "accuracy": 0.1 * step} for step in (1, 2)]
     (encoder / "figures.json").write_text(json.dumps({"measurements": points}))
-    one = from_base.study(SMALL, tmp_path, tmp_path / "data")
+    one = recipe(SMALL, tmp_path, tmp_path / "data")
     assert "2,000 tokens (held-out loss 8.50, accuracy 0.200)" in one.heading[0]
     models = {arm.model or arm.curriculum.base.model.model for arm in one.arms}  # type: ignore[union-attr]
     [copy] = models
@@ -165,12 +162,12 @@ def test_a_study_from_another_base_encoder_has_other_settings(
     weights = bytearray((encoder / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (encoder / "model.safetensors").write_bytes(weights)
-    assert from_base.study(SMALL, tmp_path, tmp_path / "data").arms[0].model != copy
+    assert recipe(SMALL, tmp_path, tmp_path / "data").arms[0].model != copy
 
 
 def test_claims_from_a_base_encoder_compare_with_the_gap_of_the_paper() -> None:
     """Of NLI and SQuAD the paper prints gaps of .14 and .13."""
-    claims = from_base._claims()
+    claims = auc._claims_from_base()
     assert "0.0675" in claims[1].text
     assert "0.135" in claims[2].text
 

@@ -27,8 +27,8 @@ from raytriever.studies.claims import (
     best,
     smallest,
 )
-from raytriever.studies.page import Block, StudyPage, best_of_block, marks_of_block, page_text, study_tables
-from raytriever.studies.results_reader import read_seed_metrics
+from raytriever.studies.evaluation_files import read_seed_metrics
+from raytriever.studies.page import Block, best_of_block, marks_of_block, page_text, study_tables
 
 QUERIES = 40
 
@@ -231,15 +231,14 @@ def test_the_page_shows_each_claim_with_its_verdict() -> None:
     claim = Claim("MW is higher | much", "section 5.2", above("MW", "CL", NDCG))
     tables = study_tables(rows, [Block("", {"CL": "CL", "MW": "MW"}, ["CL"])], {}, "Table 1")
     text = page_text(
-        StudyPage(
-            title="MW and CL",
-            lines=["small"],
-            tables=tables,
-            claims=[(claim, claim.verdict(rows))],
-            trainings=[["arm"], ["mw"]],
-            paper={"Table 1": [["a"], ["1"]]},
-            figures={"figures/roc.png": "ROC"},
-        )
+        title="MW and CL",
+        lines=["small"],
+        tables=tables,
+        claims=[(claim, claim.verdict(rows))],
+        trainings=[["arm"], ["mw"]],
+        paper={"Table 1": [["a"], ["1"]]},
+        figures={"figures/roc.png": "ROC"},
+        further={},
     )
     assert text.startswith("# MW and CL\n")
     assert "| MW is higher \\| much | section 5.2 | **held** | MW - CL: one ndcg_at_10 +0.1" in text

@@ -22,8 +22,7 @@ from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, Drawing, MeasuredDataset, PaperFigures, Study
 from raytriever.studies.run.arm import arm_folder, with_seed
 from raytriever.studies.run.outcome import blocks_of, seeds_of, write_study
-from raytriever.studies.run.settings import SETTINGS, check_directory, check_same, settings_of
-from raytriever.studies.run.study import run_arms
+from raytriever.studies.run.study import SETTINGS, check_directory, check_same, run_arms, settings_of
 
 
 def study(data: Path, temperature: float = 0.01) -> Study:

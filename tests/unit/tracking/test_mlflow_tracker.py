@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.errors import ConfigError, StorageError
 from raytriever.masking import masked
 from raytriever.tracking import mlflow_tracker
 from raytriever.tracking.mlflow_tracker import MlflowServer, flatten, tracking_uri
@@ -159,13 +159,6 @@ def test_a_run_is_closed_with_the_status_of_its_block(
     assert client.get_run(tracker.run_id).info.status == status
 
 
-def test_a_server_that_refuses_ends_in_seconds() -> None:
-    began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"^http://127\.0\.0\.1:9: MLflow does not answer .*MLFLOW_TRACKING_URI$"):
-        MlflowServer("http://127.0.0.1:9")
-    assert time.monotonic() - began < 10
-
-
 def test_passwords_of_addresses_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     uri = "http://ada:correct-h@rse@127.0.0.1:9/mlflow"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -188,18 +181,6 @@ def test_a_server_that_is_silent_ends_in_seconds(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConfigError, match="MLflow does not answer"):
             MlflowServer(address)
         assert time.monotonic() - began < 10
-
-
-@pytest.mark.parametrize("uri", ["sqlite:////proc/x.db", "sqlite:////dev/null/x.db", "ftp://x", "sqlite:///mlflow.db"])
-def test_an_invalid_address_is_a_user_error(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mlflow.db").write_bytes(b"no database at all" * 100)
-    began = time.monotonic()
-    with pytest.raises(UserError) as caught:
-        MlflowServer(uri)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 500
-    assert time.monotonic() - began < 10
 
 
 def test_an_error_names_the_file_that_cannot_be_copied(uri: str, tmp_path: Path) -> None:

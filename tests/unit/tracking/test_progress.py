@@ -31,89 +31,90 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_lines_tell_how_much_how_fast_and_how_long(clock: Clock) -> None:
-    stream = io.StringIO()
-    with Progress("train", 125, "step", stream=stream) as progress:
-        clock.now += 3
-        progress.advance(25, loss=0.5)
-        clock.now += LINE_SECONDS
-        progress.advance(25, loss=0.123456)
-        clock.now += LINE_SECONDS - 1
-        progress.advance(25, loss=0.1)  # too early for another line
-        clock.now += 1
-        progress.advance(25, loss=0.05, learning_rate=1e-5)
-        clock.now += LINE_SECONDS
-        progress.advance(25, loss=0.01)
-    assert stream.getvalue().splitlines() == [
-        "train: 50/125 steps, 2.5 steps/s, 30 s left, loss 0.1235",
-        "train: 100/125 steps, 3.75 steps/s, 7 s left, loss 0.05, learning_rate 1e-05",
-        "train: 125/125 steps, 3.33 steps/s, 33.0 s, loss 0.01",
-    ]
+Advances = list[tuple[float, int, dict[str, float]]]  # seconds that pass, steps done then, notes
+LONG = "a name far too long for what is left of this line"
 
 
-def test_the_first_advance_is_left_out_of_the_rate(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("total", "done", "advances", "expected"),
+    [
+        pytest.param(
+            125,
+            0,
+            [
+                (3, 25, {"loss": 0.5}),
+                (LINE_SECONDS, 25, {"loss": 0.123456}),
+                (LINE_SECONDS - 1, 25, {"loss": 0.1}),  # too early for another line
+                (1, 25, {"loss": 0.05, "learning_rate": 1e-5}),
+                (LINE_SECONDS, 25, {"loss": 0.01}),
+            ],
+            [
+                "train: 50/125 steps, 2.5 steps/s, 30 s left, loss 0.1235",
+                "train: 100/125 steps, 3.75 steps/s, 7 s left, loss 0.05, learning_rate 1e-05",
+                "train: 125/125 steps, 3.33 steps/s, 33.0 s, loss 0.01",
+            ],
+            id="how much, how fast and how long",
+        ),
+        pytest.param(
+            100,
+            0,
+            [(60, 1, {}), (10, 10, {}), (89, 89, {})],
+            [
+                "train: 1/100 steps, 60 s so far",
+                "train: 11/100 steps, 1 steps/s, 89 s left",
+                "train: 100/100 steps, 1 steps/s, 159.0 s",
+            ],
+            id="the first advance, which compiles, is left out of the rate",
+        ),
+        pytest.param(
+            100_000,
+            0,
+            [(1, 45, {}), (12, 12_300, {"loss": 0.01234, LONG: 1.0, "auc": 0.98})],
+            ["train: 12345/100000 steps, 1.02e+03 steps/s, 86 s left, loss 0.01234, auc 0.98"],
+            id="notes that make a line too long are left out",
+        ),
+        pytest.param(
+            100,
+            50,
+            [(5, 2, {}), (10, 10, {})],
+            ["train: 62/100 steps, 1 steps/s, 38 s left"],
+            id="what was done before is counted but not in the rate",
+        ),
+    ],
+)
+def test_lines(clock: Clock, total: int, done: int, advances: Advances, expected: list[str]) -> None:
     stream = io.StringIO()
-    with Progress("train", 100, "step", stream=stream) as progress:
-        clock.now += 60  # it compiles
-        progress.advance(1)
-        clock.now += 10
-        progress.advance(10)
-        clock.now += 89
-        progress.advance(89)
-    assert stream.getvalue().splitlines() == [
-        "train: 1/100 steps, 60 s so far",
-        "train: 11/100 steps, 1 steps/s, 89 s left",
-        "train: 100/100 steps, 1 steps/s, 159.0 s",
-    ]
+    with Progress("train", total, "step", done=done, stream=stream) as progress:
+        for seconds, count, notes in advances:
+            clock.now += seconds
+            progress.advance(count, **notes)
+    assert stream.getvalue().splitlines()[: len(expected)] == expected
 
 
 def test_the_time_left_follows_from_recent_work(clock: Clock) -> None:
     stream = io.StringIO()
     with Progress("train", 1000, "step", stream=stream) as progress:
-        for _ in range(10):
+        for count in [50] * 10 + [10] * 8:  # 5 a second, then 1 a second
             clock.now += 10
-            progress.advance(50)  # 5 a second
-        for _ in range(8):
-            clock.now += 10
-            progress.advance(10)  # 1 a second
+            progress.advance(count)
     lines = stream.getvalue().splitlines()
     assert lines[9] == "train: 500/1000 steps, 5 steps/s, 100 s left"
     assert lines[16] == "train: 570/1000 steps, 1 steps/s, 430 s left"
 
 
-def test_a_line_says_since_when_nothing_advances(clock: Clock) -> None:
+@pytest.mark.parametrize(
+    ("wait", "rest"),
+    [(9, "0.1 steps/s, 80 s left, last step 9 s ago, loss 0.5"), (30, "no step for 30 s")],
+)
+def test_a_line_says_since_when_nothing_advances(clock: Clock, wait: float, rest: str) -> None:
     stream = io.StringIO()
     with Progress("train", 10, "step", stream=stream) as progress:
         clock.now += 1
         progress.advance(1)
         clock.now += 1
         progress.advance(1, loss=0.5)
-        clock.now += 30
-    assert stream.getvalue() == "train: 2/10 steps, 0.0323 steps/s, 248 s left, last step 30 s ago, loss 0.5\n"
-
-
-def test_notes_that_make_a_line_too_long_are_left_out(clock: Clock) -> None:
-    stream = io.StringIO()
-    with Progress("train", 100_000, "step", stream=stream) as progress:
-        clock.now += 1
-        progress.advance(45)
-        clock.now += 12
-        progress.advance(
-            12_300, **{"loss": 0.01234, "a name far too long for what is left of this line": 1.0, "auc": 0.98}
-        )
-    [line, _] = stream.getvalue().splitlines()
-    assert line == "train: 12345/100000 steps, 1.02e+03 steps/s, 86 s left, loss 0.01234, auc 0.98"
-    assert len(line) <= 100
-
-
-def test_what_was_done_before_is_counted_but_not_in_the_rate(clock: Clock) -> None:
-    stream = io.StringIO()
-    with Progress("train", 100, "step", done=50, stream=stream) as progress:
-        clock.now += 5
-        progress.advance(2)
-        clock.now += 10
-        progress.advance(10)
-    assert stream.getvalue().splitlines()[0] == "train: 62/100 steps, 1 steps/s, 38 s left"
+        clock.now += wait
+    assert stream.getvalue() == f"train: 2/10 steps, {rest}\n"
 
 
 def test_what_is_over_at_once_needs_no_line(clock: Clock) -> None:

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from raytriever.tuning.sampler import (
-    STARTUP_TRIALS,
-    GridSampler,
-    OptunaSampler,
-    PastTrial,
-    RandomSampler,
-    Sampler,
-    build_sampler,
-)
+from raytriever.tuning.sampler import STARTUP_TRIALS, PastTrial, Sampler
 from raytriever.tuning.space import Point, SearchSpace, parse_space
 
 
@@ -45,16 +37,16 @@ def swept(sampler: Sampler, trials: int, past: Sequence[PastTrial] = ()) -> list
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_a_resumed_sweep_proposes_the_same_points(space: SearchSpace, searcher: str) -> None:
-    whole = swept(build_sampler(searcher, space, seed=3), 16)
+    whole = swept(Sampler(searcher, space, seed=3), 16)
     # A new process knows nothing but what was written down.
-    again = swept(build_sampler(searcher, space, seed=3), 16, whole[:9])
+    again = swept(Sampler(searcher, space, seed=3), 16, whole[:9])
     assert again == whole
-    assert swept(build_sampler(searcher, space, seed=4), 4) != whole[:4]
+    assert swept(Sampler(searcher, space, seed=4), 4) != whole[:4]
 
 
 @pytest.mark.parametrize("searcher", ["random", "optuna"])
 def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str) -> None:
-    points = [one.point for one in swept(build_sampler(searcher, space, seed=0), 20)]
+    points = [one.point for one in swept(Sampler(searcher, space, seed=0), 20)]
     assert all(point["loss.loss"] in ("infonce", "mw") for point in points)
     assert all(0.005 <= point["loss.temperature"] <= 0.5 for point in points)
     assert all(isinstance(point["training.warmup_steps"], int) for point in points)
@@ -65,28 +57,28 @@ def test_points_are_distinct_and_in_the_space(space: SearchSpace, searcher: str)
 
 
 def test_optuna_learns_from_past_trials(space: SearchSpace) -> None:
-    done = swept(OptunaSampler(space, seed=1), 40)
+    done = swept(Sampler("optuna", space, seed=1), 40)
     first, last = done[:STARTUP_TRIALS], done[-STARTUP_TRIALS:]
     assert sum(one.value or 0.0 for one in last) > sum(one.value or 0.0 for one in first)
     # With opposite values, it proposes other points.
     other = [PastTrial(one.point, -(one.value or 0.0), has_ended=True) for one in done]
-    assert OptunaSampler(space, seed=1).propose(40, other) != OptunaSampler(space, seed=1).propose(40, done)
+    assert Sampler("optuna", space, seed=1).propose(40, other) != Sampler("optuna", space, seed=1).propose(40, done)
 
 
 def test_optuna_gets_failed_and_running_trials(space: SearchSpace) -> None:
-    done = swept(OptunaSampler(space, seed=2), 14)
+    done = swept(Sampler("optuna", space, seed=2), 14)
     failed = [
         *done[:-2],
         PastTrial(done[-2].point, None, has_ended=True),
         PastTrial(done[-1].point, None, has_ended=False),
     ]
-    assert OptunaSampler(space, seed=2).propose(14, failed) is not None
+    assert Sampler("optuna", space, seed=2).propose(14, failed) is not None
 
 
 @pytest.mark.parametrize("searcher", ["grid", "random", "optuna"])
 def test_a_small_space_is_tried_completely(searcher: str) -> None:
     small = parse_space({"loss": {"loss": ["infonce", "mw"], "temperature": [0.01, 0.05]}}, "test")
-    sampler = build_sampler(searcher, small, seed=0)
+    sampler = Sampler(searcher, small, seed=0)
     done = swept(sampler, 4)
     points = {tuple(one.point.values()) for one in done}
     assert points == {tuple(point.values()) for point in small.grid()}
@@ -95,10 +87,10 @@ def test_a_small_space_is_tried_completely(searcher: str) -> None:
 
 def test_a_grid_is_tried_in_order() -> None:
     small = parse_space({"loss": {"temperature": [0.05, 0.01]}}, "test")
-    sampler = GridSampler(small.grid())
+    sampler = Sampler("grid", small, seed=0)
     assert [sampler.propose(n, []) for n in range(3)] == [{"loss.temperature": 0.05}, {"loss.temperature": 0.01}, None]
 
 
 def test_random_points_do_not_depend_on_earlier_ones(space: SearchSpace) -> None:
-    sampler = RandomSampler(space, seed=5)
+    sampler = Sampler("random", space, seed=5)
     assert sampler.propose(7, []) == sampler.propose(7, swept(sampler, 7))

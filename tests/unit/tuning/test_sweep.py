@@ -59,7 +59,7 @@ def test_trials_are_read_as_written_and_a_damaged_file_is_reported(trials: list[
 
 def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trials: list[Trial]) -> None:
     assert [trial.number for trial in rank_trials(trials, METRIC)] == [2, 4, 0, 1, 3]
-    rows = sweep_rows(trials, METRIC, lambda key: key.split(".")[1])
+    rows = sweep_rows(trials, METRIC)
     assert rows[0] == ["trial", "loss", "temperature", "nDCG@10", "dev loss", "steps", "seconds", "status"]
     assert rows[1] == ["002", "infonce", "0.01", "0.7000", "3.0000", "40", "3.0", "finished"]
     assert rows[4][-1] == "stopped: behind at step 20"
@@ -75,10 +75,10 @@ def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trial
 def test_the_same_trials_give_the_same_figures(trials: list[Trial], tmp_path: Path) -> None:
     for folder in ("a", "b"):
         target = tmp_path / folder
-        save_parallel(target / "parallel.png", trials, METRIC, "nDCG@10", str)
+        save_parallel(target / "parallel.png", trials, METRIC, "nDCG@10")
         for by in (None, "loss.loss"):
             path = target / f"response-{by}.png"
-            save_response(path, trials, METRIC, "nDCG@10", "loss.temperature", by, str, log=True)
+            save_response(path, trials, METRIC, "nDCG@10", "loss.temperature", by, log=True)
         curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
         save_trial_curves(target / "curves.png", trials, curves, "dev batch AUC")
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
@@ -87,13 +87,13 @@ def test_the_same_trials_give_the_same_figures(trials: list[Trial], tmp_path: Pa
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     assert "stopped" in (tmp_path / "a" / "curves.svg").read_text()
     assert "infonce" in (tmp_path / "a" / "parallel.svg").read_text()
-    save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10", str)
+    save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10")
     assert not (tmp_path / "none.png").exists()
 
 
 def test_a_logarithmic_axis_shows_plain_numbers(tmp_path: Path) -> None:
     trials = [Trial(n, {"loss.temperature": 0.003 * 2**n}, "finished", {METRIC: 0.5 + n / 100}) for n in range(9)]
-    save_response(tmp_path / "many.png", trials, METRIC, "nDCG@10", "loss.temperature", None, str, log=True)
+    save_response(tmp_path / "many.png", trials, METRIC, "nDCG@10", "loss.temperature", None, log=True)
     drawn = (tmp_path / "many.svg").read_text()
     assert "mathdefault" not in drawn
     assert all(f">{tick}<" in drawn for tick in ("0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.5"))

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError
+from raytriever.evaluation.results import without_nan
 from raytriever.index.approximate.measure import OperatingPoint, format_count
 from raytriever.report.figures import COLOURS, HEIGHT, WIDTH, label, lines, picture, plain_log_ticks
 from raytriever.report.figures import save_curves as save_steps
@@ -53,17 +54,17 @@ def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int
             kind,
             f"{one.build_seconds:,.1f}",
             f"{one.bytes / 1e6:,.1f}",
-            *(_format_share(recall_within(one.curves[K], share * documents)) for share in BUDGETS),
+            *(_text(recall_within(one.curves[K], share * documents), 3) for share in BUDGETS),
         ]
         for kind, one in indexes.items()
     ]
     shifts = [
         [
             kind,
-            _format_share(one.queries.recall),
+            _text(one.queries.recall, 3),
             format_count(one.held_out.candidates),
             format_count(one.queries.candidates),
-            _format_ratio(one.ratio),
+            _text(one.ratio, 2),
         ]
         for kind, one in indexes.items()
         if kind != "flat"
@@ -93,7 +94,7 @@ def to_json(indexes: dict[str, IndexMeasurement], gap: Gap) -> dict[str, Any]:
         | {"ratio": one.ratio}
         for kind, one in indexes.items()
     }
-    results: dict[str, Any] = _without_nan(
+    results: dict[str, Any] = without_nan(
         {
             "indexes": measurements,
             "mmd2": {"queries": gap.queries, "held_out": gap.held_out},
@@ -104,20 +105,8 @@ def to_json(indexes: dict[str, IndexMeasurement], gap: Gap) -> dict[str, Any]:
     return results
 
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and isnan(value) else value
-
-
-def _format_share(value: float) -> str:
-    return "-" if isnan(value) else f"{value:.3f}"
-
-
-def _format_ratio(value: float) -> str:
-    return "-" if isnan(value) else f"{value:.2f}"
+def _text(value: float, decimals: int) -> str:
+    return "-" if isnan(value) else f"{value:.{decimals}f}"
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -150,7 +139,7 @@ def save_curves(path: Path, curves: Mapping[str, list[OperatingPoint]], k: int, 
         axes.legend(loc="lower left")
 
 
-def save_scores(path: Path, gap: Gap, title: str = "") -> None:
+def save_scores(path: Path, gap: Gap) -> None:
     """Draw histograms of the scores MMD^2({q}, documents) of queries and of held-out passages."""
     edges = np.histogram_bin_edges(np.concatenate([gap.query_scores, gap.held_out_scores]), BINS)
     with picture(path, WIDTH, HEIGHT) as figure:
@@ -161,11 +150,11 @@ def save_scores(path: Path, gap: Gap, title: str = "") -> None:
             axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
             axes.stairs(density, edges, color=colour, linewidth=1.2)
         axes.set(xlabel="squared distance to the mean of the documents", ylabel="density")
-        axes.set_title(title or "MMD² of single queries")
+        axes.set_title("MMD² of single queries")
         axes.legend()
 
 
-def save_plane(path: Path, data: GapEmbeddings, seed: int, title: str = "") -> None:
+def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
     """Draw documents and queries on a plane, by t-SNE of their first 50 principal components.
 
     Raises:
@@ -182,7 +171,7 @@ def save_plane(path: Path, data: GapEmbeddings, seed: int, title: str = "") -> N
         ):
             axes.scatter(group[:, 0], group[:, 1], s=5, color=colour, alpha=0.6, linewidths=0, label=text)
         axes.set(xticks=[], yticks=[])
-        axes.set_title(title or "Passages and queries, t-SNE")
+        axes.set_title("Passages and queries, t-SNE")
         axes.legend()
 
 

@@ -1,7 +1,6 @@
-"""The studies of the papers' tables, one file each, imported only when a study runs.
+"""The studies of the papers' tables, in few modules, imported only when a study runs.
 
-Each file has `study(scale, data_root, folder) -> Study` (`studies.definition`). `data_root` is the folder of the data
-packs or None. The study may write subsets of data sets to `folder`.
+A module has `STUDIES`: functions of a `scale.StudyScale` that return a `studies.definition.Study`.
 """
 
 from __future__ import annotations
@@ -15,29 +14,22 @@ if TYPE_CHECKING:
     from raytriever.studies.definition import Study
 
 _MODULES = {
-    "mw-in-domain": "auc.in_domain",
-    "mw-zero-shot": "auc.zero_shot",
-    "mw-ablation": "auc.ablation",
-    "mw-convergence": "auc.convergence",
-    "mw-from-base": "auc.from_base",
-    "multi-positive": "positives.multi_positive",
-    "heterogeneous": "positives.heterogeneous",
-    "curriculum": "positives.curriculum",
-    "ratio": "positives.ratio",
-    "variants": "positives.variants",
-    "budget": "positives.budget",
-    "lambda": "lambda_weight",
-    "refresh": "refresh",
+    **dict.fromkeys(("mw-in-domain", "mw-zero-shot", "mw-ablation", "mw-convergence", "mw-from-base"), "auc"),
+    **dict.fromkeys(("multi-positive", "heterogeneous", "curriculum"), "positives"),
+    **dict.fromkeys(("ratio", "variants", "budget"), "ablations"),
+    **dict.fromkeys(("lambda", "refresh"), "ours"),
     "abstain": "abstain.study",
-    "guide": "guide",
+    "guide": "ours",
 }
 STUDIES = tuple(_MODULES)
 AT_FULL = {"mw-from-base": "mw-in-domain"}  # studies that are another one at full
 OWN = "own"  # the scale of a study that comes from a file (`studies.own`)
-Recipe = Callable[[str, Path | None, Path], "Study"]
 
 
-def study_recipe(name: str) -> Recipe:
-    """Return the recipe of a study, one of `STUDIES`."""
-    recipe: Recipe = importlib.import_module(f"raytriever.studies.recipes.{_MODULES[name]}").study
-    return recipe
+def study_recipe(name: str) -> Callable[[str, Path | None, Path], Study]:
+    """Return the recipe of a study, one of `STUDIES`: a function of the scale, the folder of the packs or None, and a
+    folder for subsets of data sets."""
+    from raytriever.studies.recipes.scale import StudyScale
+
+    recipe = importlib.import_module(f"raytriever.studies.recipes.{_MODULES[name]}").STUDIES[name]
+    return lambda scale, data_root, folder: recipe(StudyScale(scale, data_root, folder))

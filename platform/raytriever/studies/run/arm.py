@@ -14,8 +14,7 @@ import gc
 import shutil
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,21 +25,29 @@ import yaml
 from raytriever.cluster.session import run_with_gpu
 from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
-from raytriever.errors import StorageError, UserError
+from raytriever.errors import StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import BM25, EvaluatedModel, EvaluationJob
-from raytriever.evaluation.results import RESULTS, read_results
-from raytriever.experiment.conclusion import end_to_end
+from raytriever.evaluation.results import RESULTS, read_results, without_nan
 from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
-from raytriever.studies.definition import OOD, STEPS_TO_BEST, UNANSWERABLE, Arm, Evaluated, MeasuredDataset
+from raytriever.studies.definition import (
+    OOD,
+    STEPS_TO_BEST,
+    UNANSWERABLE,
+    Arm,
+    Evaluated,
+    MeasuredDataset,
+    errors_within,
+)
+from raytriever.studies.evaluation_files import score_best_documents
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
-from raytriever.studies.run.cross_encoder import score_best_documents
+from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
 from raytriever.training.config import DEV_LOSS
 
@@ -104,13 +111,11 @@ class ArmRunner:
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
         name = folder.relative_to(self._output / ARMS).as_posix()
-        with _errors_name(name):
+        with errors_within(f"arm {name}"):
             metrics, facts = self._train_and_measure(arm, seed, run, name)
             first = arm.datasets[0]
-            summary = {"dataset": first.dataset, "split": first.split, "after": _to_json(metrics[first.name])}
-            run.finish(
-                {**summary, "measured": {dataset: _to_json(values) for dataset, values in metrics.items()}, **facts}
-            )
+            summary = {"dataset": first.dataset, "split": first.split, "after": metrics[first.name]}
+            run.finish(without_nan({**summary, "measured": metrics, **facts}))
         seconds = time.monotonic() - began
         self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
         for temporary in TEMPORARY:
@@ -266,19 +271,5 @@ def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), STAGE: "study"}
 
 
-def _to_json(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the metrics with null in place of NaN."""
-    return {name: value if value == value else None for name, value in metrics.items()}
-
-
 def _format_metrics(dataset: str, metrics: Mapping[str, float]) -> str:
     return f"{dataset} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-
-
-@contextmanager
-def _errors_name(name: str) -> Iterator[None]:
-    """Add the name of the arm to a user error."""
-    try:
-        yield
-    except UserError as error:
-        raise error.within(f"arm {name}") from error

@@ -6,20 +6,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
-from raytriever.config import STAGES
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
-from raytriever.experiment.conclusion import end_to_end
+from raytriever.evaluation.results import without_nan
 from raytriever.experiment.directory import METRICS
-from raytriever.metrics.top_answers import ScoredPools
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
@@ -36,10 +35,11 @@ from raytriever.studies.definition import (
     Evaluated,
     Study,
 )
-from raytriever.studies.page import Block, StudyPage, marks_of_block, page_text, study_tables, title_of, value_text
+from raytriever.studies.evaluation_files import read_pools, read_seed_metrics
+from raytriever.studies.page import Block, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
-from raytriever.studies.results_reader import read_pools, read_seed_metrics
-from raytriever.studies.run.arm import MEASURED, arm_folder, evaluation_of
+from raytriever.studies.run.arm import arm_folder, evaluation_of
+from raytriever.tracking.steps import end_to_end, stage_folders
 from raytriever.training.config import DEV_LOSS
 
 RESULTS, TABLE, LATEX, PAGE, FIGURES = "results.json", "table.md", "table.tex", "study.md", "figures"
@@ -57,28 +57,26 @@ def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
     return range(1 if arm.curriculum is None else seeds)
 
 
-def evaluations_of(study: Study, output: Path, seeds: int) -> dict[Cell, list[Evaluated]]:
-    """Return the evaluations of all arms by row and data set, seeds ascending."""
+def read_study(study: Study, output: Path, seeds: int) -> tuple[SeededResults, dict[Cell, list[Evaluated]]]:
+    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending.
+
+    Raises:
+        StorageError: a file of an arm is missing, or was damaged or changed.
+    """
+    cells: dict[Cell, list[SeedMetrics]] = {}
     evaluations: dict[Cell, list[Evaluated]] = {}
     for arm in study.arms:
         for seed in seeds_of(arm, seeds):
-            for one in arm.datasets:
-                evaluated = evaluation_of(arm_folder(output, arm, seed), arm, one, seed)
-                evaluations.setdefault((arm.label, one.name), []).append(evaluated)
-    return evaluations
-
-
-def read_study(study: Study, output: Path, seeds: int) -> SeededResults:
-    """Return the metrics of all arms of a study, which are finished; raises `StorageError`."""
-    arms = {(arm.label, one.name): arm for arm in study.arms for one in arm.datasets}
-    cells: dict[Cell, list[SeedMetrics]] = {}
-    for (row, dataset), evaluations in evaluations_of(study, output, seeds).items():
-        for one in evaluations:
-            measured = _read_arm(arm_folder(output, arms[row, dataset], one.seed))["measured"][dataset]
-            extras = {key: math.nan if value is None else float(value) for key, value in measured.items()}
-            metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
-            cells.setdefault((row, dataset), []).append(metrics)
-    return SeededResults(cells)
+            folder = arm_folder(output, arm, seed)
+            measured = _read_arm(folder)["measured"]
+            for dataset in arm.datasets:
+                one = evaluation_of(folder, arm, dataset, seed)
+                values = measured[dataset.name].items()
+                extras = {key: math.nan if value is None else float(value) for key, value in values}
+                metrics = read_seed_metrics(one.folder, one.model, one.dataset, one.seed, extras)
+                cells.setdefault((arm.label, dataset.name), []).append(metrics)
+                evaluations.setdefault((arm.label, dataset.name), []).append(one)
+    return SeededResults(cells), evaluations
 
 
 def blocks_of(study: Study) -> list[Block]:
@@ -94,8 +92,8 @@ def blocks_of(study: Study) -> list[Block]:
 @activity("writing the tables and figures of the study")
 def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededResults:
     """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
-    results, blocks = read_study(study, output, seeds), blocks_of(study)
-    analysis = study.analyse(evaluations_of(study, output, seeds)) if study.analyse else None
+    (results, evaluations), blocks = read_study(study, output, seeds), blocks_of(study)
+    analysis = study.analyse(evaluations) if study.analyse else None
     results = analysis.results if analysis else results
     paper = {
         (arm.label, dataset, metric): value for arm in study.arms for (dataset, metric), value in arm.paper.items()
@@ -105,11 +103,11 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     tables = study_tables(results, blocks, paper, caption)
     verdicts = [(claim, claim.verdict(results)) for claim in study.claims]
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
-        pictures = draw(study, results, blocks, output, folder)
+        pictures = StudyFigures(study, results, blocks, output, folder).draw()
         pictures |= analysis.draw(folder) if analysis else {}
     facts, curves = _training_facts(study, output, seeds), _read_curves(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
-    page = StudyPage(
+    page = page_text(
         title=study.title,
         lines=[f"{study.source}; {size}", *study.heading],
         tables=tables,
@@ -121,7 +119,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     )
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))
-    write_atomically(output / PAGE, page_text(page))
+    write_atomically(output / PAGE, page)
     marks = {key: mark for block in blocks for key, mark in marks_of_block(results, block).items()}
     content = {
         "format": FORMAT,
@@ -139,7 +137,8 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
         "curves": curves,
         **({"analysis": analysis.content} if analysis else {}),
     }
-    write_atomically(output / RESULTS, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(without_nan(content), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(output / RESULTS, text + "\n")
     return results
 
 
@@ -152,17 +151,13 @@ def _rows(
         for metric in results.cells[row, dataset][0].metrics:
             key = (row, dataset, metric)
             rows.setdefault(row, {}).setdefault(dataset, {})[metric] = {
-                "values": [_finite_or_none(value) for value in results.values(*key).tolist()],
-                "mean": _finite_or_none(results.mean(*key)),
-                "deviation": _finite_or_none(results.deviation(*key)),
+                "values": results.values(*key).tolist(),
+                "mean": results.mean(*key),
+                "deviation": results.deviation(*key),
                 "mark": marks.get(key, ""),
                 "paper": paper.get(key),
             }
     return rows
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, Any]]:
@@ -177,9 +172,7 @@ def _training_facts(study: Study, output: Path, seeds: int) -> list[dict[str, An
                 metrics = _read_arm(arm_folder(output, arm, seed))
                 facts = {name: metrics.get(name) for name in ("steps", STEPS_TO_BEST, "step_seconds")}
                 if arm.curriculum.base.refresh.refresh_every:
-                    facts["tables"] = end_to_end(
-                        _step_folders(arm_folder(output, arm, seed)), "refresh_staleness_steps"
-                    )
+                    facts["tables"] = _curve_of(output, arm, seed, "refresh_staleness_steps")
                 trainings.append({"arm": arm.name, "seed": seed, **facts})
     return trainings
 
@@ -195,17 +188,9 @@ def _training_rows(facts: list[dict[str, Any]]) -> list[list[str]]:
     titles = ["arm", "seed", "steps", "best at step", "seconds of steps"]
     rows = [titles + ["mined tables from step (weights of step)"] * has_tables]
     for fact in facts:
-        best = fact[STEPS_TO_BEST]
-        rows.append(
-            [
-                fact["arm"],
-                str(fact["seed"]),
-                f"{fact['steps']:,}",
-                "-" if best is None else f"{best:,}",
-                f"{fact['step_seconds']:,.1f}",
-                *([_table_text(fact.get("tables"))] if has_tables else []),
-            ]
-        )
+        best, tables = fact[STEPS_TO_BEST], [_table_text(fact.get("tables"))] * has_tables
+        steps, seconds = f"{fact['steps']:,}", f"{fact['step_seconds']:,.1f}"
+        rows.append([fact["arm"], str(fact["seed"]), steps, "-" if best is None else f"{best:,}", seconds, *tables])
     return rows
 
 
@@ -219,10 +204,7 @@ def _read_curves(study: Study, output: Path, seeds: int) -> dict[str, dict[str, 
     """Return the steps and values of each figure of curves, by its name, arm and seed."""
     return {
         drawing.name: {
-            arm.name: [
-                end_to_end(_step_folders(arm_folder(output, arm, seed)), _logged_name(drawing))
-                for seed in seeds_of(arm, seeds)
-            ]
+            arm.name: [_curve_of(output, arm, seed, _logged_name(drawing)) for seed in seeds_of(arm, seeds)]
             for arm in study.arms
             if arm.curriculum
         }
@@ -252,122 +234,106 @@ def _logged_name(drawing: Drawing) -> str:
     return f"{DEV}{drawing.metric}" if drawing.metric else DEV_LOSS
 
 
-def draw(study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path) -> dict[str, str]:
-    """Draw all figures of a study; a figure without values is left out.
+@dataclass(frozen=True)
+class StudyFigures:
+    """Figures of a study, each written as PNG and SVG; a figure without values is left out.
 
     Args:
         study: names the figures.
         results: metrics of the study.
         blocks: rows and baselines.
         output: directory of the study.
-        into: folder for the pictures, each written as PNG and SVG.
-
-    Returns:
-        Captions by the file names of the pictures.
+        into: folder for the pictures.
     """
-    captions: dict[str, str] = {}
-    for drawing in study.drawings:
-        captions |= _DRAW[drawing.kind](drawing, study, results, blocks, output, into)
-    return captions
 
+    study: Study
+    results: SeededResults
+    blocks: Sequence[Block]
+    output: Path
+    into: Path
 
-def _draw_lines(
-    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
-) -> dict[str, str]:
-    """Draw a metric over the setting that the arms vary."""
-    captions = {}
-    for dataset in drawing.datasets or results.datasets:
-        panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
-        for arm in study.arms:
-            if drawing.x in arm.coordinates and results.has(arm.label, dataset, drawing.metric):
-                title = (
-                    f"{drawing.panel} = {arm.coordinates[drawing.panel]}" if drawing.panel in arm.coordinates else ""
-                )
-                values = (
-                    results.mean(arm.label, dataset, drawing.metric),
-                    results.deviation(arm.label, dataset, drawing.metric),
-                )
-                curves = panels.setdefault(title, {})
-                curves.setdefault(str(arm.coordinates.get(drawing.by, "")), []).append(
-                    (float(arm.coordinates[drawing.x]), *values)
-                )
-        if panels:
-            name = _file_name(drawing, dataset, len(drawing.datasets or results.datasets))
-            lines: dict[str, dict[str, Points]] = {title: dict(curves) for title, curves in panels.items()}
-            save_lines(into / name, lines, drawing.x, f"{title_of(drawing.metric)}, {dataset}")
-            captions[name] = f"{title_of(drawing.metric)} on {dataset} over {drawing.x}"
-    return captions
-
-
-def _draw_gains(
-    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
-) -> dict[str, str]:
-    """Draw the difference of each row from the first baseline of its block."""
-    gains: dict[str, dict[str, float]] = {}
-    for block in blocks:
-        for row in block.rows:
-            for dataset in drawing.datasets or results.datasets:
-                pair = (row, block.baselines[0]) if block.baselines else ()
-                if row not in block.baselines and pair and all(results.has(r, dataset, drawing.metric) for r in pair):
-                    value, baseline = (results.mean(one, dataset, drawing.metric) for one in pair)
-                    gains.setdefault(row, {})[dataset] = value - baseline
-    if not gains:
-        return {}
-    name, metric = f"{drawing.name}.png", title_of(drawing.metric)
-    save_gains(into / name, gains, metric, study.baselines[0])
-    return {name: f"Gain in {metric} over {study.baselines[0]}"}
-
-
-def _draw_curves(
-    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
-) -> dict[str, str]:
-    """Draw the validation curve of the first seed of every arm."""
-    folders = {arm.name: _step_folders(arm_folder(output, arm, 0)) for arm in study.arms if arm.curriculum}
-    curves = {name: points for name, stages in folders.items() if (points := end_to_end(stages, _logged_name(drawing)))}
-    if not curves:
-        return {}
-    name, value = f"{drawing.name}.png", title_of(drawing.metric) if drawing.metric else "dev loss"
-    save_curves(into / name, curves, value)
-    return {name: f"{value} while training, seed 0"}
-
-
-def _draw_pools(
-    drawing: Drawing, study: Study, results: SeededResults, blocks: Sequence[Block], output: Path, into: Path
-) -> dict[str, str]:
-    """Draw ROC curves or histograms of scores of the first seed of every row, by data set."""
-    captions = {}
-    datasets = drawing.datasets or results.datasets
-    for dataset in datasets:
-        pools = {
-            arm.label: _read_stored_pools(arm, dataset, output) for arm in study.arms if _is_measured(arm, dataset)
+    def draw(self) -> dict[str, str]:
+        """Draw all figures; return captions by the file names of the pictures."""
+        kinds: dict[str, Callable[[Drawing], dict[str, str]]] = {
+            LINES: self._lines,
+            GAINS: self._gains,
+            CURVES: self._curves,
+            ROC: self._pools,
+            SCORES: self._pools,
         }
-        name = _file_name(drawing, dataset, len(datasets))
-        if drawing.kind == ROC:
-            save_roc(into / name, pools, f"ROC, all queries pooled, {dataset}")
-            captions[name] = f"ROC curves with 95 % bands on {dataset}, seed 0"
-        else:
-            save_score_histograms(into / name, pools, f"Positives and best non-positives, {dataset}")
-            captions[name] = f"Scores of positives and of the best non-positives on {dataset}, seed 0"
-    return captions
+        captions: dict[str, str] = {}
+        for drawing in self.study.drawings:
+            captions |= kinds[drawing.kind](drawing)
+        return captions
+
+    def _file_name(self, drawing: Drawing, dataset: str) -> str:
+        return f"{drawing.name}-{safe_name(dataset)}.png" if len(self.results.datasets) > 1 else f"{drawing.name}.png"
+
+    def _lines(self, drawing: Drawing) -> dict[str, str]:
+        """Draw a metric over the setting that the arms vary."""
+        captions, metric, results = {}, drawing.metric, self.results
+        for dataset in results.datasets:
+            panels: dict[str, dict[str, list[tuple[float, float, float]]]] = {}
+            for arm in self.study.arms:
+                at = arm.coordinates
+                if drawing.x in at and results.has(arm.label, dataset, metric):
+                    title = f"{drawing.panel} = {at[drawing.panel]}" if drawing.panel in at else ""
+                    values = (results.mean(arm.label, dataset, metric), results.deviation(arm.label, dataset, metric))
+                    curve = panels.setdefault(title, {}).setdefault(str(at.get(drawing.by, "")), [])
+                    curve.append((float(at[drawing.x]), *values))
+            if panels:
+                name = self._file_name(drawing, dataset)
+                lines: dict[str, dict[str, Points]] = {title: dict(curves) for title, curves in panels.items()}
+                save_lines(self.into / name, lines, drawing.x, f"{title_of(metric)}, {dataset}")
+                captions[name] = f"{title_of(metric)} on {dataset} over {drawing.x}"
+        return captions
+
+    def _gains(self, drawing: Drawing) -> dict[str, str]:
+        """Draw the difference of each row from the first baseline of its block."""
+        gains: dict[str, dict[str, float]] = {}
+        for block in self.blocks:
+            for row in block.rows if block.baselines else ():
+                for dataset in self.results.datasets:
+                    pair = (row, block.baselines[0])
+                    if row not in block.baselines and all(self.results.has(r, dataset, drawing.metric) for r in pair):
+                        value, baseline = (self.results.mean(one, dataset, drawing.metric) for one in pair)
+                        gains.setdefault(row, {})[dataset] = value - baseline
+        if not gains:
+            return {}
+        name, metric, baseline_row = f"{drawing.name}.png", title_of(drawing.metric), self.study.baselines[0]
+        save_gains(self.into / name, gains, metric, baseline_row)
+        return {name: f"Gain in {metric} over {baseline_row}"}
+
+    def _curves(self, drawing: Drawing) -> dict[str, str]:
+        """Draw the validation curve of the first seed of every arm."""
+        trained, logged = [arm for arm in self.study.arms if arm.curriculum], _logged_name(drawing)
+        curves = {arm.name: points for arm in trained if (points := _curve_of(self.output, arm, 0, logged))}
+        if not curves:
+            return {}
+        name, value = f"{drawing.name}.png", title_of(drawing.metric) if drawing.metric else "dev loss"
+        save_curves(self.into / name, curves, value)
+        return {name: f"{value} while training, seed 0"}
+
+    def _pools(self, drawing: Drawing) -> dict[str, str]:
+        """Draw ROC curves or histograms of scores of the first seed of every row, by data set."""
+        captions = {}
+        for dataset in self.results.datasets:
+            pools = {}
+            for arm in self.study.arms:
+                for one in arm.datasets:
+                    if one.name == dataset:
+                        evaluated = evaluation_of(arm_folder(self.output, arm, 0), arm, one)
+                        pools[arm.label] = read_pools(evaluated.folder, evaluated.model, evaluated.dataset)
+            name = self._file_name(drawing, dataset)
+            if drawing.kind == ROC:
+                save_roc(self.into / name, pools, f"ROC, all queries pooled, {dataset}")
+                captions[name] = f"ROC curves with 95 % bands on {dataset}, seed 0"
+            else:
+                save_score_histograms(self.into / name, pools, f"Positives and best non-positives, {dataset}")
+                captions[name] = f"Scores of positives and of the best non-positives on {dataset}, seed 0"
+        return captions
 
 
-def _read_stored_pools(arm: Arm, dataset: str, output: Path) -> ScoredPools:
-    path = arm_folder(output, arm, 0) / MEASURED / safe_name(dataset)
-    return read_pools(path, arm.name, path.name)
-
-
-def _is_measured(arm: Arm, dataset: str) -> bool:
-    return any(one.name == dataset for one in arm.datasets)
-
-
-def _step_folders(folder: Path) -> list[Path]:
-    """Return the folders with the step logs of an arm: those of its stages, or its own directory."""
-    stages = sorted((folder / STAGES).glob("*-*"), key=lambda path: int(path.name.partition("-")[0]))
-    return stages or [folder]
-
-
-def _file_name(drawing: Drawing, dataset: str, datasets: int) -> str:
-    return f"{drawing.name}-{safe_name(dataset)}.png" if datasets > 1 else f"{drawing.name}.png"
-
-
-_DRAW = {LINES: _draw_lines, GAINS: _draw_gains, CURVES: _draw_curves, ROC: _draw_pools, SCORES: _draw_pools}
+def _curve_of(output: Path, arm: Arm, seed: int, metric: str) -> list[tuple[int, float]]:
+    """Return the logged values of a metric by step, over all stages of an arm."""
+    return end_to_end(stage_folders(arm_folder(output, arm, seed)), metric)

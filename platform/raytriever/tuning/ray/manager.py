@@ -69,7 +69,6 @@ class SweepPlan:
     Args:
         base: settings of all trials.
         sampler: proposes the points of the search space.
-        searcher: its name.
         trials: number of trials.
         metric: metric that decides which trial is the best.
         at_once: number of concurrent trials.
@@ -77,7 +76,6 @@ class SweepPlan:
 
     base: Config
     sampler: Sampler
-    searcher: str
     trials: int
     metric: str
     at_once: int
@@ -203,7 +201,7 @@ class TrialManager:
             raise StopIteration
         # Optuna learns from ended trials. It always gets the same ones, so that its proposals can be reproduced.
         settled = max(0, number - self._plan.at_once + 1)
-        if self._plan.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
+        if self._plan.sampler.searcher == OPTUNA and any(trial.status == RUNNING for trial in self.trials[:settled]):
             return None
         past = [
             PastTrial(

@@ -1,6 +1,6 @@
 """Run a sweep: many trials under Ray Tune, the best one evaluated on the test split, everything logged and plotted.
 
-1. Check the space, every trial of a grid (`planning`), the directory, data sets and models before anything is written.
+1. Check the space, every trial of a grid, the directory, data sets and models before anything is written.
 2. Prepare once what all trials share (`training_data`). Tune runs the trials (`tuner`, `trial`), each an ordinary run
    in its own directory, recorded on the driver by one writer (`manager`).
 3. Evaluate the trial with the best dev metric on the test split, next to the untrained encoder and BM25.
@@ -10,33 +10,53 @@ checkpoint, and failed ones are repeated."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from raytriever.activity import activity
+from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
-from raytriever.config import Config
+from raytriever.cluster.train.dev_sets import DEV, dev_protocol
+from raytriever.config import TRIALS, Config, Curriculum, check_config, dump_config, to_dict
 from raytriever.config.settings import hash_of
-from raytriever.errors import ConfigError, setting
+from raytriever.errors import ConfigError, UserError, setting
+from raytriever.evaluation.protocol import Protocol, metric_title
+from raytriever.evaluation.systems import Bm25System
+from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import METRICS, RunDirectory
+from raytriever.experiment.opening import open_run
 from raytriever.machine import usable_cores
+from raytriever.models.config import ModelConfig
+from raytriever.options import check_options, did_you_mean
+from raytriever.store.commit import MANIFEST, committed_directory, write_atomically
+from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, closing
+from raytriever.tracking.steps import read_curve
+from raytriever.tracking.tracker import STAGE, PersistentTracker, Point, Tracker, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
-from raytriever.tuning.outcome import evaluate_best, read_best, write_sweep
-from raytriever.tuning.ray.manager import TrialManager
-from raytriever.tuning.ray.planning import plan_sweep, sweep_settings, watched_metric
+from raytriever.training.config import DEV_LOSS
+from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
+from raytriever.tuning.ray.manager import SweepPlan, TrialManager, settings_text
 from raytriever.tuning.ray.training_data import SweepData, trial_config
-from raytriever.tuning.ray.tuner import run_trials
-from raytriever.tuning.space import SearchConfig, SearchSpace
-from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials
+from raytriever.tuning.ray.tuner import run_trials, watched_metric
+from raytriever.tuning.sampler import GRID, Sampler
+from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space, short_name
+from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials, sweep_rows
 
 COORDINATORS = 2  # logical CPUs that `ray_session` adds to those of the workers
+# Settings of the execution, which may differ when a sweep is resumed.
+_MAY_CHANGE = ("trials", "trials_at_once", "trial_gpus")
+SWEEP = "sweep"
+BEST, MODEL, TABLE, FIGURES = "best", "model", "table.md", "figures"
+LOSS = "loss.loss"
+Rows = dict[str, dict[str, float]]  # metrics by system
 
 
 @dataclass(frozen=True)
@@ -143,3 +163,183 @@ def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, outp
 
 def _dump(settings: dict[str, Any]) -> str:
     return yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True)
+
+
+def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
+    """Return the search space and the plan, after a check of every trial of a grid.
+
+    Raises:
+        UserError: the space, a metric or the settings of a trial are not valid.
+    """
+    check_options(search)
+    check_config(base)
+    if search.trial_gpus is not None and base.training.workers[1] > 1:
+        raise ConfigError(
+            "applies to trials of one worker",
+            setting("trial_gpus"),
+            "omit it: each of several workers has a GPU of its own",
+        )
+    space = parse_search_space(search.search_space)
+    metrics = (*Protocol().metrics, DEV_LOSS)
+    if search.metric not in metrics:
+        raise ConfigError(f"unknown metric {search.metric!r}", setting("metric"), did_you_mean(search.metric, metrics))
+    scales = [one.key for one in space.dimensions if one.section == "loss"]
+    for name, metric in (("metric", search.metric), ("asha_metric", search.asha_metric if search.asha else "")):
+        if metric == DEV_LOSS and scales:
+            remedy = f"give another, such as {BATCH_AUC if name == 'asha_metric' else 'ndcg_at_10'}"
+            raise ConfigError(
+                f"{DEV_LOSS} has a different scale in each trial, because {scales[0]} is searched",
+                setting(name),
+                remedy,
+            )
+    check_watched_metric(base, search)
+    sampler = Sampler(search.searcher, space, base.training.seed)
+    trials = search.trials or DEFAULT_TRIALS
+    if not any(one.is_range for one in space.dimensions):
+        trials = min(trials, len(space.grid()))
+    if search.searcher == GRID:
+        points = space.grid()
+        trials = min(search.trials or len(points), len(points))
+        for number, point in enumerate(points[:trials]):
+            try:
+                trial_config(base, point)
+            except UserError as error:
+                raise error.within(f"trial {number} ({settings_text(point)})") from error
+    return space, SweepPlan(base=base, sampler=sampler, trials=trials, metric=search.metric, at_once=1)
+
+
+def check_watched_metric(base: Config, search: SearchConfig) -> None:
+    """Raise `ConfigError` if the metric that stops trials early is unknown, or is not measured during training."""
+    if not search.asha or search.asha_metric in (BATCH_AUC, DEV_LOSS):
+        return
+    metrics = dev_protocol(base.training.best_metric).metrics
+    if search.asha_metric not in metrics:
+        remedy = did_you_mean(search.asha_metric, (*metrics, BATCH_AUC, DEV_LOSS))
+        raise ConfigError(f"unknown metric {search.asha_metric!r}", setting("asha_metric"), remedy)
+    if not base.validation.sources(base.training.best_metric, base.data.dev_split):
+        remedy = f"give {setting('eval_datasets')} own, or {setting('asha_metric')} {BATCH_AUC}"
+        raise ConfigError(f"{search.asha_metric} is not measured during training", setting("asha_metric"), remedy)
+
+
+def sweep_settings(base: Config, search: SearchConfig, space: SearchSpace) -> dict[str, Any]:
+    """Return all settings that decide the trials of a sweep, by section."""
+    sweep = {name: value for name, value in asdict(search).items() if name not in _MAY_CHANGE}
+    return {**to_dict(base), SWEEP: {**sweep, "search_space": space.to_dict()}}
+
+
+def read_best(output: Path, config: Config) -> Rows | None:
+    """Return the test metrics that an earlier call measured for a trial with these settings; None without any."""
+    try:
+        run = RunDirectory.open(output / BEST, to_dict(config), fresh=False)
+    except ConfigError:  # it belongs to the trial that was the best then
+        return None
+    if run.state != "finished":
+        return None
+    metrics = run.metrics()
+    return {"bm25": metrics["bm25"], "before": metrics["before"], "after": metrics["after"]}
+
+
+def evaluate_best(
+    output: Path,
+    best: Trial,
+    config: Config,
+    folder: Path,
+    tracker: PersistentTracker,
+    run_name: str,
+    log: Callable[[str], None],
+    started: float,
+) -> Rows:
+    """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
+
+    Args:
+        output: the sweep's directory.
+        best: the trial.
+        config: its settings.
+        folder: its run directory.
+        tracker: Tracker of the sweep; the metrics are logged to the run of the trial and to this one.
+        run_name: Name of the sweep.
+        log: called with a line about the progress.
+        started: `time.monotonic()` at the start of the command.
+
+    Returns:
+        The metrics on the test split by system: `bm25`, `before` and `after` training.
+
+    Raises:
+        UserError: a data set or the model is not usable, or the disk is full.
+    """
+    write_atomically(output / f"{BEST}.yaml", dump_config(config))
+    if rows := read_best(output, config):
+        return rows
+    curriculum = Curriculum(config)
+    opened, retriever = open_run(curriculum, lambda line: None)
+    dataset, split = opened.dataset, config.data.test_split
+    run = RunDirectory.open(output / BEST, to_dict(config), fresh=True)
+    run.begin(dump_config(config))
+    with committed_directory(run.path / MODEL, {"config": config.hash}, replace=True) as target:
+        shutil.copytree(folder / MODEL, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+    log(f"trial {best.name} is the best; evaluating BM25, {config.model.model} and the trial's model on the test split")
+    evaluations = {"bm25": Bm25System(dataset).evaluate(split)}
+    precision = config.training.precision
+    evaluations["before"] = evaluate_model(dataset, split, config.model, precision, retriever)
+    trained = ModelConfig(model=str(run.path / MODEL))
+    evaluations["after"] = evaluate_model(dataset, split, trained, precision)
+    child = tracker.child(f"{run_name}/{best.name}", folder)
+    conclude(run, opened, [folder], evaluations, child, started)
+    child.finish("FINISHED")
+    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
+    now = time.time_ns() // 1_000_000
+    tracker.log(
+        [
+            Point(f"best/{system}/{name}", value, best.number, now)
+            for system, values in rows.items()
+            for name, value in values.items()
+        ]
+    )
+    return rows
+
+
+@activity("drawing the figures of the sweep")
+def write_sweep(
+    output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, watched: str | None, tracker: Tracker
+) -> None:
+    """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
+
+    Args:
+        output: the sweep's directory.
+        trials: at least one.
+        space: search space of the sweep.
+        metric: the deciding metric.
+        watched: metric that trials were stopped by; None without early stopping.
+        tracker: Tracker of the sweep.
+
+    Raises:
+        StorageError: the disk is full or not writable.
+    """
+    if not trials:
+        return
+    figures, title = output / FIGURES, metric_label(metric)
+    write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
+    save_parallel(figures / "parallel.png", trials, metric, title)
+    keys = [one.key for one in space.dimensions]
+    by = LOSS if LOSS in keys else None
+    for one in space.dimensions:
+        if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
+            path = figures / f"response-{short_name(one.key)}.png"
+            save_response(path, trials, metric, title, one.key, by, one.log)
+    if watched is not None:
+        curves = {trial.number: read_curve(output / TRIALS / trial.name, watched) for trial in trials}
+        save_trial_curves(figures / "curves.png", trials, curves, metric_label(watched))
+    for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
+        if (output / name).exists():
+            tracker.log_file(output / name)
+
+
+def metric_label(name: str) -> str:
+    """Return the title of a metric, also of the ones that are measured on dev batches."""
+    if name in (DEV_LOSS, BATCH_AUC):
+        return name.replace("_", " ").replace("auc", "AUC")
+    return metric_title(name.removeprefix(DEV))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -24,14 +24,14 @@ from raytriever.activity import activity
 from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.placement import gpus_of_trial
 from raytriever.cluster.session import DriverContext
+from raytriever.cluster.train.dev_sets import DEV
 from raytriever.cluster.train.fit import FitThread
 from raytriever.tracking.steps import read_curve
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager
-from raytriever.tuning.ray.planning import watched_metric
 from raytriever.tuning.ray.training_data import SweepData
 from raytriever.tuning.ray.trial import STEP, SweepContext, TrialJob, run_trial
-from raytriever.tuning.space import SearchConfig
+from raytriever.tuning.space import BATCH_AUC, SearchConfig
 from raytriever.tuning.trial_log import FINISHED, STOPPED
 
 Curve = Sequence[tuple[int, float]]
@@ -44,6 +44,13 @@ _RAY_TUNE = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",  # it prints even with `verbose=0`
 }
+
+
+def watched_metric(search: SearchConfig) -> str | None:
+    """Return the metric that trials are stopped by, by its name in the events; None if no trial is stopped early."""
+    if not search.asha:
+        return None
+    return search.asha_metric if search.asha_metric in (BATCH_AUC, DEV_LOSS) else DEV + search.asha_metric
 
 
 class TrialProposals(Searcher):

@@ -1,26 +1,36 @@
-"""Analysis of the study `abstain`: metrics of every row, intervals over resampled questions, transfer of thresholds."""
+"""Analysis of the study `abstain`: metrics of every row, intervals over resampled questions, transfer of thresholds.
+
+Its figures are risk-coverage curves, and the F1 of thresholds from other data sets."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy import ndarray
 
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
-from raytriever.metrics.selective import bootstrap_interval, pseudo_values, resampling_weights
+from raytriever.evaluation.results import without_nan
+from raytriever.metrics.selective import (
+    Statistic,
+    bootstrap_interval,
+    pseudo_values,
+    resampling_weights,
+    risk_coverage,
+)
+from raytriever.report.figures import PANEL, label, lines, picture
 from raytriever.studies.definition import Evaluated, StudyAnalysis
 from raytriever.studies.page import title_of, value_text
-from raytriever.studies.recipes.abstain.claims import POOLED
-from raytriever.studies.recipes.abstain.confidences import SCORE
-from raytriever.studies.recipes.abstain.figures import save_risk_coverage, save_transfer
-from raytriever.studies.recipes.abstain.measures import SystemMeasures, read_answers
+from raytriever.studies.recipes.abstain.measures import POOLED, SCORE, SystemAnswers, SystemMeasures, read_answers
 
 SAMPLES, SEED = 1_000, 0
 
@@ -58,9 +68,14 @@ def analyse(
             )
             systems.setdefault(row, {})[one.seed] = SystemMeasures(dev, test)
     measured = _Measured(systems, [name for name, _ in datasets])
-    intervals, differences = measured.intervals(), measured.differences(baseline)
+    intervals, differences = measured.intervals(), measured.intervals(baseline)
     at_threshold = measured.means(lambda one: {name: one.at_threshold(name) for name in one.all_test})
-    areas = measured.means(lambda one: {name: measured.areas(one, name) for name in one.all_test})
+    areas = measured.means(
+        lambda one: {
+            name: {confidence: _of_all(one.area(name, confidence), answers) for confidence in answers.confidence}
+            for name, answers in one.all_test.items()
+        }
+    )
     others = measured.by_seed(lambda one: one.best_alternative)
     best = measured.best_confidences(proposed)
     content = {
@@ -78,16 +93,20 @@ def analyse(
     return StudyAnalysis(
         measured.results(),
         {
-            "95 % intervals over resampled questions": _interval_table(intervals),
-            f"Difference from {baseline}, with 95 % intervals over resampled questions": _difference_table(differences),
-            "F1 on test questions, by the dev questions that chose the threshold": _transfer_table(measured.transfer),
-            "At the threshold of all data sets": _threshold_table(at_threshold),
+            "95 % intervals over resampled questions": _interval_table(intervals, with_value=False),
+            f"Difference from {baseline}, with 95 % intervals over resampled questions": _interval_table(
+                differences, with_value=True
+            ),
+            "F1 on test questions, by the dev questions that chose the threshold": _nested_table(
+                "chosen on", "", measured.transfer
+            ),
+            "At the threshold of all data sets": _nested_table("data set", ", %", at_threshold),
             "AURC by confidence, all data sets in one pool": _confidence_table(areas, others),
             f"AURC by the confidence that is best on dev, and its difference from {proposed} by its score": _best_table(
                 best
             ),
         },
-        _finite(content),
+        without_nan(content),
         lambda folder: _draw(folder, measured, drawn),
     )
 
@@ -130,30 +149,19 @@ class _Measured:
         first = next(iter(next(iter(self.systems.values())).values()))
         return resampling_weights(first.all_test[dataset].counts, SAMPLES, SEED)
 
-    def intervals(self) -> dict[str, dict[str, dict[str, list[float]]]]:
-        """Return value and bounds by row, data set and metric."""
-        return {
-            row: {
-                name: {
-                    metric: [self._value(row, name, metric), *bootstrap_interval(values)]
-                    for metric, values in by_metric.items()
-                }
-                for name, by_metric in by_dataset.items()
-            }
-            for row, by_dataset in self.samples.items()
-        }
+    def intervals(self, baseline: str = "") -> dict[str, dict[str, dict[str, list[float]]]]:
+        """Return value and bounds by row, data set and metric; with a baseline those of the difference from it."""
 
-    def differences(self, baseline: str) -> dict[str, dict[str, dict[str, list[float]]]]:
-        """Return difference from a row and bounds, by row, data set and metric."""
+        def interval(row: str, name: str, metric: str) -> list[float]:
+            value, samples = self._value(row, name, metric), self.samples[row][name][metric]
+            if baseline:
+                value = value - self._value(baseline, name, metric)
+                samples = samples - self.samples[baseline][name][metric]
+            return [value, *bootstrap_interval(samples)]
+
         return {
             row: {
-                name: {
-                    metric: [
-                        self._value(row, name, metric) - self._value(baseline, name, metric),
-                        *bootstrap_interval(values - self.samples[baseline][name][metric]),
-                    ]
-                    for metric, values in by_metric.items()
-                }
+                name: {metric: interval(row, name, metric) for metric in by_metric}
                 for name, by_metric in by_dataset.items()
             }
             for row, by_dataset in self.samples.items()
@@ -163,12 +171,12 @@ class _Measured:
     def best_confidences(self, proposed: str) -> dict[str, dict[str, Any]]:
         """Return the AURC of each row by its best confidence, and the difference from a row's score; one pool."""
         weights = self._weights(POOLED)
-        whole = np.ones((1, weights.shape[1]))
         reference, resampled = self._value(proposed, POOLED, "aurc"), self.samples[proposed][POOLED]["aurc"]
         best: dict[str, dict[str, Any]] = {}
         for row, seeds in self.systems.items():
             areas = [one.area(POOLED, one.best_confidence) for one in seeds.values()]
-            value = float(np.mean([area(whole)[0] for area in areas]))
+            answers = [one.all_test[POOLED] for one in seeds.values()]
+            value = float(np.mean([_of_all(*one) for one in zip(areas, answers, strict=True)]))
             samples = np.mean([area(weights) for area in areas], axis=0)
             best[row] = {
                 "confidence": [one.best_confidence for one in seeds.values()],
@@ -184,24 +192,12 @@ class _Measured:
     @cached_property
     def transfer(self) -> dict[str, dict[str, dict[str, float]]]:
         """F1 by row, the data set whose dev questions chose the threshold, and the data set of the test questions."""
-        every = (*self.datasets, POOLED)
-
-        def matrix(one: SystemMeasures) -> dict[str, dict[str, float]]:
-            return {
-                source: {
-                    target: float(one.f1(target, source)(np.ones((1, len(one.all_test[target].right))))[0])
-                    for target in every
-                }
-                for source in every
+        return self.means(
+            lambda one: {
+                source: {target: _of_all(one.f1(target, source), answers) for target, answers in one.all_test.items()}
+                for source in one.all_dev
             }
-
-        return self.means(matrix)
-
-    @staticmethod
-    def areas(one: SystemMeasures, dataset: str) -> dict[str, float]:
-        """Return the AURC of each confidence on a data set."""
-        whole = np.ones((1, len(one.all_test[dataset].right)))
-        return {name: float(one.area(dataset, name)(whole)[0]) for name in one.all_test[dataset].confidence}
+        )
 
     def by_seed(self, of: Callable[[SystemMeasures], Any]) -> dict[str, list[Any]]:
         """Return a value of each seed, by row."""
@@ -229,6 +225,11 @@ _SHOWN = (
 _SMOOTH = {"aurc", "excess_aurc", "f1", "squared_ece_platt", "squared_ece_isotonic", "transfer_loss", "advantage"}
 
 
+def _of_all(statistic: Statistic, answers: SystemAnswers) -> float:
+    """Return a statistic of all questions of a data set."""
+    return float(statistic(np.ones((1, len(answers.right))))[0])
+
+
 def _mean(values: Sequence[Any]) -> Any:
     """Return the mean of numbers, or of each entry of mappings."""
     if isinstance(values[0], Mapping):
@@ -236,62 +237,31 @@ def _mean(values: Sequence[Any]) -> Any:
     return float(np.mean(values))
 
 
-def _finite(content: Any) -> Any:
-    """Return JSON values with null in place of numbers that are not finite."""
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+Nested = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
-def _interval_table(intervals: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> Rows:
+def _interval_table(intervals: Nested, with_value: bool) -> Rows:
+    first = next(iter(intervals.values()))
     table = [["metric", "data set", *intervals]]
-    for metric, dataset in _cells(intervals):
-        table.append(
-            [title_of(metric), dataset, *(_bounds(metric, one[dataset][metric]) for one in intervals.values())]
-        )
+    for metric in _SHOWN:
+        for dataset in first:
+            if metric in first[dataset]:
+                cells = [_value_and_bounds(metric, one[dataset][metric]) for one in intervals.values()]
+                texts = [f"{value} ({bounds})" if with_value else bounds for value, bounds in cells]
+                table.append([title_of(metric), dataset, *texts])
     return table
 
 
-def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> Rows:
-    table = [["metric", "data set", *differences]]
-    for metric, dataset in _cells(differences):
-        values = [one[dataset][metric] for one in differences.values()]
-        table.append(
-            [title_of(metric), dataset, *(f"{value_text(metric, one[0])} ({_bounds(metric, one)})" for one in values)]
-        )
+def _nested_table(title: str, unit: str, values: Nested) -> Rows:
+    """Return a table of shares by row, by the name under a title, and by column."""
+    columns = list(next(iter(next(iter(values.values())).values())))
+    table = [["row", title, *(f"{column}{unit}" for column in columns)]]
+    for row, by_name in values.items():
+        table += [[row, name, *(value_text("f1", one[column]) for column in columns)] for name, one in by_name.items()]
     return table
 
 
-def _cells(rows: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> Iterable[tuple[str, str]]:
-    first = next(iter(rows.values()))
-    return [(metric, dataset) for metric in _SHOWN for dataset in first if metric in first[dataset]]
-
-
-def _bounds(metric: str, values: Sequence[float]) -> str:
-    return f"{value_text(metric, values[1])} to {value_text(metric, values[2])}"
-
-
-def _transfer_table(transfer: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Rows:
-    names = list(next(iter(transfer.values())))
-    table = [["row", "chosen on", *names]]
-    for row, matrix in transfer.items():
-        table += [[row, source, *(value_text("f1", matrix[source][name]) for name in names)] for source in names]
-    return table
-
-
-def _threshold_table(shares: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Rows:
-    columns = list(next(iter(shares.values()))[POOLED])
-    table = [["row", "data set", *(f"{column}, %" for column in columns)]]
-    for row, by_dataset in shares.items():
-        table += [
-            [row, name, *(value_text("f1", one[column]) for column in columns)] for name, one in by_dataset.items()
-        ]
-    return table
-
-
-def _confidence_table(areas: Mapping[str, Mapping[str, Mapping[str, float]]], best: Mapping[str, list[str]]) -> Rows:
+def _confidence_table(areas: Nested, best: Mapping[str, list[str]]) -> Rows:
     names = list(next(iter(areas.values()))[POOLED])
     table = [["row", *names, f"best on dev, without {SCORE}"]]
     for row, by_dataset in areas.items():
@@ -303,27 +273,75 @@ def _confidence_table(areas: Mapping[str, Mapping[str, Mapping[str, float]]], be
 def _best_table(best: Mapping[str, Mapping[str, Any]]) -> Rows:
     table = [["row", "confidence", "AURC", "95 % interval", "difference", "95 % interval"]]
     for row, one in best.items():
-        figures = [text for key in ("aurc", "difference") for text in _value_and_bounds(one[key])]
+        figures = [text for key in ("aurc", "difference") for text in _value_and_bounds("aurc", one[key])]
         table.append([row, ", ".join(dict.fromkeys(one["confidence"])), *figures])
     return table
 
 
-def _value_and_bounds(values: Sequence[float]) -> tuple[str, str]:
-    return value_text("aurc", values[0]), _bounds("aurc", values)
+def _value_and_bounds(metric: str, values: Sequence[float]) -> tuple[str, str]:
+    value, low, high = (value_text(metric, one) for one in values)
+    return value, f"{low} to {high}"
 
 
 def _draw(folder: Path, measured: _Measured, drawn: Sequence[str]) -> dict[str, str]:
     rows = [row for row in drawn if row in measured.systems]
-    captions = {}
     panels = {}
     for name in (*measured.datasets, POOLED):
         answers = {row: [one.all_test[name] for one in measured.systems[row].values()] for row in rows}
         panels[name] = {row: [(one.scores, one.right) for one in seeds] for row, seeds in answers.items()}
-    save_risk_coverage(folder / "risk-coverage.png", panels)
-    captions["risk-coverage.png"] = (
-        "Share of wrong documents among those shown, by the share of questions shown, mean over seeds"
-    )
-    matrices = {row: measured.transfer[row] for row in rows}
-    save_transfer(folder / "transfer.png", matrices)
-    captions["transfer.png"] = "F1 by the dev questions that chose the threshold, mean over seeds"
-    return captions
+    _save_risk_coverage(folder / "risk-coverage.png", panels)
+    _save_transfer(folder / "transfer.png", {row: measured.transfer[row] for row in rows})
+    return {
+        "risk-coverage.png": (
+            "Share of wrong documents among those shown, by the share of questions shown, mean over seeds"
+        ),
+        "transfer.png": "F1 by the dev questions that chose the threshold, mean over seeds",
+    }
+
+
+_COLUMNS = 3
+Answers = tuple[Float64[ndarray, " questions"], Bool[ndarray, " questions"]]  # scores, and whether they are right
+
+
+@contextmanager
+def _panels(path: Path, titles: Iterable[str]) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure with a panel for each title, and write it to `path`, a PNG with the SVG next to it."""
+    names = list(titles)
+    columns = min(_COLUMNS, len(names))
+    rows = math.ceil(len(names) / columns)
+    with picture(path, PANEL * columns, 0.4 + 0.9 * PANEL * rows) as figure:
+        panels = [figure.add_subplot(rows, columns, number, title=name) for number, name in enumerate(names, 1)]
+        yield figure, panels
+
+
+def _save_risk_coverage(path: Path, panels: Mapping[str, Mapping[str, Sequence[Answers]]]) -> None:
+    """Draw a risk-coverage curve of each row, the mean over its seeds, a panel for each data set."""
+    with _panels(path, panels) as (figure, drawn):
+        for axes, systems in zip(drawn, panels.values(), strict=True):
+            for (name, seeds), (colour, dash) in zip(systems.items(), lines(), strict=False):
+                curves = [risk_coverage(scores, right) for scores, right in seeds]
+                coverage = np.arange(1, len(seeds[0][1]) + 1) / len(seeds[0][1])
+                risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
+                axes.plot(coverage, risk, color=colour, linestyle=dash, label=label(name))
+            axes.set(xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
+        figure.axes[0].set_ylabel("wrong, of those shown")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+
+
+def _save_transfer(path: Path, matrices: Nested) -> None:
+    """Draw the F1 of each row, by where the threshold was chosen (from top to bottom) and used (from left to right)."""
+    values = [value for matrix in matrices.values() for one in matrix.values() for value in one.values()]
+    with _panels(path, map(label, matrices)) as (figure, drawn):
+        for axes, matrix in zip(drawn, matrices.values(), strict=True):
+            table = np.array([list(one.values()) for one in matrix.values()])
+            axes.imshow(table, vmin=min(values), vmax=max(values), cmap="viridis")
+            middle = (min(values) + max(values)) / 2
+            for (y, x), value in np.ndenumerate(table):
+                colour = "black" if value > middle else "white"
+                axes.text(x, y, f"{100 * value:.0f}", ha="center", va="center", color=colour, fontsize=8)
+            names = list(matrix)
+            axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+            axes.set_yticks(range(len(names)), names)
+            axes.grid(False)
+        figure.supxlabel("test questions")
+        figure.supylabel("threshold chosen on dev questions of")

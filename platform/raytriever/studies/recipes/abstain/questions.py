@@ -12,23 +12,21 @@ Groups, questions and documents are chosen by the SHA-256 of their ids: the same
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.keys import normalise
-from raytriever.errors import DataError, StorageError
+from raytriever.errors import DataError
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.commit import committed_directory
+from raytriever.studies.subsets import id_hash, is_stored, write_beir
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
@@ -121,7 +119,7 @@ def write_questions(
     """
     described = [asdict(source) | {"splits": list(source.splits)} for source in sources]
     meta = {"kind": "questions", "version": _VERSION, "size": asdict(size), "sources": described}
-    if not _is_stored(folder, meta):
+    if not is_stored(folder, meta):
         chosen = {source: choose(open_source(), source, size) for source, open_source in sources.items()}
         for source, one in chosen.items():
             _check_enough(source, one)
@@ -141,7 +139,7 @@ def choose(dataset: RetrievalDataset, source: StudySource, size: StudySize) -> _
         for query, document in zip(rows.queries.tolist(), rows.documents.tolist(), strict=True):
             relevant.setdefault(query, []).append(document)
             role_of[query] = role
-    asked = sorted(role_of, key=lambda query: _hash(dataset.queries.ids[query]))
+    asked = sorted(role_of, key=lambda query: id_hash(dataset.queries.ids[query]))
     if not source.is_measured:
         return _Chosen(dataset, asked[: size.train], {}, relevant)
     by_role: dict[str, list[list[int]]] = {TEST: [], DEV: [], TRAIN: []}
@@ -231,7 +229,7 @@ def _corpus(one: _Chosen, answers: set[int], excluded: set[str], count: int) -> 
     """Return the documents of a corpus: the answers, and others of the smallest hashes without an excluded text."""
     ids = one.dataset.documents.ids
     corpus = set(answers)
-    for document in sorted(range(len(ids)), key=lambda row: _hash(ids[row])):
+    for document in sorted(range(len(ids)), key=lambda row: id_hash(ids[row])):
         if len(corpus) >= count:
             break
         if document not in corpus and one.text(document) not in excluded:
@@ -250,7 +248,7 @@ def _foreign_questions(
             for other in others
             for query in sorted(
                 (question.query for question in chosen[other].questions[role]),
-                key=lambda query: _hash(f"{source.name}:{chosen[other].dataset.queries.ids[query]}"),
+                key=lambda query: id_hash(f"{source.name}:{chosen[other].dataset.queries.ids[query]}"),
             )[: most // len(others)]
         ]
         for role, most in ((DEV, size.foreign_dev), (TEST, size.foreign_test))
@@ -282,27 +280,10 @@ class _Folder:
             self.documents[name] = {"_id": name, "title": documents.titles[row], "text": documents.texts[row]}
 
     def write(self, folder: Path) -> None:
-        (folder / "qrels").mkdir(parents=True)
-        _write_lines(folder / "corpus.jsonl", self.documents.values())
-        _write_lines(folder / "queries.jsonl", self._queries.values())
-        for role, judgements in self.judgements.items():
-            if judgements:
-                rows = [f"{query}\t{name}\t1\n" for query, names in judgements.items() for name in names]
-                header = "\t".join(QRELS_HEADER) + "\n"
-                (folder / "qrels" / f"{role}.tsv").write_text(header + "".join(rows), encoding="utf-8", newline="\n")
-
-
-def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _is_stored(folder: Path, meta: Mapping[str, Any]) -> bool:
-    try:
-        return bool(read_manifest(folder)["meta"] == meta)
-    except StorageError:
-        return False
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
+        folder.mkdir(parents=True)
+        judgements = {
+            role: [(query, name, 1) for query, names in judged.items() for name in names]
+            for role, judged in self.judgements.items()
+            if judged
+        }
+        write_beir(folder, self.documents.values(), self._queries.values(), judgements)

@@ -11,30 +11,44 @@ of BM25, some of which may be relevant and not judged.
 
 `full`: whole packs and the training of the paper; the data sets are written if `--data-root` holds the packs. `small`:
 MiniLM, 40 steps. `smoke`: docstrings of the standard library and of other packages.
+
+The claims were written before the first run at `small`, and have not changed since, but for the estimate of the
+calibration error. Metrics, each on the test questions of a data set, or of all data sets in one pool (`all`):
+
+- `aurc`: area under the risk-coverage curve by the score of the best document; lower is better.
+- `f1`: F1 of showing the best document, at the one threshold that is best on the dev questions of all data sets.
+- `transfer_loss`: F1 at the threshold of the data set's own dev questions, minus the mean F1 at the thresholds of the
+  other data sets' dev questions.
+- `squared_ece_platt`: squared calibration error of the probability that the best document is relevant, by a logistic
+  curve that is fitted on the dev questions of all data sets.
+- `advantage`: AURC by the best other confidence minus AURC by the score. The other confidence is the one with the
+  lowest AURC on the dev questions of all data sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from raytriever.config import Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
+from raytriever.evaluation.differences.seeds import BELOW, SeededResults, format_outcome
 from raytriever.evaluation.request import BM25
-from raytriever.studies.datasets import (
-    PACKAGES,
-    STDLIB,
-    UNTRAINED,
-    StudyDataset,
-    open_pydocs,
-    pack_folder,
-    untrained_arms,
+from raytriever.studies.claims import (
+    DID_NOT,
+    HELD,
+    WITHIN_NOISE,
+    Claim,
+    Judge,
+    Verdict,
+    above,
+    above_on_average,
+    every,
 )
 from raytriever.studies.definition import FULL, SMOKE, UNANSWERABLE, Arm, MeasuredDataset, Study
 from raytriever.studies.recipes.abstain.analysis import analyse
-from raytriever.studies.recipes.abstain.claims import claims_of, row_of
+from raytriever.studies.recipes.abstain.measures import POOLED
 from raytriever.studies.recipes.abstain.questions import (
     DEV,
     MIXTURE,
@@ -45,7 +59,8 @@ from raytriever.studies.recipes.abstain.questions import (
     StudySource,
     write_questions,
 )
-from raytriever.studies.recipes.auc.settings import LOSSES, TEMPERATURE, Layer, build_curriculum, describe_training
+from raytriever.studies.recipes.scale import PACKAGES, STDLIB, UNTRAINED, StudyScale, open_pydocs
+from raytriever.studies.recipes.training import LOSSES, TEMPERATURE, Layer, build_curriculum, describe_training
 
 WEIGHT = 0.05  # lambda of the regulariser: up to it queries and passages came closer at no cost (study `lambda`)
 POSITIVES = 4
@@ -71,95 +86,162 @@ _SMALL = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=10
 _FULL_QUERIES = 100_000  # training queries of all packs, nearly
 
 
-def study(scale: str, data_root: Path | None, folder: Path) -> Study:
-    """Build the study (see `studies.recipes`)."""
-    questions, counts = _questions(scale, data_root, folder)
-    sources = [one for one in (_PARTS if scale == SMOKE else _PACKS).values() if one.is_measured]
+def abstain(scale: StudyScale) -> Study:
+    """Build the study, see above."""
+    questions, counts = _write_questions(scale)
+    sources = list((_PARTS if scale.is_smoke else _PACKS).values())
+    asked = [one for one in sources if one.is_measured]
     measured = tuple(
         MeasuredDataset(
-            name_of(one.name, split),
+            _name_of(one.name, split),
             str(questions / one.name),
             split,
             _METRICS,
             drop_own=False,
             extras=(UNANSWERABLE,),
-            cross_encoder=_CROSS_ENCODER if scale == FULL else "",
+            cross_encoder=_CROSS_ENCODER if scale.is_full else "",
         )
-        for one in sources
+        for one in asked
         for split in (TEST, DEV)
     )
-    mixture = StudyDataset(MIXTURE, str(questions / MIXTURE), queries=_FULL_QUERIES)
+    mixture = MeasuredDataset(MIXTURE, str(questions / MIXTURE))
     trained = [
         Arm(
             row.lower().replace(", ", "-"),
             row,
             measured,
-            _curriculum(scale, loss, mixture, weight),
-            queries=mixture.queries,
+            build_curriculum(scale, loss, mixture, settings=_settings(weight)),
+            queries=_FULL_QUERIES,
         )
         for weight in (0.0, WEIGHT)
         for row, loss in ((row_of(name, weight), loss) for name, loss in _LOSSES.items())
     ]
-    untrained = untrained_arms(scale, measured)
-    bm25 = [Arm("bm25", "BM25", measured, None, model=BM25)] if untrained else []
-    names = tuple(one.name for one in sources)
-    arms = (*bm25, *untrained, *trained)
+    untrained = scale.untrained(measured)
+    if untrained:
+        untrained = [Arm("bm25", "BM25", measured, None, model=BM25), *untrained]
+    rows = [arm.row for arm in untrained]
     return Study(
         name="abstain",
         title="Selective retrieval: one threshold for all queries",
         source="Selective retrieval",
-        arms=arms,
-        seeds=3 if scale not in (SMOKE, FULL) else 1,
+        arms=(*untrained, *trained),
+        seeds=scale.seeds,
         baselines=("CL",),
         heading=(
             describe_training(scale, _settings(0.0)),
-            f"Trained on {', '.join(one.name for one in (_PARTS if scale == SMOKE else _PACKS).values())} together, up "
+            f"Trained on {', '.join(one.name for one in sources)} together, up "
             f"to {POSITIVES} positives a query; regularised: lambda {WEIGHT:g}.",
             f"Cross-encoder: {_CROSS_ENCODER}."
-            if scale == FULL
+            if scale.is_full
             else "A cross-encoder's score was not measured: none is embedded in the package.",
-            *_count_lines(counts),
+            *(f"{name}: " + "; ".join(f"{text} {n:,}" for text, n in one.items()) for name, one in counts.items()),
         ),
         analyse=partial(
             analyse,
-            [(one.name, name_of(one.name, DEV)) for one in sources],
-            {arm.row: _SOFTMAX.get(arm.row, TEMPERATURE) for arm in arms},
+            [(one.name, _name_of(one.name, DEV)) for one in asked],
+            {arm.row: _SOFTMAX.get(arm.row, TEMPERATURE) for arm in (*untrained, *trained)},
             "CL",
             "MW",
-            [arm.row for arm in (*bm25, *untrained)] + list(_LOSSES),
+            rows + list(_LOSSES),
         ),
-        claims=claims_of(names, tuple(_LOSSES), [arm.row for arm in (*bm25, *untrained)]),
+        claims=claims_of([one.name for one in asked], tuple(_LOSSES), rows),
     )
 
 
-def name_of(dataset: str, split: str) -> str:
+STUDIES: Mapping[str, Callable[[StudyScale], Study]] = {"abstain": abstain}
+
+
+def _name_of(dataset: str, split: str) -> str:
     """Return the name of a split of a data set in the results: that of the data set for the test split."""
     return dataset if split == TEST else f"{dataset} {split}"
 
 
-def _questions(scale: str, data_root: Path | None, folder: Path) -> tuple[Path, Counts]:
+def _write_questions(scale: StudyScale) -> tuple[Path, Counts]:
     """Write the data sets, except at full without the packs; return their folder and numbers."""
-    path, size = folder / "questions", _SIZES.get(scale, _SMALL)
+    path = scale.folder / "questions"
     openers: dict[StudySource, Callable[[], RetrievalDataset]]
-    if scale == SMOKE:
+    if scale.is_smoke:
         openers = {source: partial(open_pydocs, part) for part, source in _PARTS.items()}
-    elif scale == FULL and data_root is None:
+    elif scale.is_full and scale.data_root is None:
         return path, {}
     else:
         openers = {
-            source: partial(open_dataset, pack_folder(data_root, pack), [split for split in source.splits if split])
+            source: partial(open_dataset, scale.pack_folder(pack), [split for split in source.splits if split])
             for pack, source in _PACKS.items()
         }
-    return path, write_questions(path, openers, size)
-
-
-def _count_lines(counts: Counts) -> list[str]:
-    return [f"{name}: " + "; ".join(f"{text} {count:,}" for text, count in one.items()) for name, one in counts.items()]
+    return path, write_questions(path, openers, _SIZES.get(scale.name, _SMALL))
 
 
 def _settings(weight: float) -> Layer:
     return {"data": {"positives_per_query": POSITIVES}, "loss": {"distribution_weight": weight}}
 
 
-def _curriculum(scale: str, loss: str, mixture: StudyDataset, weight: float) -> Curriculum:
-    return build_curriculum(scale, loss, mixture, settings=_settings(weight))
+def row_of(loss: str, weight: float) -> str:
+    """Return the name of a row."""
+    return f"{loss}, regularised" if weight else loss
+
+
+_ISSUE, _ABSTRACT = "stated before the run", "promise of MW, section 3"
+
+
+def claims_of(datasets: Sequence[str], losses: Sequence[str], untrained: Sequence[str]) -> tuple[Claim, ...]:
+    """Return the claims.
+
+    Args:
+        datasets: names of the data sets, without the pool.
+        losses: rows of the losses without the regulariser.
+        untrained: rows that are not trained.
+    """
+    claims = [
+        Claim("MW has a lower AURC than CL on every data set", _ABSTRACT, above("CL", "MW", ("aurc",), datasets)),
+        Claim("MW has a lower AURC than CL over all data sets in one pool", _ABSTRACT, _lower("MW", "CL")),
+        Claim(
+            "At one threshold for all data sets, MW has a higher F1 than CL",
+            _ABSTRACT,
+            above("MW", "CL", ("f1",), (POOLED,)),
+        ),
+        Claim(
+            "A threshold that was chosen on another data set costs MW less F1 than CL, on average",
+            _ABSTRACT,
+            above_on_average("CL", "MW", ("transfer_loss",), datasets),
+        ),
+        Claim(
+            "One logistic curve for all data sets has a smaller calibration error with MW than with CL, on average",
+            _ABSTRACT,
+            above_on_average("CL", "MW", ("squared_ece_platt",), datasets),
+        ),
+        Claim(
+            "With MW the score alone is on par with the best other confidence",
+            _ISSUE,
+            _no_worse_than_others("MW"),
+        ),
+        Claim(
+            "The regulariser lowers the AURC of every loss over all data sets in one pool",
+            _ISSUE,
+            every(*(_lower(row_of(loss, 1.0), loss) for loss in losses)),
+        ),
+    ]
+    if untrained:
+        judge = every(*(_lower("MW", row) for row in untrained))
+        text = "MW has a lower AURC than the encoder as published and than BM25, over all data sets in one pool"
+        claims.append(Claim(text, _ISSUE, judge))
+    return tuple(claims)
+
+
+def _lower(row: str, other: str) -> Judge:
+    return above(other, row, ("aurc",), (POOLED,))
+
+
+def _no_worse_than_others(row: str) -> Judge:
+    """Claim that `advantage` is at least -0.01 in one pool; it does not hold if it is lower and not by noise."""
+
+    def judge(results: SeededResults) -> Verdict:
+        one = results.contrast({row: 1}, [POOLED], "advantage")
+        word = HELD if one.difference >= -0.01 else DID_NOT if one.outcome == BELOW else WITHIN_NOISE
+        return Verdict(
+            word,
+            f"{row}: AURC by the best other confidence minus AURC by the score {one.difference:+.4f} "
+            f"{format_outcome(one.p, one.outcome)}",
+        )
+
+    return judge

@@ -13,7 +13,9 @@ from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
-from raytriever.studies.datasets import Subset, _with_siblings, pack_subset, write_subset
+from raytriever.studies.definition import SMALL
+from raytriever.studies.recipes.scale import StudyScale, with_siblings
+from raytriever.studies.subsets import Subset, write_subset
 
 DOCUMENTS, QUERIES, EACH = 200, 60, 3
 SPLITS = {"train": range(30), "dev": range(30, 40), "test": range(40, 60)}
@@ -135,7 +137,7 @@ def test_siblings_are_of_the_same_class_and_of_a_lower_grade() -> None:
         "names", Documents(names, [""] * 4, names), Queries([f"q:{name}" for name in names], names), {}
     )
     rows = Judgements(*(np.array(column, np.int64) for column in ([1, 3], [1, 3], [1, 1])))
-    judgements = _with_siblings(rows, dataset)
+    judgements = with_siblings(rows, dataset)
     assert list(
         zip(judgements.queries.tolist(), judgements.documents.tolist(), judgements.scores.tolist(), strict=True)
     ) == [
@@ -148,8 +150,8 @@ def test_siblings_are_of_the_same_class_and_of_a_lower_grade() -> None:
 
 @pytest.mark.data
 def test_training_queries_of_a_pack_are_not_measured(data_packs: Path, tmp_path: Path) -> None:
-    one = pack_subset(data_packs, tmp_path, "scifact", Subset(train=200, dev=20, test=50, documents=300), "SciFact")
-    dataset = open_dataset(one.location, ["train", "dev", "test"])
+    one = StudyScale(SMALL, data_packs, tmp_path).pack("SciFact", Subset(train=200, dev=20, test=50, documents=300))
+    dataset = open_dataset(one.dataset, ["train", "dev", "test"])
     splits = [names_of(dataset, split) for split in ("train", "dev", "test")]
     assert [len(names) for names in splits] == [200, 20, 50]
     assert not splits[0] & splits[1] | splits[0] & splits[2] | splits[1] & splits[2]

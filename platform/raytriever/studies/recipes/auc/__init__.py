@@ -1,1 +1,0 @@
-"""Studies of the tables in *Optimizing What Matters: AUC-driven learning for robust neural retrieval*."""

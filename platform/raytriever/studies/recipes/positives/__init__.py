@@ -1,1 +1,0 @@
-"""Studies of the tables in *Training dense retrievers with multiple positive passages*."""

@@ -14,21 +14,16 @@ from raytriever.losses import scores as panels
 from raytriever.losses.distributed import ALONE
 from raytriever.models.packing import is_packed
 from raytriever.training.batch import ChunkSizes
-from raytriever.training.config import STRATEGIES, TrainingConfig
+from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
 from raytriever.training.memory.batch import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as find_chunk
-from raytriever.training.parallel.choice import STRATEGIES as BUILT
 from raytriever.training.parallel.chunk_size import ChunkChoice
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
-
-
-def test_every_strategy_is_a_choice() -> None:
-    assert STRATEGIES == BUILT
 
 
 @pytest.mark.parametrize(

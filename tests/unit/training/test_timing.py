@@ -17,16 +17,14 @@ from raytriever.models.packing import Buckets
 from raytriever.training.batch import Batch
 from raytriever.training.loop import train
 from raytriever.training.monitoring import (
-    PHASES,
     Encoding,
     StepReports,
-    Stopwatch,
     Throughput,
     peak_flops,
     peak_memory_mb,
     text_lengths,
 )
-from raytriever.training.parallel.strategy import Update
+from raytriever.training.parallel.strategy import PHASES, Stopwatch, Update
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from raytriever.models.encoder import Encoder
 from raytriever.models.resolution import resolve_model
 from raytriever.planning.config import SHAPES, PlanConfig
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import WorkerTexts
+from raytriever.training.memory.arithmetic import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, prepare_encoder, simulate, text_encoder_of
 from raytriever.training.monitoring import Encoding

@@ -25,7 +25,7 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
-from raytriever.models.precision import is_out_of_memory
+from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume

@@ -16,7 +16,7 @@ from raytriever.losses import triplet
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
-from raytriever.training.memory.batch import WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from allocations import CPU, allocated_peak

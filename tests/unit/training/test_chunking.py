@@ -16,7 +16,7 @@ from raytriever.models.packing import is_packed
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import train
-from raytriever.training.memory.batch import WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import WorkerTexts, batch_bytes
 from raytriever.training.parallel import chunk_size as find_chunk
 from raytriever.training.parallel.chunk_size import ChunkChoice
 

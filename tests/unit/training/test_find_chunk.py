@@ -16,7 +16,7 @@ from raytriever.errors import ConfigError
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import set_dropout
-from raytriever.models.precision import is_out_of_memory
+from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import load_retriever
 from raytriever.training.parallel import chunk_size as module
 from raytriever.training.parallel.chunk_size import (

@@ -29,10 +29,9 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.config import STRATEGIES, TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.memory import simulation
-from raytriever.training.memory.batch import WorkerTexts
+from raytriever.training.memory.arithmetic import ZERO_BUCKET, WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
-from raytriever.training.parallel.zero import BUCKET
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from allocations import chunk_peak, encoder_of
@@ -217,7 +216,13 @@ def test_strategies_shard_the_state(strategy: str) -> None:
     sharded = strategy in ("zero1", "zero2", "zero3")
     # The sum over chunks, and the copy of DDP, or ZeRO's buffer with the share and the largest gradient of stage 3.
     largest = QWEN3.vocab_size * QWEN3.hidden_size
-    more = {"ddp": weights, "zero0": 0, "zero1": BUCKET, "zero2": BUCKET, "zero3": BUCKET + weights // 4 + largest}
+    more = {
+        "ddp": weights,
+        "zero0": 0,
+        "zero1": ZERO_BUCKET,
+        "zero2": ZERO_BUCKET,
+        "zero3": ZERO_BUCKET + weights // 4 + largest,
+    }
     more["fsdp2"] = weights // 4
     assert parts.gradients == 4 * weights + 4 * more[strategy]
     assert parts.optimizer == (3 * weights if sharded else 2 * weights if strategy == "fsdp2" else 8 * weights)

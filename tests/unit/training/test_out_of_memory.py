@@ -12,7 +12,7 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
-from raytriever.models.precision import is_out_of_memory
+from raytriever.models.memory import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
 from raytriever.training.parallel.grad_cache import OutOfMemory

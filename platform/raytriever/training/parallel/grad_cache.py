@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
 from raytriever.models.files import first_line
+from raytriever.models.memory import is_out_of_memory
 from raytriever.models.packing import TokenBatch, texts_of, tokens_of
-from raytriever.models.precision import is_out_of_memory
 from raytriever.prompts import Side
 
 

@@ -18,7 +18,6 @@ from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.packing import Buckets, TokenBatch, texts_of
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 from raytriever.training.batch import Batch, ChunkSizes, CutBatch, Passes, cut
@@ -91,7 +90,7 @@ class Objective(nn.Module):
             passes = [(level(texts, self._agreement), side) for texts, side in passes]
         parts = [(part, side) for texts, side in passes for part in texts.buckets]
         device, guide = parts[0][0]["input_ids"].device, self._guide_embeddings(whole)
-        precision = partial(autocast, self.precision, device)
+        precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=self.precision == "bf16")
         if self.chunk is None or not torch.is_grad_enabled():
             all_embeddings = list[Tensor]()
             for part, side in parts:

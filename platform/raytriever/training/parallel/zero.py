@@ -29,6 +29,7 @@ from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.memory.arithmetic import ZERO_BUCKET
 from raytriever.training.parallel.model_state import (
     STEP,
     Slice,
@@ -38,9 +39,6 @@ from raytriever.training.parallel.model_state import (
     shape_of,
 )
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, finite_or_refused
-
-# Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
-BUCKET = 50_000_000
 
 
 class Zero(Strategy):
@@ -54,7 +52,7 @@ class Zero(Strategy):
         self._deepspeed = _deepspeed(inputs.device)
         super().__init__(inputs)
         self._stage = stage
-        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
+        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": ZERO_BUCKET, "allgather_bucket_size": ZERO_BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:

@@ -46,8 +46,8 @@ from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.postings import BLOCK, Postings, PostingsBlock, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
-from raytriever.planning.coefficients import FILE, Measurement
 from raytriever.planning.stages import code_scores, list_scores
+from raytriever.planning.workload import FILE, Measurement
 
 WIDTH, QUERIES, K = 384, 1_000, 1_000
 IDS = 2_000_000

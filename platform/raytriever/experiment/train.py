@@ -19,8 +19,7 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.evaluation.systems import Bm25System
-from raytriever.experiment.calibration import calibrate_trained
-from raytriever.experiment.conclusion import conclude
+from raytriever.experiment.conclusion import calibrate_trained, conclude
 from raytriever.experiment.opening import open_run, open_run_directory, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages
 from raytriever.mining.analyser import Analysis

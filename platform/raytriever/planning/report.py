@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from raytriever.errors import flag_of
-from raytriever.planning.coefficients import Measurement
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.limits import ALL, DISK, DRIVER, WORKERS, Excess, excesses, first_excess
 from raytriever.planning.model_size import CHUNK
 from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, StageNeeds, stages
-from raytriever.planning.workload import Workload
+from raytriever.planning.workload import Measurement, Workload
 from raytriever.terminal import text_table
 
 _SIZES = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))

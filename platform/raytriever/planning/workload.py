@@ -1,18 +1,57 @@
-"""Workload of a plan: quantities that several stages share, computed from settings, model and coefficients."""
+"""Workload of a plan: quantities that several stages share, computed from settings, model and measured coefficients.
+
+`benchmarks/coefficients.py` writes the coefficients into `coefficients.json`, with the machine, the day and the command
+of their measurement. Those of a GPU are computed from the operations of the encoder, because nothing has been measured
+on one.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import log2
+from pathlib import Path
 
 from raytriever.encoding.writer import EmbeddingPlan, shard_rows
 from raytriever.index.exact.search import MOST_ROWS
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.model_size import ModelSize, tokens_of
 
+FILE = Path(__file__).with_name("coefficients.json")
 GB = 1e9
 _LARGE = 768  # width from which a GPU's share of its peak is that of a large encoder
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Coefficients of one command.
+
+    Args:
+        kind: `measured` or `computed`.
+        machine: processor with its vector instructions, or what was computed.
+        date: Date of the measurement, YYYY-MM-DD.
+        command: that wrote the values.
+        values: coefficients by name; seconds are those of one core.
+    """
+
+    kind: str
+    machine: str
+    date: str
+    command: str
+    values: dict[str, float]
+
+
+@cache
+def measurements() -> tuple[Measurement, ...]:
+    """Return all coefficients, grouped by the command that measured them."""
+    return tuple(Measurement(**group) for group in json.loads(FILE.read_text(encoding="utf-8")))
+
+
+def rates() -> dict[str, float]:
+    """Return the value of each coefficient by name."""
+    return {name: value for group in measurements() for name, value in group.values.items()}
 
 
 @dataclass(frozen=True)

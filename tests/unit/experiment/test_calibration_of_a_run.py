@@ -11,7 +11,7 @@ import pytest
 from raytriever.config import Config
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.experiment.calibration import calibrate_trained
+from raytriever.experiment.conclusion import calibrate_trained
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.search.calibration import FILE, current_calibration, read_calibration

@@ -1,8 +1,9 @@
-"""The loop learns, repeats itself, stops, and goes on where it was interrupted."""
+"""The loop learns and stops at the best; its steps are those of the page that one reads first; the learning rate."""
 
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.training.loop import TrainingSetup, train
+from raytriever.recipes.one_page import fit, train_on_one_page
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import TrainingSetup, learning_rate_scale, train
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import TrainingError
 
@@ -29,8 +32,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         torch.testing.assert_close(value, other[name], rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("loss", ["mw", "infonce"])
-@pytest.mark.parametrize("towers", ["shared", "separate"])
+@pytest.mark.parametrize(("loss", "towers"), [("mw", "separate"), ("infonce", "shared")])
 def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> None:
     work, recorder = make_assignment(
         total_steps=30,
@@ -106,3 +108,37 @@ def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assign
     work, _ = make_assignment(total_steps=200, learning_rate=1e30, warmup_steps=0, max_grad_norm=1e30)
     with pytest.raises((TrainingError, ValueError), match=r"NaN|nan|inf"):
         train(work)
+
+
+@pytest.mark.parametrize("loss", ["mw", "infonce-symmetric"])
+def test_the_steps_are_those_of_the_loop(make_assignment, loss: str) -> None:
+    config = LossConfig(loss=loss, temperature=0.05)
+    work, recorder = make_assignment(total_steps=4, loss=config)
+    train(work)
+    again, _ = make_assignment(total_steps=4, loss=config)
+    settings = TrainingConfig(batch_size=16, learning_rate=1e-3, max_steps=4)
+    assert [value for _, value in fit(again.retriever, again.train, config, settings)] == recorder.losses
+
+
+def test_the_page_trains(tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = TrainingConfig(batch_size=16, learning_rate=1e-3, max_steps=8, warmup_steps=0)
+    retriever = train_on_one_page(str(tiny_dataset), str(tiny_encoder), settings=settings)
+    losses = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert not retriever.training
+
+
+def test_rises_over_the_warm_up_then_falls_to_zero() -> None:
+    scales = [learning_rate_scale(step, 4, 12) for step in range(13)]
+    assert scales[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert all(a > b for a, b in pairwise(scales[4:]))
+    assert scales[12] == 0
+
+
+def test_without_warm_up_the_first_step_is_the_highest() -> None:
+    assert learning_rate_scale(0, 0, 10) == 1
+
+
+def test_a_run_shorter_than_its_warm_up_still_moves() -> None:
+    assert [learning_rate_scale(step, 10, 2) > 0 for step in range(2)] == [True, True]

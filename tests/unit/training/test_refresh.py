@@ -100,7 +100,7 @@ class Run:
 
 
 def threads(*names: str) -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name in names]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 @pytest.fixture

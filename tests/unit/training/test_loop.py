@@ -79,6 +79,20 @@ def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:
 GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
 
 
+def test_a_step_logs_every_width(make_assignment) -> None:
+    settings = LossConfig(temperature=0.05, matryoshka_dims="32,8")
+    work, recorder = make_assignment(total_steps=2, loss=settings)
+    # The encoder compares by cosine, so what is cut has length one.
+    first = Objective(work.retriever, build_loss(settings, True), "fp32")
+    expected = first(work.train.batch(0, work.retriever, ALONE), ALONE).value.item()
+    train(work)
+    logged = recorder.steps[1]
+    assert logged["loss"] == pytest.approx(expected, rel=1e-4)
+    assert logged["loss"] == pytest.approx(logged["loss_at_32"] + logged["loss_at_8"], rel=1e-5)
+    assert 0 <= logged["batch_auc_at_8"] <= 1
+    assert "batch_auc_at_32" not in logged
+
+
 def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assignment, tmp_path: Path) -> None:
     # A learning rate far too high: the first look is the best.
     work, recorder = make_assignment(

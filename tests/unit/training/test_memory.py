@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from raytriever.errors import ModelError
+from raytriever.losses import rows as losses_by_row
 from raytriever.losses import scores as panels
-from raytriever.losses import triplet
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LossConfig
 from raytriever.losses.registry import build_loss
@@ -308,7 +308,7 @@ def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(
     if device == CUDA:
         # As on a GPU: a panel is larger than those of a CPU, and has many blocks.
         monkeypatch.setattr(panels, "PANEL_BYTES", 1 << 20)
-        monkeypatch.setitem(triplet.BLOCK_SCORES, "cuda", 1 << 18)
+        monkeypatch.setitem(losses_by_row.BLOCK_SCORES, "cuda", 1 << 18)
     torch.manual_seed(0)
     passages = queries * group
     with sham_device() if device.type == "cuda" else nullcontext() as counts:

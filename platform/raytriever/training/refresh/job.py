@@ -112,8 +112,8 @@ class RefreshJob(BackgroundJob):
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)
-        self._readers = ThreadPoolExecutor(thread_name_prefix="refresh")  # older ones may still read failed tables
-        self._reader: Future[tuple[NegativesTable, float]]
+        self._readers: list[ThreadPoolExecutor] = []  # one for each table; older ones may still read tables that failed
+        self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
         self._end: dict[str, Any] = {}  # of the running round, as the ledger will record it
         self._began = 0.0
@@ -156,7 +156,8 @@ class RefreshJob(BackgroundJob):
     def close(self) -> None:
         """Wait for the threads that read tables: a process that ends while a thread is in C++ code is aborted
         (pytorch#38228)."""
-        self._readers.shutdown()
+        for reader in self._readers:
+            reader.shutdown()
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
@@ -184,7 +185,7 @@ class RefreshJob(BackgroundJob):
     def adopt(self, step: int, result: float) -> None:
         """Use the table from its step on."""
         self._ledger = self._ledger.with_round_ended(**self._end)
-        self._add_version(self._reader.result()[0], self._ledger.rounds[-1])
+        self._add_version(self._reading.result()[0], self._ledger.rounds[-1])
 
     def reject(self, step: int, reason: str) -> None:
         """Record the failure; the tables in use stay in use."""
@@ -227,17 +228,20 @@ class RefreshJob(BackgroundJob):
     def _start_reading(self, step: int) -> None:
         path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
         current = self._sources.newest.examples.negatives
-        self._reader = self._readers.submit(read_table, self._plan.read, path, current)
+        reader = ThreadPoolExecutor(1, "refresh")
+        self._reading = reader.submit(read_table, self._plan.read, path, current)
+        reader.shutdown(wait=False)  # its thread ends when the table is read
+        self._readers.append(reader)
 
     def _check_reading(self, step: int) -> JobMessage:
-        if not self._reader.done():
+        if not self._reading.done():
             return RUNNING
-        table, _ = self._reader.result()
+        table, _ = self._reading.result()
         return JobMessage(JobStatus.DONE, float(int(table.digest[:12], 16)))  # 48 bits
 
     def _record(self, step: int) -> None:
         """Choose the first step that uses the table; the first worker records it."""
-        plan, (table, common), this_round = self._plan, self._reader.result(), self._ledger.rounds[-1]
+        plan, (table, common), this_round = self._plan, self._reading.result(), self._ledger.rounds[-1]
         ended = first = step
         if not plan.waits:
             # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.

@@ -196,9 +196,7 @@ class _Trainer:
             self.origin["guide"] = setup.guide.digest
         if setup.validation:
             self.origin["dev data"] = setup.validation.digest
-        self.progression = resume(
-            setup.folder, self.objective, self.strategy, self.workers, setup.device, self.origin, setup.log
-        )
+        self.progression = resume(setup.folder, self.strategy, self.workers, setup.device, self.origin, setup.log)
         self.saved_step, self.saved_at = self.progression.step, time.monotonic()
         self.must_save, self.save_seconds = False, 0.0
 

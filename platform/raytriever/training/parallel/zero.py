@@ -37,6 +37,7 @@ from raytriever.training.parallel.model_state import (
     gathered,
     restore,
     shape_of,
+    slices_of,
 )
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, finite_or_refused
 
@@ -165,12 +166,9 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
         position = _position_of(stage, parameter, optimizer, rank)
         if position is None:
             continue
-        yield Slice(name, position.of(position.flat), position.start, shape)
-        for key, value in optimizer.optimizer.state.get(position.flat, {}).items():
-            if key != STEP:
-                yield Slice(f"{name}:{key}", position.of(value), position.start, shape)
-            elif position.start == 0:
-                yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
+        state = optimizer.optimizer.state.get(position.flat, {})
+        moments = {key: value if key == STEP else position.of(value) for key, value in state.items()}
+        yield from slices_of(name, position.of(position.flat), position.start, shape, moments)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from raytriever.models.source import ADAPTER, MINILM, find_model
 from raytriever.paths import expanded
+from raytriever.store.commit import complete
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -23,6 +24,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
         ConfigError: a revision is passed for a local model.
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
     """
+    complete(Path(name))
     directory = find_model(name, revision, weights)
     if not (directory / ADAPTER).is_file():
         return directory

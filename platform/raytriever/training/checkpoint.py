@@ -230,13 +230,13 @@ def resume(
     path = checkpoint_path(folder, step)
     complete(path)  # on the hosts of other workers
     state = read_state(path)
-    check_origin(path, state.origin, origin)
     try:
         strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
     except StorageError as error:
         if error.where != CHECKPOINT:
             raise
         raise error.at(str(path)) from error
+    check_origin(path, state.origin, origin)
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:

@@ -45,8 +45,8 @@ from raytriever.index.exact.search import TieOrder, tie_order, top_k
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import BLOCK, Bm25Index, Postings, PostingsBlock, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
-from raytriever.planning.coefficients import FILE, Measurement
 from raytriever.planning.stages import code_scores, list_scores
+from raytriever.planning.workload import FILE, Measurement
 
 WIDTH, QUERIES, K = 384, 1_000, 1_000
 IDS = 2_000_000

@@ -20,7 +20,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
-from raytriever.training.memory.batch import WorkerTexts
+from raytriever.training.memory.arithmetic import WorkerTexts
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, use_float32_norms
 

@@ -34,7 +34,7 @@ from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
-from raytriever.recipes.pydocs import pydocs
+from raytriever.recipes import pydocs
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.training_data import TrainingData
 

@@ -206,7 +206,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
 
     for owner, name, route in (
         (job.RefreshJob, "after_step", refresh),
-        (job.TableReader, "_run", refresh),
+        (job, "read_table", refresh),
     ):
         setattr(owner, name, route.follow(getattr(owner, name)))
     setup = loop.TrainingSetup(

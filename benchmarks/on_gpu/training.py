@@ -31,12 +31,11 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
-from raytriever.training.loader import Stager
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput, peak_flops
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
-from raytriever.training.parallel.objective import Objective
+from raytriever.training.parallel.objective import Objective, Stager
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 RATIO = 1.3

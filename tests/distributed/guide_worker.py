@@ -22,8 +22,8 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.guide import Guide, GuideTexts
 from raytriever.training.loader import BatchSource
+from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.out_of_memory import Agreement
 
 
 def main(encoder: Path, other: Path, data: Path) -> dict[str, list[torch.Tensor]]:

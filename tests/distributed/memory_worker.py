@@ -63,7 +63,7 @@ def batch_of(rank: int) -> Any:
 
 def main(name: str) -> dict[str, int]:
     workers = current_workers()
-    zero.BUCKET = BUCKET
+    zero.ZERO_BUCKET = BUCKET
     before = live_bytes()
     objective = Objective(
         Towers(encoder_of(CONFIG, ModelConfig())), build_loss(LossConfig(), True), "fp32", ChunkSizes(sequences=CHUNK)

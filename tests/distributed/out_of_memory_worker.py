@@ -32,7 +32,7 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel import chunk_size, fsdp2
-from raytriever.training.parallel.out_of_memory import OutOfMemory
+from raytriever.training.parallel.grad_cache import OutOfMemory
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scarce_memory import current_step

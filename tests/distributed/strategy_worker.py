@@ -26,9 +26,14 @@ from raytriever.training.batch import ChunkSizes, Passes, cut
 from raytriever.training.guide import Guide
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
+from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.out_of_memory import Agreement
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
+from raytriever.training.parallel.strategy import (
+    Strategy,
+    StrategyInputs,
+    TrainingError,
+    finite_or_refused,
+)
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 24

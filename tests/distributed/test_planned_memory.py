@@ -9,8 +9,8 @@ import pytest
 
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import STRATEGIES, TrainingConfig
-from raytriever.training.memory import plan
-from raytriever.training.memory.batch import WorkerTexts
+from raytriever.training.memory import arithmetic, plan
+from raytriever.training.memory.arithmetic import WorkerTexts
 from raytriever.training.memory.simulation import SimulatedEncoder
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
@@ -26,7 +26,7 @@ TOLERANCE = 0.1
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_worker_holds_what_was_planned(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "BUCKET", BUCKET)
+    monkeypatch.setattr(arithmetic, "ZERO_BUCKET", BUCKET)
     encoder = SimulatedEncoder(encoder_of(CONFIG, ModelConfig(), "meta"), "cuda", "fp32")
     share = WorkerTexts(TEXTS, TEXTS, WORKERS, TOKENS, CONFIG.hidden_size)
     parts = plan.MemoryPlan(encoder, 1, TrainingConfig(strategy=strategy), share).parts(CHUNK)

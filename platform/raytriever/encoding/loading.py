@@ -26,7 +26,8 @@ from raytriever.errors import ConfigError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.attention import attend, supports
 from raytriever.models.cpu.layers import MODELS
-from raytriever.models.precision import default_device, has_matrix_units, move_to, type_of
+from raytriever.models.memory import move_to
+from raytriever.models.precision import default_device, has_matrix_units, type_of
 from raytriever.models.retriever import Retriever, load_retriever
 
 ATTENTION = "raytriever_cpu"

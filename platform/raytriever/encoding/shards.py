@@ -18,7 +18,6 @@ from functools import cached_property
 from itertools import repeat
 
 import numpy as np
-import torch
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, prompted
@@ -31,6 +30,7 @@ from raytriever.encoding.reuse import EarlierEmbeddings
 from raytriever.encoding.store import StoredRows
 from raytriever.encoding.writer import WORK, StoreWriter
 from raytriever.errors import ModelError, setting
+from raytriever.models.memory import memory_errors
 from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.prompts import Prompts, Side
@@ -199,7 +199,8 @@ class ShardEncoder:
         with record.recording(LOADING):
             _check_loading(record, self.writer.plan.model)
             self._examine(texts)
-            try:
+            device = next(self.retriever.parameters()).device
+            with memory_errors(f"{texts.budget:,} tokens exceed the memory of the device", device, "batch_tokens"):
                 return start_encoding(
                     self.retriever,
                     texts.inputs,
@@ -210,12 +211,6 @@ class ShardEncoder:
                     prompt=texts.prompt,
                     one_at_a_time=bool(record.deaths),  # so that the next death has one suspect
                 )
-            except torch.OutOfMemoryError as error:
-                raise ModelError(
-                    f"{texts.budget:,} tokens exceed the memory of the GPU",
-                    setting("batch_tokens"),
-                    "give fewer tokens",
-                ) from error
 
     def _commit(self, texts: _ShardTexts, pending: PendingEmbeddings | None) -> None:
         """Wait for the embeddings of a shard, and write them."""

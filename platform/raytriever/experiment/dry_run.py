@@ -19,14 +19,14 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, pipelines
 from raytriever.models.files import stored_tensors
+from raytriever.models.memory import free_memory
 from raytriever.models.precision import choose_precision
 from raytriever.models.resolution import resolve_model
 from raytriever.terminal import text_table
 from raytriever.training.guide import guide_errors
-from raytriever.training.memory.batch import WorkerTexts, guide_bytes
+from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
 from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, StepMemory
 from raytriever.training.memory.simulation import simulate
-from raytriever.training.parallel.chunk_size import free_memory
 
 GB = 1e9
 CARDS = (24, 80)  # sizes in GB of common cards, planned for where this machine has none

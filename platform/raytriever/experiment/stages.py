@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -226,33 +226,29 @@ class Stages:
             run_name: Name of the whole run; the names of child runs start with it.
         """
         for number in self._remaining:
-            self._train(number, tracker, run_name)
+            stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]
+            config = replace(stage.stage.config, model=stage.model(stage.stage.config.model))
+            if run is self._run:
+                train_into(run.path, stage, config, negatives, tracker, self._here, self._gpus)
+                continue
+            self._log(
+                f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps"
+            )
+            if number:
+                config = replace(config, model=stage.model_after(self._directories[number - 1].path / MODEL))
+            with stage_errors(stage.stage):
+                run.begin(dump_config(config))
+                child = tracker.child(f"{run_name}/{run.path.name}", run.path)
+                train_as_child(run, stage, config, negatives, child, self._log, self._here, self._gpus)
         if self._directories[-1] is not self._run:
+            # Copied, so that the run keeps the model when a stage's directory is removed.
             meta = {"config": self._opened.curriculum.hash}
-            _copy_model(self._directories[-1].path / MODEL, self._run.path / MODEL, meta)
-
-    def _train(self, number: int, tracker: PersistentTracker, run_name: str) -> None:
-        stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]
-        config = replace(stage.stage.config, model=stage.model(stage.stage.config.model))
-        if run is self._run:
-            train_into(run.path, stage, config, negatives, tracker, self._here, self._gpus)
-            return
-        self._log(f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps")
-        if number:
-            config = replace(config, model=stage.model_after(self._directories[number - 1].path / MODEL))
-        with stage_errors(stage.stage):
-            run.begin(dump_config(config))
-            child = tracker.child(f"{run_name}/{run.path.name}", run.path)
-            train_as_child(run, stage, config, negatives, child, self._log, self._here, self._gpus)
+            with committed_directory(self._run.path / MODEL, meta, replace=True) as folder:
+                source = self._directories[-1].path / MODEL
+                shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
     def _open(self, number: int, stage: OpenStage) -> RunDirectory:
         if not stage.stage.name:
             return self._run
         # Its settings need no comparison: those of the whole run were compared, and its path may have changed since.
         return RunDirectory.open(self._run.path / STAGES / f"{number}-{stage.stage.name}", {}, fresh=False)
-
-
-def _copy_model(source: Path, target: Path, meta: Mapping[str, str]) -> None:
-    """Copy the model, so that the run keeps it when a stage's directory is removed."""
-    with committed_directory(target, meta, replace=True) as folder:
-        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))

@@ -19,9 +19,7 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
 from raytriever.config import Curriculum, check_curriculum, dump_config
 from raytriever.evaluation.systems import Bm25System
-from raytriever.experiment.calibration import calibrate_trained
-from raytriever.experiment.conclusion import conclude
-from raytriever.experiment.directory import RunDirectory
+from raytriever.experiment.conclusion import calibrate_trained, conclude
 from raytriever.experiment.opening import open_run, open_run_directory, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages
 from raytriever.mining.analyser import Analysis
@@ -33,7 +31,7 @@ from raytriever.prompts import SIDES, Side
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import files_below
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Tracker, closing, git_commit
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, git_commit
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 
 
@@ -85,14 +83,44 @@ def run_experiment(
         return RunResult(output, {name: metrics[name] for name in ("bm25", "before", "after")}, None, is_new=False)
     check_trackers(trackers)
     check_cluster()
-    experiment = _Experiment(curriculum, run, log)
+    opened, retriever = open_run(curriculum, log)
     written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
     check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
     run.begin(dump_config(curriculum), [stage.config.loss.loss for stage in curriculum.all_stages])
-    tracker = Spool.open(clients, run.path, run_name)
+    dataset, base, split, path = opened.dataset, curriculum.base, curriculum.base.data.test_split, run.path
+    tracker = Spool.open(clients, path, run_name)
     with closing(tracker):
-        return experiment.execute(tracker, run_name, started)
+        quarantine = dataset.quarantine.write(path)
+        record = DatasetRecord(dataset.name, base.data.dataset, dataset.digest, dataset.counts())
+        tags = {STAGE: "train", "config_hash": curriculum.hash, "run_directory": str(path.resolve())}
+        if commit := git_commit(Path(__file__).parent):
+            tags["mlflow.source.git.commit"] = commit
+        tracker.describe(opened.settings(), record, tags)
+
+        log("evaluating BM25")
+        for line in Analysis.of(dataset.documents).notes:
+            log(line)
+        indexes = LexicalIndexes()
+        evaluations = {"bm25": Bm25System(dataset, indexes.of(dataset)).evaluate(split)}
+        stages = Stages(run, opened, log)
+        stages.find_negatives(indexes.of)
+        del indexes  # of a large corpus, the terms take much of the memory of this process
+        log(f"{base.model.model}: {retriever.summary()}")
+        log(f"evaluating {base.model.model} before training")
+        precision = base.training.precision
+        evaluations["before"] = evaluate_model(dataset, split, base.model, precision, retriever)
+        del retriever
+
+        log("training under Ray Train")
+        stages.train(tracker, run_name)
+        log("evaluating the model after training")
+        trained = ModelConfig(model=str(path / "model"))
+        evaluations["after"] = evaluate_model(dataset, split, trained, precision)
+        calibrate_trained(dataset, base, trained, evaluations["after"], log)
+        conclude(run, opened, stages.folders, evaluations, tracker, started)
+    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
+    return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
 
 
 def bytes_of_run(curriculum: Curriculum) -> int:
@@ -109,50 +137,3 @@ def bytes_of_run(curriculum: Curriculum) -> int:
         checkpoints = 0 if stage.config.model.lora_rank else (stage.config.training.keep + 2) * 3 * weights
         total += checkpoints + (weights if curriculum.stages else 0)
     return total
-
-
-class _Experiment:
-    """One run whose settings, data and model have been checked."""
-
-    def __init__(self, curriculum: Curriculum, run: RunDirectory, log: Callable[[str], None]) -> None:
-        self.curriculum, self.run, self.log = curriculum, run, log
-        self.opened, self.retriever = open_run(curriculum, log)
-
-    def execute(self, tracker: PersistentTracker, run_name: str, started: float) -> RunResult:
-        opened, base, path = self.opened, self.curriculum.base, self.run.path
-        dataset, split = opened.dataset, base.data.test_split
-        quarantine = dataset.quarantine.write(path)
-        self._describe(tracker)
-
-        self.log("evaluating BM25")
-        for line in Analysis.of(dataset.documents).notes:
-            self.log(line)
-        indexes = LexicalIndexes()
-        evaluations = {"bm25": Bm25System(dataset, indexes.of(dataset)).evaluate(split)}
-        stages = Stages(self.run, opened, self.log)
-        stages.find_negatives(indexes.of)
-        del indexes  # of a large corpus, the terms take much of the memory of this process
-        self.log(f"{base.model.model}: {self.retriever.summary()}")
-        self.log(f"evaluating {base.model.model} before training")
-        precision = base.training.precision
-        evaluations["before"] = evaluate_model(dataset, split, base.model, precision, self.retriever)
-        del self.retriever
-
-        self.log("training under Ray Train")
-        stages.train(tracker, run_name)
-        self.log("evaluating the model after training")
-        trained = ModelConfig(model=str(path / "model"))
-        evaluations["after"] = evaluate_model(dataset, split, trained, precision)
-        calibrate_trained(dataset, base, trained, evaluations["after"], self.log)
-        conclude(self.run, opened, stages.folders, evaluations, tracker, started)
-        rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
-        return RunResult(path, rows, str(quarantine) if quarantine.total else None, is_new=True)
-
-    def _describe(self, tracker: Tracker) -> None:
-        dataset, data = self.opened.dataset, self.curriculum.base.data
-        record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
-        tags = {STAGE: "train", "config_hash": self.curriculum.hash, "run_directory": str(self.run.path.resolve())}
-        commit = git_commit(Path(__file__).parent)
-        if commit:
-            tags["mlflow.source.git.commit"] = commit
-        tracker.describe(self.opened.settings(), record, tags)

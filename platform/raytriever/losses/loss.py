@@ -110,8 +110,8 @@ class Loss(nn.Module):
         if (guide is None) != (self.config.guide is None):
             missing = "the embeddings of the guide are missing" if guide is None else "the settings name no guide"
             raise LossInputError(missing, "guide", "give both or neither")
-        check_widths(self._widths, queries.shape[1])
-        widths = [width for width in self._widths if width < queries.shape[1]]
+        whole = queries.shape[1]
+        check_widths(self._widths, whole)
         relevance, masking = ids.relevance, dict[str, Tensor]()
         if relevance is None or (self._both_ways and relevance.exchanged is None):
             relevance = gather_relevance(ids, workers, queries.device, self._both_ways)
@@ -129,36 +129,31 @@ class Loss(nn.Module):
         if bound is None:
             bound = self._largest_score(batch, passages, workers)
         batch = replace(batch, largest_score=bound)
-        whole = self._reduce(batch, ids, workers)
-        value, statistics = whole.value, {**whole.statistics, **masking, "temperature": log_temperature.detach().exp()}
-        if widths:
-            statistics[f"loss_at_{queries.shape[1]}"] = value.detach()
-        for width in widths:
-            nested = self._reduce(narrow_candidates(batch, width, self.unit_length), ids, workers)
-            value = value + nested.value
-            statistics[f"loss_at_{width}"] = nested.value.detach()
-            statistics |= {f"{name}_at_{width}": number for name, number in nested.statistics.items()}
+        values, statistics = list[Tensor](), {**masking, "temperature": log_temperature.detach().exp()}
+        widths = [width for width in self._widths if width < whole]
+        for width in (whole, *widths):
+            part = batch if width == whole else narrow_candidates(batch, width, self.unit_length)
+            own = self._scores(self.config, part, ids, workers)
+            share = own.share
+            if self._bound_without_wait(part) is not None:
+                # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.
+                share = torch.add(share, part.queries.detach().sum() + part.embeddings.detach().sum(), alpha=0)
+            values.append(sum_shares(share, workers))
+            measured = {
+                **own.statistics,
+                "query_positive_distance": query_positive_distance(part, workers),
+                "query_positive_mmd": query_positive_mmd(part, workers),
+            }
+            if "batch_auc" not in measured:
+                measured["batch_auc"] = batch_auc(part, workers)
+            statistics |= {name if width == whole else f"{name}_at_{width}": at for name, at in measured.items()}
+            if widths:
+                statistics[f"loss_at_{width}"] = values[-1].detach()
+        value = sum(values[1:], values[0])
         if self.config.distribution_weight:
             distance = distribution_distance(batch.queries, batch.embeddings, batch.relevance.rows, workers)
             statistics["distribution_distance"] = distance.detach()
             value = value + self.config.distribution_weight * distance
-        return LossOutput(value, statistics)
-
-    def _reduce(self, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossOutput:
-        """Compute the loss and its statistics at one width, without the regulariser."""
-        own = self._scores(self.config, batch, ids, workers)
-        share = own.share
-        if self._bound_without_wait(batch) is not None:
-            # Nobody has looked at the embeddings. NaN and infinity times 0 are NaN, which the loss then is.
-            share = torch.add(share, batch.queries.detach().sum() + batch.embeddings.detach().sum(), alpha=0)
-        value = sum_shares(share, workers)
-        statistics = {
-            **own.statistics,
-            "query_positive_distance": query_positive_distance(batch, workers),
-            "query_positive_mmd": query_positive_mmd(batch, workers),
-        }
-        if "batch_auc" not in statistics:
-            statistics["batch_auc"] = batch_auc(batch, workers)
         return LossOutput(value, statistics)
 
     def _bound_without_wait(self, batch: Candidates) -> float | None:

@@ -17,10 +17,9 @@ from raytriever.losses.loss import Loss
 from raytriever.losses.mw.pairwise import mw
 from raytriever.losses.own.function import load_own_loss, probe
 from raytriever.losses.own.source import LossFile
-from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric
+from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric, triplet
 from raytriever.losses.scores import LossShare, ScoreLoss
 from raytriever.losses.teacher import OwnGroup, kl, margin_mse
-from raytriever.losses.triplet import triplet
 from raytriever.options import check_options
 
 

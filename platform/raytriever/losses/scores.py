@@ -146,36 +146,27 @@ def panel_height(rows: int, row_bytes: int, device: str) -> int:
     return min(rows, -(-rows // (panels * GPU_TILE)) * GPU_TILE)
 
 
-class ScorePanels:
-    """Iterator over a worker's rows that computes the scores of each panel when it is reached."""
-
-    def __init__(
-        self,
-        queries: Float[Tensor, "rows width"],
-        embeddings: Float[Tensor, "candidates width"],
-        candidates: Candidates,
-        products: Products,
-    ) -> None:
-        self._queries, self._embeddings, self._products = queries, embeddings, products
-        self._buffer = candidates.queries.new_empty(0)
-        row_bytes = len(embeddings) * self._buffer.element_size()
-        self.height = panel_height(len(queries), row_bytes, queries.device.type)
-        relevance = candidates.relevance
-        self._rows, self._columns = relevance.excluded_rows, relevance.excluded_columns
-        self._starts = relevance.excluded_starts
-
-    def __iter__(self) -> Iterator[Panel]:
-        buffer = self._buffer.new_empty(self.height, len(self._embeddings))
-        operand_dtype = self._products.operand_dtype
-        derivatives = buffer if operand_dtype == buffer.dtype else torch.empty_like(buffer, dtype=operand_dtype)
-        for start in range(0, len(self._queries), self.height):
-            rows = slice(start, min(start + self.height, len(self._queries)))
-            queries = self._queries[rows]
-            scores = self._products.write(queries, self._embeddings.T, buffer[: len(queries)])
-            excluded = slice(int(self._starts[rows.start]), int(self._starts[rows.stop]))
-            own_rows = self._rows[excluded] - start if start else self._rows[excluded]
-            pairs = own_rows, self._columns[excluded]
-            yield Panel(rows, queries, scores, derivatives[: len(queries)], pairs)
+def score_panels(
+    queries: Float[Tensor, "rows width"],
+    embeddings: Float[Tensor, "candidates width"],
+    candidates: Candidates,
+    products: Products,
+) -> Iterator[Panel]:
+    """Yield the panels of a worker's rows; the scores of each are computed when it is reached."""
+    relevance, starts = candidates.relevance, candidates.relevance.excluded_starts
+    dtype, columns = candidates.queries.dtype, len(embeddings)
+    height = panel_height(len(queries), columns * dtype.itemsize, queries.device.type)
+    buffer = queries.new_empty(height, columns, dtype=dtype)
+    same = products.operand_dtype == dtype
+    derivatives = buffer if same else torch.empty_like(buffer, dtype=products.operand_dtype)
+    for start in range(0, len(queries), height):
+        rows = slice(start, min(start + height, len(queries)))
+        some = queries[rows]
+        scores = products.write(some, embeddings.T, buffer[: len(some)])
+        excluded = slice(int(starts[rows.start]), int(starts[rows.stop]))
+        own_rows = relevance.excluded_rows[excluded]
+        pairs = own_rows - start if start else own_rows, relevance.excluded_columns[excluded]
+        yield Panel(rows, some, scores, derivatives[: len(some)], pairs)
 
 
 Sparse = tuple[Tensor, Tensor, Tensor]
@@ -250,7 +241,7 @@ class _ReduceScores(torch.autograd.Function):
             # The first dense panel writes, so that nobody writes zeros.
             make = torch.empty_like if reduction.dense else torch.zeros_like
             by_query, by_embedding = (make(x) if differentiate else x.new_empty(0) for x in (queries, embeddings))
-            for panel in ScorePanels(rows, documents, candidates, products):
+            for panel in score_panels(rows, documents, candidates, products):
                 reduction.reduce(panel, differentiate)
                 if differentiate and reduction.dense:
                     derivatives = products.operand(panel.derivatives)

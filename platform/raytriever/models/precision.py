@@ -8,24 +8,12 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from contextlib import suppress
-from typing import TypeVar
 
 import torch
-from torch import nn
 
 from raytriever.errors import ConfigError, setting
 from raytriever.terminal import one_line, warn
 
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
-# Texts of errors that torch raises as RuntimeError: of allocations by cuBLAS, NCCL, the CUDA driver and the CPU.
-_MESSAGES = (
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",
-    "Cuda failure 2 'out of memory'",
-    "Cuda failure 'out of memory'",
-    "DefaultCPUAllocator: can't allocate memory",
-)
 _reported: set[str] = set()
 
 
@@ -63,36 +51,6 @@ def _report(line: str) -> None:
     if line not in _reported:
         _reported.add(line)
         warn(line)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is an out-of-memory error, of a GPU or a CPU."""
-    if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
-
-
-def move_to(module: ModuleT, device: torch.device) -> ModuleT:
-    """Move a model to a device, in place, and return it.
-
-    Raises:
-        ConfigError: the free memory of the device does not hold it.
-    """
-    try:
-        return module.to(device)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or device.type != "cuda":
-            raise
-    size = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-    memory = "which has no memory left even for CUDA"
-    with suppress(RuntimeError):
-        free, total = torch.cuda.mem_get_info(device)
-        memory = f"of whose {total / 1e9:.1f} GB only {free / 1e9:.1f} GB are free"
-    raise ConfigError(
-        f"the model has {size / 1e9:.1f} GB and does not fit into the memory of this GPU, {memory}",
-        str(device),
-        "end the processes that use the GPU (nvidia-smi lists them), or choose another one by CUDA_VISIBLE_DEVICES",
-    )
 
 
 def choose_precision(precision: str | None, device: torch.device) -> str:

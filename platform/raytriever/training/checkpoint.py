@@ -27,7 +27,7 @@ from raytriever.reading.structured import parse_json, read_json
 from raytriever.store.commit import complete, disk_errors, read_manifest, remove
 from raytriever.store.remote import sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
-from raytriever.training.parallel.model_state import TRAIN_AGAIN, Slice, shape_difference, shape_of, whole_tensors
+from raytriever.training.parallel.model_state import CHECKPOINT, TRAIN_AGAIN, Slice, whole_tensors
 from raytriever.training.parallel.strategy import Strategy
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
@@ -132,17 +132,6 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
                         yield Slice(name, values.flatten(), start, shape)
 
 
-def check_model(path: Path, module: nn.Module) -> None:
-    """Raise `StorageError` with the first weight in which a checkpoint differs from a module."""
-    saved = _saved_shapes(path)
-    own = {name: shape_of(parameter) for name, parameter in module.named_parameters()}
-    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    for name in sorted(saved.keys() | own.keys() - frozen):
-        there, here = saved.get(name), own.get(name)
-        if there != here:
-            raise StorageError(f"is of another model: {shape_difference(name, there, here)}", str(path), TRAIN_AGAIN)
-
-
 def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     """Raise `StorageError` with the first value of the origin in which a checkpoint differs from this run."""
     for name, value in here.items():
@@ -186,16 +175,6 @@ def remove_unfinished(folder: Path) -> None:
     sweep(folder)
 
 
-def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in path.glob(f"{WEIGHTS}-*-of-*"):
-        with open_tensors(file, TRAIN_AGAIN) as tensors:
-            positions = _slice_positions(tensors, file)
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
-                shapes[name] = positions[name][1] if name in positions else tuple(tensors.get_slice(name).get_shape())
-    return shapes
-
-
 def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
     positions = {}
@@ -228,7 +207,6 @@ def origin_of(loss: LossConfig, training: TrainingConfig, total_steps: int, data
 
 def resume(
     folder: Path,
-    objective: nn.Module,
     strategy: Strategy,
     workers: WorkerGroup,
     device: torch.device,
@@ -252,9 +230,13 @@ def resume(
     path = checkpoint_path(folder, step)
     complete(path)  # on the hosts of other workers
     state = read_state(path)
-    check_model(path, objective)
+    try:
+        strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
+    except StorageError as error:
+        if error.where != CHECKPOINT:
+            raise
+        raise error.at(str(path)) from error
     check_origin(path, state.origin, origin)
-    strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
     if workers.rank == 0:
         log(f"Resumed from checkpoint step-{step}.")
     if best_is_whole:

@@ -1,11 +1,9 @@
-"""Loader: batches of the steps, the thread that prepares them ahead of the training loop, and their way to the device.
+"""Loader: batches of the steps, and the thread that prepares them ahead of the training loop.
 
 1. A worker's passages are the groups of its queries, one after another: positives, then hard negatives.
 2. A batch is a pure function of (data, seed, step), so no iterator position has to be saved.
 3. The thread prepares at most `depth` batches ahead. It measures how long a step waited for its batch.
-4. The thread also cuts and counts a batch, and copies it. On a GPU a batch travels in one copy from pinned memory, on a
-   stream of its own, while the device computes an earlier step. The step lets its stream wait for the copy; the
-   processor waits for nothing.
+4. The thread also cuts and counts a batch, and copies it to the device (`parallel.objective`).
 
 It is a thread, not a process: a batch is slices of memory-mapped tokens, a millisecond or two, which is less than
 sending it between processes. It calls numpy rather than torch, which would give each thread its own pool."""
@@ -23,21 +21,19 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
 
 from raytriever.data.dataset import Tokens
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order, worker_slice
 from raytriever.data.sampling.teacher import TeacherTable
-from raytriever.losses.batch import PAD, BatchIds, TeacherScores, copy_all
+from raytriever.losses.batch import PAD, BatchIds, TeacherScores
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.relevance import GlobalIds, find_relevance, teacher_arrays
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
-from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.batch import Batch
 from raytriever.training.guide import GuideTexts
-from raytriever.training.parallel.objective import Objective
 
 T = TypeVar("T")
 PREFETCH_DEPTH = 2  # batches that the loader prepares ahead
@@ -222,60 +218,3 @@ class Prefetcher(Generic[T]):
         except BaseException as error:
             self._batches.put(error)
         self._batches.put(None)
-
-
-# --------------------------------------------------------------------------------------------- on the way to the device
-
-
-@dataclass(frozen=True)
-class StagedBatch:
-    """Batch that is on the device, or on its way.
-
-    Args:
-        batch: the batch on the CPU, to cut it again.
-        work: tokens and FLOPs of this worker's share.
-        cut: the batch on the device.
-        copied: recorded after the copy; None where there is none.
-    """
-
-    batch: Batch
-    work: tuple[float, float]
-    cut: CutBatch
-    copied: torch.cuda.Event | None
-
-
-class Stager:
-    """Preparation of batches for a device."""
-
-    def __init__(
-        self, objective: Objective, count: Callable[[Batch], tuple[float, float]], device: torch.device
-    ) -> None:
-        self._objective, self._count, self._device = objective, count, device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def stage(self, batch: Batch) -> StagedBatch:
-        """Cut a batch and start to copy it; any thread may call this."""
-        cut, work = self._objective.cut(batch), self._count(batch)
-        if self._stream is None:
-            return StagedBatch(batch, work, copy_all(cut.map, self._device), None)
-        with torch.cuda.stream(self._stream):
-            on_device = copy_all(cut.map, self._device)
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
-        return StagedBatch(batch, work, on_device, copied)
-
-    def receive(self, staged: StagedBatch) -> CutBatch:
-        """Return the batch for the current stream of the device, cut again where the chunk has changed since."""
-        if staged.cut.chunk != self._objective.chunk:
-            staged = self.stage(staged.batch)
-        if staged.copied is None:
-            return staged.cut
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(staged.copied)
-
-        def use(tensor: Tensor) -> Tensor:
-            # Its memory belongs to the stream of the copies: it may not be used again before this stream has read it.
-            tensor.record_stream(stream)
-            return tensor
-
-        return staged.cut.map(use)

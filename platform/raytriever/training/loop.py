@@ -25,21 +25,21 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
-from raytriever.models.precision import is_out_of_memory
+from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import Retriever
 from raytriever.training.background import Callback
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
-from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions, StagedBatch, Stager
-from raytriever.training.monitoring import StepReports, Stopwatch, StragglerWatch, Throughput, host_names
+from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
+from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput, host_names
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
+from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
-from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.out_of_memory import Agreement, OutOfMemory
-from raytriever.training.parallel.strategy import Readout, Update
+from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
+from raytriever.training.parallel.strategy import Readout, Stopwatch
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
 from raytriever.training.validation.job import ValidationJob, ValidationPlan
 
@@ -95,7 +95,43 @@ def train(setup: TrainingSetup) -> Progression:
         StorageError: a checkpoint cannot be written, or is of another model, other settings or other data.
         TrainingError: the loss or the gradient is not finite.
     """
-    return _Trainer(setup).run()
+    trainer = _Trainer(setup)
+    writer = CheckpointWriter(
+        setup.folder,
+        trainer.messages,
+        setup.device,
+        keep=trainer.settings.keep,
+        has_state=any(True for _ in trainer.strategy.state()),
+        before_commit=setup.before_commit,
+        retained_steps=trainer._retained_steps,
+    )
+    with writer, ExitStack() as closing:
+        for callback in trainer.callbacks:
+            closing.callback(callback.close)
+        for callback in trainer.callbacks:
+            trainer.progression = callback.start(trainer.progression)
+        if trainer.callbacks:
+            writer.prune(trainer.progression)  # a damaged checkpoint of a later step must not pass for the new one
+        first_step = trainer.progression.step
+        while steps := trainer._next_steps():
+            with Prefetcher(trainer._batch, steps) as batches:
+                for batch in batches:
+                    trainer._step(batch, batches.waited)
+                    if trainer.progression.step == first_step + 1:
+                        # Now the optimizer has moments, and no step is being timed.
+                        writer.allocate_buffers(trainer.strategy.state())
+                    trainer._finish_step(writer)
+                    if trainer.progression.stopped:
+                        break
+        trainer.reports.finish()
+        writer.wait()
+        for callback in trainer.callbacks:
+            trainer.progression = callback.finish(trainer.progression)
+        if trainer.callbacks:
+            writer.prune(trainer.progression)
+    trainer.strategy.release()
+    load_best(setup.folder, trainer.objective, trainer.progression, trainer.workers, setup.device)
+    return trainer.progression
 
 
 def with_default_operands(config: LossConfig, precision: str, device: torch.device) -> LossConfig:
@@ -161,51 +197,9 @@ class _Trainer:
             self.origin["guide"] = setup.guide.digest
         if setup.validation:
             self.origin["dev data"] = setup.validation.digest
-        self.progression = resume(
-            setup.folder, self.objective, self.strategy, self.workers, setup.device, self.origin, setup.log
-        )
+        self.progression = resume(setup.folder, self.strategy, self.workers, setup.device, self.origin, setup.log)
         self.saved_step, self.saved_at = self.progression.step, time.monotonic()
         self.must_save, self.save_seconds = False, 0.0
-
-    def run(self) -> Progression:
-        """Do all remaining steps."""
-        setup = self.setup
-        writer = CheckpointWriter(
-            setup.folder,
-            self.messages,
-            setup.device,
-            keep=self.settings.keep,
-            has_state=any(True for _ in self.strategy.state()),
-            before_commit=setup.before_commit,
-            retained_steps=self._retained_steps,
-        )
-        with writer, ExitStack() as closing:
-            for callback in self.callbacks:
-                closing.callback(callback.close)
-            for callback in self.callbacks:
-                self.progression = callback.start(self.progression)
-            if self.callbacks:
-                writer.prune(self.progression)  # a damaged checkpoint of a later step must not pass for the new one
-            first_step = self.progression.step
-            while steps := self._next_steps():
-                with Prefetcher(self._batch, steps) as batches:
-                    for batch in batches:
-                        self._step(batch, batches.waited)
-                        if self.progression.step == first_step + 1:
-                            # Now the optimizer has moments, and no step is being timed.
-                            writer.allocate_buffers(self.strategy.state())
-                        self._finish_step(writer)
-                        if self.progression.stopped:
-                            break
-            self.reports.finish()
-            writer.wait()
-            for callback in self.callbacks:
-                self.progression = callback.finish(self.progression)
-            if self.callbacks:
-                writer.prune(self.progression)
-        self.strategy.release()
-        load_best(setup.folder, self.objective, self.progression, self.workers, setup.device)
-        return self.progression
 
     def _build_callbacks(self) -> list[Callback]:
         setup, callbacks = self.setup, list[Callback]()
@@ -249,13 +243,28 @@ class _Trainer:
         return self.stager.stage(source.batch(step, self.setup.retriever, self.workers, self.both_ways))
 
     def _step(self, staged: StagedBatch, wait_seconds: float) -> None:
+        """Do a step, again with smaller chunks as long as memory runs out on any worker."""
         setup, settings, step = self.setup, self.settings, self.progression.step
         began = time.perf_counter()
         for callback in self.callbacks:
             callback.before_batch(step, staged.batch)
         rate = settings.learning_rate * learning_rate_scale(step, settings.warmup_steps, setup.total_steps)
         setup.retriever.train()
-        update = self._update(staged, rate)
+        update = None
+        while update is None:
+            # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
+            seed = np.random.SeedSequence((settings.seed, step, self.workers.rank)).generate_state(1)[0]
+            torch.manual_seed(int(seed))
+            self.stopwatch.start()
+            try:
+                update = self.strategy.step(self.stager.receive(staged), rate, step)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Not the error: its traceback would keep the tensors of the step.
+                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
+            if update is None:
+                self._shrink_chunk(staged, reason, is_agreed)
         phases = self.stopwatch.stop()
         others = {
             "learning_rate": rate,
@@ -269,31 +278,23 @@ class _Trainer:
         self.save_seconds = 0.0
         self.progression = replace(self.progression, step=step + 1)
 
-    def _update(self, staged: StagedBatch, rate: float) -> Update:
-        """Do the step, again with smaller chunks as long as memory runs out on any worker."""
-        setup, step = self.setup, self.progression.step
-        while True:
-            # Dropout of a step is a function of (seed, step, worker), so a resumed run repeats it.
-            seed = np.random.SeedSequence((self.settings.seed, step, self.workers.rank)).generate_state(1)[0]
-            torch.manual_seed(int(seed))
-            self.stopwatch.start()
-            try:
-                return self.strategy.step(self.stager.receive(staged), rate, step)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason, is_agreed = first_line(error), self.workers.size == 1 or isinstance(error, OutOfMemory)
-            is_agreed &= self.strategy.abandon()
-            parts = [*staged.batch.queries.buckets, *staged.batch.passages.buckets]
-            chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
-            if not is_agreed:
-                # The others wait for this worker, or none can repeat the step. The error ends them, and Ray Train
-                # restarts the group.
-                where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
-                setup.log(f"{where}; restarting all workers, to encode {chunk or 'the whole batch'} at a time.")
-                raise OutOfMemory(where)
-            self.objective.chunk = chunk
-            self._log(f"Step {step} ran out of memory ({reason}); encoding {chunk} at a time from now on.")
+    def _shrink_chunk(self, staged: StagedBatch, reason: str, is_agreed: bool) -> None:
+        """Make the chunk smaller after a step that ran out of memory, to repeat it.
+
+        Raises:
+            OutOfMemory: the others wait for this worker, or none can repeat the step. The error ends them, and Ray
+                Train restarts the group.
+        """
+        step = self.progression.step
+        is_agreed &= self.strategy.abandon()
+        parts = [*staged.batch.queries.buckets, *staged.batch.passages.buckets]
+        chunk = self.chunk_choice.smaller(self.objective.chunk, parts, is_agreed)
+        if not is_agreed:
+            where = f"Step {step} ran out of memory on worker {self.workers.rank} ({reason})"
+            self.setup.log(f"{where}; restarting all workers, to encode {chunk or 'the whole batch'} at a time.")
+            raise OutOfMemory(where)
+        self.objective.chunk = chunk
+        self._log(f"Step {step} ran out of memory ({reason}); encoding {chunk} at a time from now on.")
 
     def _finish_step(self, writer: CheckpointWriter) -> None:
         """Validate, save and call the callbacks, as far as each is due after a step."""

@@ -1,9 +1,4 @@
-"""Metrics of training steps: time of each phase, slow workers, throughput, and their reports.
-
-The encoder ends where the loss is called, the loss where it returns, the backward pass where the optimizer is called:
-two hooks on the loss and one on the optimizer measure a step of any strategy. On a GPU the marks are CUDA events, read
-with the results of the step, so that no step waits for them. With gradient caching the second encoding pass counts
-as backward; so do the synchronization and the clipping of gradients.
+"""Metrics of training steps: slow workers, throughput, and the reports of a step.
 
 All workers end a step together. So a slow worker is found by the time until it first waits for the others, compared
 over a window of steps."""
@@ -16,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,7 +22,6 @@ from raytriever.models.packing import Buckets, lengths_of
 from raytriever.training.batch import Batch
 from raytriever.training.parallel.strategy import Readout, Update, finite_or_refused
 
-PHASES = ("encode", "loss", "backward", "optimizer")
 WINDOW = 20  # steps
 EXCESS = 0.3  # of the others' median; a smaller difference is not logged
 LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
@@ -44,52 +37,7 @@ _PEAKS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- phases
-
-
-class Stopwatch:
-    """Stopwatch of the phases of training steps."""
-
-    def __init__(self, loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        self._device = device
-        self._marks: list[Any] = []
-        self._running = False
-        loss.register_forward_pre_hook(lambda *_: self._mark(1))
-        loss.register_forward_hook(lambda *_: self._mark(2))
-        optimizer.register_step_pre_hook(lambda *_: self._mark(3))
-
-    def start(self) -> None:
-        """Start a step."""
-        self._marks, self._running = [], True
-        self._mark(0)
-
-    def stop(self) -> Callable[[], dict[str, float]]:
-        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
-
-        They are empty where a phase was missing. On a GPU the function is called after the device has done the step.
-        """
-        self._mark(4)
-        self._running = False
-        marks = self._marks if len(self._marks) == len(PHASES) + 1 else []
-        return lambda: {
-            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=False)
-        }
-
-    def _mark(self, number: int) -> None:
-        # The optimizer may be called once per group of parameters, and validation calls the loss too.
-        if not self._running or number != len(self._marks):
-            return
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-
-def _between(earlier: Any, later: Any) -> float:
-    """Return the seconds between two marks."""
-    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000
+# ------------------------------------------------------------------------------------------------------- slow workers
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ import pytest
 from raytriever.cli.arguments import build_config
 from raytriever.cli.main import run
 from raytriever.cli.operate.plan import _parser
-from raytriever.planning.coefficients import rates
 from raytriever.planning.config import PlanConfig, count
-from raytriever.planning.model_size import ModelSize
 from raytriever.planning.report import cost, size, summary
 from raytriever.planning.stages import stages
-from raytriever.planning.workload import Workload
+from raytriever.planning.workload import ModelSize, Workload, rates
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "scale.md"
 BLOCK = re.compile(r"```\n\$ raytriever plan (.*?)\n(.*?)```", re.DOTALL)

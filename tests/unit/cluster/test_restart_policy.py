@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
 from raytriever.cluster.train.controller import Failures, GroupReports
-from raytriever.training.parallel.out_of_memory import OutOfMemory
+from raytriever.training.parallel.grad_cache import OutOfMemory
 
 
 def starts(restarts: RestartPolicy, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Model settings of a stage after another one, and the resolved settings for the tracker."""
+"""Opening of a run: what is checked before anything is written, and queries that are in two splits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from raytriever.config import Config, Curriculum, Stage
 from raytriever.data.config import DataConfig
-from raytriever.errors import ModelError
+from raytriever.errors import DataError, ModelError
 from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
@@ -98,3 +98,43 @@ def test_the_device_of_a_clusters_workers_is_not_guessed(tiny_encoder: Path, mon
     used = resolved_config(config, describe(tiny_encoder, config.model))
     assert "device" not in used["training"]
     assert "precision" not in used["training"]
+
+
+def with_repeated(tiny_dataset: Path, folder: Path, count: int) -> Path:
+    """The data set with further test queries, whose texts are those of training queries in other case."""
+    shutil.copytree(tiny_dataset, folder)
+    lines = (folder / "queries.jsonl").read_text().splitlines()[:count]
+    with (folder / "queries.jsonl").open("a") as queries, (folder / "qrels" / "test.tsv").open("a") as judgements:
+        for i, line in enumerate(lines):
+            queries.write(line.replace(f'"q{i}"', f'"again{i}"').replace("what is", "What  IS") + "\n")
+            judgements.write(f"again{i}\td{i}\t1\n")
+    return folder
+
+
+def opened(tiny_encoder: Path, dataset: Path, **data: bool) -> list[str]:
+    lines: list[str] = []
+    config = Config(data=DataConfig(str(dataset), **data), model=ModelConfig(str(tiny_encoder)))  # type: ignore[arg-type]
+    open_run(Curriculum(config), lines.append)
+    return [line for line in lines if "training queries too" in line]
+
+
+def test_many_overlapping_queries_are_refused_unless_allowed(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    dataset = with_repeated(tiny_dataset, tmp_path / "set", 8)
+    with pytest.raises(DataError, match=r"set: 8 of 40 queries of split 'test' \(20.0%\) .*; leave these queries out"):
+        opened(tiny_encoder, dataset)
+    line = (
+        "set: 8 of 40 queries of split 'test' (20.0%) are training queries too (same text but for case and white space)"
+    )
+    assert opened(tiny_encoder, dataset, allow_split_overlap=True) == [line]
+
+
+def test_a_few_overlapping_queries_are_logged(
+    tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    [line] = opened(tiny_encoder, with_repeated(tiny_dataset, tmp_path / "set", 1))
+    assert line.startswith("set: 1 of 33 queries of split 'test' (3.0%) are training queries too")
+    assert opened(tiny_encoder, tiny_dataset) == []

@@ -14,12 +14,10 @@ from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.encoding.store import KEYS, write_embeddings
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
-from raytriever.planning.coefficients import measurements, rates
 from raytriever.planning.config import PlanConfig
-from raytriever.planning.limits import ALL, DISK, DRIVER, TIME, excesses, first_excess
-from raytriever.planning.model_size import ModelSize
+from raytriever.planning.report import ALL, DISK, DRIVER, TIME, excesses, first_excess
 from raytriever.planning.stages import StageNeeds, stages
-from raytriever.planning.workload import Workload
+from raytriever.planning.workload import ModelSize, Workload, measurements, rates
 
 MODEL = ModelSize(
     weights=22_700_000, width=384, per_token=21e6, per_pair=9216.0, longest=256, token_bytes=2, training_bytes=1e9

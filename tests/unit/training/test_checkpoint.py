@@ -1,9 +1,9 @@
-"""A checkpoint is restored to the bit, from any writer, or not at all."""
+"""A checkpoint is restored to the bit, from any writer, or not at all; a state that does not fit is one line."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from raytriever.training.checkpoint import (
     WEIGHTS,
     Progression,
     State,
-    check_model,
     check_origin,
     newest_checkpoint,
     prune,
@@ -90,7 +89,6 @@ def test_a_loaded_run_goes_on_as_the_saved_one(tmp_path: Path, workers: int) -> 
 
     other, other_optimizer = build(2)
     step(other, other_optimizer, 9)  # moments of its own, to be overwritten
-    check_model(tmp_path, other)
     restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), other, other_optimizer)
     assert [step(other, other_optimizer, number) for number in range(3, 6)] == expected
     for name, tensor in model.state_dict().items():
@@ -135,7 +133,7 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"extra": True}, r"head.bias is absent in the checkpoint and \(1,\) in the model"),
+        ({"extra": True}, r"head.weight is absent in the checkpoint and \(1, 4\) in the model"),
         ({"width": 8}, r"query.bias is \(4,\) in the checkpoint and \(8,\) in the model"),
     ],
 )
@@ -143,8 +141,10 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
 def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], message: str, workers: int) -> None:
     for worker in range(workers):
         write_slices(cut(replicated_state(*build(1)), worker, workers), tmp_path, worker, workers)
-    with pytest.raises(StorageError, match=rf"^{tmp_path}: is of another model: {message}; train again with --fresh$"):
-        check_model(tmp_path, build(2, **settings)[0])
+    with pytest.raises(
+        StorageError, match=rf"^the checkpoint: is of another model: {message}; train again with --fresh$"
+    ):
+        restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), *build(2, **settings))
 
 
 def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
@@ -235,3 +235,49 @@ def test_the_progression_counts_looks_without_a_better_one() -> None:
         (5, 3, True),
     ]
     assert dataclasses.replace(looks) == looks
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return module, optimizer
+
+
+def without(name: str) -> Callable[[list[Slice]], list[Slice]]:
+    return lambda slices: [one for one in slices if one.name != name]
+
+
+def changed(name: str, values: torch.Tensor, shape: tuple[int, ...]) -> Callable[[list[Slice]], list[Slice]]:
+    return lambda slices: [Slice(name, values, 0, shape) if one.name == name else one for one in slices]
+
+
+def test_a_whole_state_is_restored() -> None:
+    module, optimizer = trained()
+    other, its = trained()
+    restore_replicated(replicated_state(module, optimizer), other, its)
+    assert torch.equal(module.weight, other.weight)
+    restore_replicated([one for one in replicated_state(module, optimizer) if ":" not in one.name], other, its)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (without("weight"), r"is of another model: weight is absent in the checkpoint and \(2, 3\) in the model"),
+        (without("weight:exp_avg"), "weight has the moments exp_avg_sq, step, expected all or none"),
+        (without("bias:step"), "bias has the moments exp_avg, exp_avg_sq, expected all or none"),
+        (lambda s: [*s, Slice("weight:further", torch.zeros(6), 0, (2, 3))], "expected all or none"),
+        (lambda s: [*s, Slice("other:step", torch.zeros(1), 0, ())], r"is of another model: other is"),
+        (changed("weight", torch.zeros(6, dtype=torch.int64), (2, 3)), "values that are no floating-point numbers"),
+        (changed("weight", torch.zeros(6), (1 << 40, 1 << 20)), f"weight has 6 of its {1 << 60} values"),
+        (changed("bias:exp_avg", torch.zeros(3), (2,)), "bias:exp_avg has 3 of its 2 values"),
+        (changed("weight", torch.zeros(5), (2, 3)), "weight has 5 of its 6 values"),
+        (changed("bias", torch.zeros(2), (1, 2)), r"bias is \(1, 2\) in the checkpoint and \(2,\) in the model"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_one_line(change: Callable[[list[Slice]], list[Slice]], says: str) -> None:
+    module, optimizer = trained()
+    with pytest.raises(StorageError, match=says) as refused:
+        restore_replicated(change(list(replicated_state(module, optimizer))), *trained())
+    assert "\n" not in str(refused.value)

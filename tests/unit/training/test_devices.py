@@ -63,19 +63,6 @@ def test_a_guide_masks_as_on_the_cpu(
         assert logged[1][metric] == pytest.approx(logged[0][metric], rel=2e-3), metric
 
 
-def test_weights_after_training_equal_those_of_the_cpu(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
-    weights = {}
-    for device in (torch.device("cpu"), cuda):
-        work, _ = make_assignment(
-            device=device, folder=tmp_path / device.type, total_steps=8, loss=LossConfig("infonce", 0.1, True)
-        )
-        train(work)
-        weights[device.type] = [value.detach().cpu() for value in work.retriever.parameters()]
-        assert {value.device for value in work.retriever.parameters()} == {device}
-    for here, there in zip(weights["cpu"], weights["cuda"], strict=True):
-        torch.testing.assert_close(here, there, rtol=1e-3, atol=2e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.fast_every(3)
 @pytest.mark.parametrize("chunk", CHUNKS)
@@ -94,24 +81,6 @@ def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, 
         losses[precision] = recorder.losses
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
     assert losses["bf16"] != losses["fp32"]
-
-
-@pytest.mark.slow
-def test_dropout_is_repeated_with_gradient_caching(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
-    """Each chunk draws its masks from the state of the device before it, so the second encoding repeats them."""
-    gradients = []
-    for keep in (1, 100):
-        work, recorder = make_assignment(
-            device=cuda, folder=tmp_path / str(keep), dropout=0.2, grad_cache_chunk=8, total_steps=2, seed=keep // 100
-        )
-        train(work)
-        gradients.append(recorder.losses)
-    again, recorder = make_assignment(
-        device=cuda, folder=tmp_path / "again", dropout=0.2, grad_cache_chunk=8, total_steps=2, seed=0
-    )
-    train(again)
-    assert recorder.losses == gradients[0]
-    assert recorder.losses != gradients[1]
 
 
 class Killed(BaseException):

@@ -1,8 +1,9 @@
-"""The loop learns, repeats itself, stops, and goes on where it was interrupted."""
+"""The loop learns and stops at the best; its steps are those of the page that one reads first; the learning rate."""
 
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
-from raytriever.training.loop import TrainingSetup, train
+from raytriever.recipes.one_page import fit, train_on_one_page
+from raytriever.training.config import TrainingConfig
+from raytriever.training.loop import TrainingSetup, learning_rate_scale, train
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import TrainingError
 
@@ -29,8 +32,7 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         torch.testing.assert_close(value, other[name], rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("loss", ["mw", "infonce"])
-@pytest.mark.parametrize("towers", ["shared", "separate"])
+@pytest.mark.parametrize(("loss", "towers"), [("mw", "separate"), ("infonce", "shared")])
 def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> None:
     work, recorder = make_assignment(
         total_steps=30,
@@ -77,6 +79,20 @@ def test_the_first_losses_are_the_golden_ones(make_assignment) -> None:
 GOLDEN = [0.392603, 0.322816, 0.234849, 0.193944]
 
 
+def test_a_step_logs_every_width(make_assignment) -> None:
+    settings = LossConfig(temperature=0.05, matryoshka_dims="32,8")
+    work, recorder = make_assignment(total_steps=2, loss=settings)
+    # The encoder compares by cosine, so what is cut has length one.
+    first = Objective(work.retriever, build_loss(settings, True), "fp32")
+    expected = first(work.train.batch(0, work.retriever, ALONE), ALONE).value.item()
+    train(work)
+    logged = recorder.steps[1]
+    assert logged["loss"] == pytest.approx(expected, rel=1e-4)
+    assert logged["loss"] == pytest.approx(logged["loss_at_32"] + logged["loss_at_8"], rel=1e-5)
+    assert 0 <= logged["batch_auc_at_8"] <= 1
+    assert "batch_auc_at_32" not in logged
+
+
 def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assignment, tmp_path: Path) -> None:
     # A learning rate far too high: the first look is the best.
     work, recorder = make_assignment(
@@ -106,3 +122,37 @@ def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assign
     work, _ = make_assignment(total_steps=200, learning_rate=1e30, warmup_steps=0, max_grad_norm=1e30)
     with pytest.raises((TrainingError, ValueError), match=r"NaN|nan|inf"):
         train(work)
+
+
+@pytest.mark.parametrize("loss", ["mw", "infonce-symmetric"])
+def test_the_steps_are_those_of_the_loop(make_assignment, loss: str) -> None:
+    config = LossConfig(loss=loss, temperature=0.05)
+    work, recorder = make_assignment(total_steps=4, loss=config)
+    train(work)
+    again, _ = make_assignment(total_steps=4, loss=config)
+    settings = TrainingConfig(batch_size=16, learning_rate=1e-3, max_steps=4)
+    assert [value for _, value in fit(again.retriever, again.train, config, settings)] == recorder.losses
+
+
+def test_the_page_trains(tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = TrainingConfig(batch_size=16, learning_rate=1e-3, max_steps=8, warmup_steps=0)
+    retriever = train_on_one_page(str(tiny_dataset), str(tiny_encoder), settings=settings)
+    losses = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines() if "loss" in line]
+    assert len(losses) == 8
+    assert losses[-1] < losses[0]
+    assert not retriever.training
+
+
+def test_rises_over_the_warm_up_then_falls_to_zero() -> None:
+    scales = [learning_rate_scale(step, 4, 12) for step in range(13)]
+    assert scales[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert all(a > b for a, b in pairwise(scales[4:]))
+    assert scales[12] == 0
+
+
+def test_without_warm_up_the_first_step_is_the_highest() -> None:
+    assert learning_rate_scale(0, 0, 10) == 1
+
+
+def test_a_run_shorter_than_its_warm_up_still_moves() -> None:
+    assert [learning_rate_scale(step, 10, 2) > 0 for step in range(2)] == [True, True]

@@ -12,11 +12,11 @@ import torch
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
-from raytriever.models.precision import is_out_of_memory
+from raytriever.models.memory import is_out_of_memory
 from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
-from raytriever.training.parallel.ddp import Replicas
-from raytriever.training.parallel.out_of_memory import OutOfMemory
+from raytriever.training.parallel.grad_cache import OutOfMemory
+from raytriever.training.parallel.strategy import Replicas
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, Counts, sham_device, values
@@ -58,7 +58,7 @@ def is_in(function: str) -> bool:
 
 def is_in_step() -> bool:
     """Return whether a step is running, and not the search for a chunk or a validation."""
-    return is_in("_update")
+    return is_in("_step")
 
 
 @pytest.mark.fast_every(5)
@@ -66,10 +66,10 @@ def is_in_step() -> bool:
 @pytest.mark.parametrize(
     ("operator", "function"),
     [
-        ("native_layer_norm", "_update"),
-        ("native_layer_norm_backward", "_update"),
+        ("native_layer_norm", "_step"),
+        ("native_layer_norm_backward", "_step"),
         ("zeros_like", "_init_group"),  # of AdamW, for its moments
-        ("_foreach_norm", "_update"),
+        ("_foreach_norm", "_step"),
     ],
     ids=["forward", "backward", "moments", "clipping"],
 )
@@ -97,7 +97,7 @@ def test_a_worker_that_cannot_repeat_a_step_restarts(
 ) -> None:
     monkeypatch.setattr(Replicas, "abandon", lambda self: False)
     work, recorder = make_assignment(device=CUDA, folder=tmp_path / "failing", **SETTINGS)
-    fail_once(counts, lambda name: name == "_foreach_norm" and is_in("_update"), ERRORS[0])
+    fail_once(counts, lambda name: name == "_foreach_norm" and is_in("_step"), ERRORS[0])
     with pytest.raises(OutOfMemory, match="Step 0 ran out of memory on worker 0"):
         train(work)
     assert recorder.notices[0].endswith(" at a time.")

@@ -112,10 +112,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
 @pytest.mark.parametrize(
     "chunk", [None, ChunkSizes(5), ChunkSizes(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"]
 )
-@pytest.mark.parametrize(
-    ("name", "packs"),
-    [*((name, False) for name in WRITERS), *((name, True) for name in WRITERS if name != "Dense head")],
-)
+@pytest.mark.parametrize(("name", "packs"), CASES)
 def test_loss_and_gradients_equal_those_of_the_library(
     name: str, packs: bool, chunk: ChunkSizes | None, tmp_path: Path
 ) -> None:

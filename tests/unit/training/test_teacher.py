@@ -1,4 +1,4 @@
-"""A teacher's scores on their way into the steps: batches, gradient caching, interruption, several data sets."""
+"""A teacher's scores on their way into the steps: batches, training data, several data sets."""
 
 from __future__ import annotations
 
@@ -15,21 +15,14 @@ from raytriever.data.config import DataConfig
 from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.training.loop import TrainingSetup, train
+from raytriever.training.loop import TrainingSetup
 from raytriever.training.training_data import TrainingData
 
 Make = Callable[..., tuple[TrainingSetup, object]]
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
-TAUGHT = (
-    LossConfig("kl", temperature=0.1),
-    LossConfig("margin-mse", temperature=0.1, learn_temperature=True),
-    LossConfig("joint", temperature=0.1, soft_labels=True),
-)
-every_way = pytest.mark.parametrize("loss", TAUGHT, ids=lambda loss: loss.loss)
 
 
 def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> None:
@@ -49,21 +42,6 @@ def test_a_batch_brings_the_scores_of_its_groups(taught: Make, score: Score) -> 
     assert work.dev.batch(0, work.retriever, ALONE).ids.teacher is None
     moved = batch.ids.relevance.map(lambda tensor: tensor.to("meta")).group
     assert moved.scores.device.type == moved.columns.device.type == "meta"
-
-
-@pytest.mark.fast_every(3)
-@every_way
-def test_gradients_may_be_cached(taught: Make, loss: LossConfig, tmp_path: Path) -> None:
-    logged = []
-    for chunk in (None, 3):
-        work, recorder = taught(loss=loss, grad_cache_chunk=chunk, folder=tmp_path / str(chunk))
-        train(work)
-        logged.append(recorder.losses)
-    assert logged[0] == pytest.approx(logged[1], rel=1e-4)
-    assert len(logged[0]) == 6
-    assert min(logged[0]) > 0
-    assert {"teacher_missing", "teacher_agreement"} <= recorder.steps[1].keys()
-    assert recorder.steps[2]["dev_loss"] > 0
 
 
 @pytest.fixture

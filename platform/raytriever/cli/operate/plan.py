@@ -31,10 +31,8 @@ def main(words: list[str]) -> None:
     check_paths(config)
     check_plan(config)
 
-    from raytriever.planning.coefficients import measurements, rates
-    from raytriever.planning.model_size import ModelSize
     from raytriever.planning.report import lines
-    from raytriever.planning.workload import Workload
+    from raytriever.planning.workload import ModelSize, Workload, measurements, rates
 
     work = Workload(config, ModelSize.of(config), rates())
     for line in lines(work, measurements()):

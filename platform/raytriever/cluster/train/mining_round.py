@@ -32,7 +32,8 @@ from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
-from raytriever.models.precision import choose_precision, default_device, move_to, type_of
+from raytriever.models.memory import move_to
+from raytriever.models.precision import choose_precision, default_device, type_of
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side

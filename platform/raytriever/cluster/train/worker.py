@@ -37,7 +37,8 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError, flag_of
 from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.machine import usable_cores
-from raytriever.models.precision import base_type, choose_precision, move_to
+from raytriever.models.memory import move_to
+from raytriever.models.precision import base_type, choose_precision
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model

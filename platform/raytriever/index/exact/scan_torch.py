@@ -18,11 +18,11 @@ from jaxtyping import Float32, Int64, UInt64
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.errors import ConfigError
 from raytriever.index.exact.resident import ResidentDocuments
 from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, SIGNED_NONE, TieOrder, from_signed, signed_scores, to_signed
 from raytriever.index.score import check_finite, quick_precision
+from raytriever.models.memory import free_memory, memory_error
 
 QUERY_TILE = 1_024
 # Upper bounds of a tile: enough work for a GPU, and little of its memory.
@@ -173,10 +173,7 @@ def highest(
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory of a device that this process may use: of a GPU what is free, of the CPU a fixed amount."""
-    if device.type != "cuda":
-        return 2**30
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return free_memory(device) if device.type == "cuda" else 2**30
 
 
 def allocate(documents: int, width: int, device: torch.device, budget: int) -> ResidentDocuments:
@@ -192,8 +189,4 @@ def allocate(documents: int, width: int, device: torch.device, budget: int) -> R
             return ResidentDocuments(rows, width, precision, device)
         except torch.OutOfMemoryError:
             rows //= 2  # another process was faster
-    raise ConfigError(
-        f"{budget / 2**20:,.0f} MB are free for documents, too little for a search",
-        str(device),
-        "end the processes that use the GPU, or set CUDA_VISIBLE_DEVICES='' to search on the CPU",
-    )
+    raise memory_error(f"{budget / 2**20:,.0f} MB are free for documents, too little for a search", device)

@@ -36,7 +36,7 @@ def train_on_cpu(retriever: Retriever) -> None:
     for tower in {retriever.query, retriever.passage}:
         use_cpu_attention(tower.backbone, longest)
     for name, module in list(retriever.named_modules()):
-        if type(module) is nn.Dropout:
+        if type(module) is nn.Dropout and module.p:
             retriever.set_submodule(name, Dropout(module.p).train(module.training))
         # Of the feed-forward layers of BERT and its like, in the registry of transformers.
         elif name.endswith(".intermediate_act_fn") and getattr(module, "act", None) is nn.functional.gelu:

@@ -3,13 +3,9 @@
 The parts add up to the largest moment of a step: the backward pass of a chunk, while the gradients of earlier chunks
 and the embeddings of the whole batch exist.
 
-- Weights: as prepared for training. `zero3` and `fsdp2` store a share on each worker, but gather all weights during a
-  step. Where these take too much of a GPU, `fsdp2` gathers one block, and the next one, at a time.
-- Gradients: one sum over the chunks (float32, trained weights only), and the copy that DDP keeps to synchronise
-  workers. ZeRO keeps a buffer of messages instead, and `zero3` also its share of the gradients and the largest one.
-  `fsdp2` keeps its share, and by block no more than that and the gradients of a block.
-- Optimizer states: two moments of AdamW in float32. ZeRO and `fsdp2` divide them by the workers. ZeRO adds a float32
-  copy of the worker's share of the weights. Offloaded states use no GPU memory.
+- Weights: as prepared for training. Where all weights take too much of a GPU, `fsdp2` gathers one block, and the next
+  one, at a time, and keeps no more gradients than its share and those of a block.
+- A share of the weights, gradients and the states of the optimizer: see `StateBytes`.
 - Cast weights: copies in bf16 that autocast makes of float32 weights, and holds for a pass over all chunks.
 - Batch: embeddings in float32 and one panel of scores; see `batch_bytes`.
 - Guide: weights of the encoder that masks false negatives, whole on each worker, and its embeddings.
@@ -23,10 +19,9 @@ from dataclasses import dataclass, fields
 from functools import cached_property, partial
 
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import FLOAT, WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
 from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
 from raytriever.training.parallel.fsdp2 import blocks, fits_whole
-from raytriever.training.parallel.zero import BUCKET
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
 # to 1 MB on a CPU), and fragmentation.
@@ -110,23 +105,10 @@ class MemoryPlan:
     def parts(self, texts: int, by_block: bool = False) -> StepMemory:
         """Return the bytes with chunks of `texts` texts; all texts of the share are one chunk, without caching."""
         settings, workers = self.training, self.share.workers
-        stage = int(settings.strategy.removeprefix("zero")) if settings.strategy.startswith("zero") else 0
-        own = FLOAT * self.trained
-        weights = self._bytes_of_weights
-        shard = weights // workers if stage == 3 else 0
-        gradients = own * (texts < self.share.texts)
-        moments = 2 * own
-        if stage:
-            # Moments and the float32 copy of the weights that DeepSpeed updates.
-            moments = 0 if settings.offload_optimizer else -(-3 * own // workers)
-            gradients += FLOAT * BUCKET
-            if stage == 3:
-                gradients += own // workers + FLOAT * max(parameter.numel() for parameter in self.encoder.trained)
-        elif settings.strategy == "fsdp2":
-            moments, shard = -(-2 * own // workers), own // workers
-            gradients += own // workers
-        elif workers > 1 and settings.strategy == "ddp":
-            gradients += own
+        own, weights = FLOAT * self.trained, self._bytes_of_weights
+        sizes = [parameter.numel() for parameter in self.encoder.trained] * self.towers
+        state = StateBytes.of(settings, workers, weights, sizes, texts < self.share.texts)
+        shard, gradients = state.share, state.gradients
         if by_block:
             # Gathered: what is in no block, one block, and the next one.
             sizes = [sum(p.nbytes for p in block.parameters()) for block in blocks(self.encoder.encoder.backbone)]
@@ -137,7 +119,7 @@ class MemoryPlan:
         return StepMemory(
             weights + shard,
             gradients,
-            moments,
+            state.optimizer,
             chunk.cast,
             batch_bytes(self.share, self.encoder.device),
             self.guide,

@@ -8,10 +8,9 @@ from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.options import did_you_mean
 from raytriever.training.config import STRATEGIES
-from raytriever.training.parallel.ddp import Replicas
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs
+from raytriever.training.parallel.strategy import Replicas, Strategy, StrategyInputs
 from raytriever.training.parallel.zero import Zero
 
 

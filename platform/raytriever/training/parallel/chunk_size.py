@@ -14,26 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raytriever.errors import ConfigError, StorageError, setting
+from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.machine import free_system_memory
+from raytriever.models.memory import free_memory, is_out_of_memory, memory_error
 from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, texts_of, tokens_of
-from raytriever.models.precision import autocast, is_out_of_memory
+from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import cache_folder, write_atomically
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.batch import WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
 from raytriever.training.parallel.grad_cache import DropoutState
-
-
-def free_memory(device: torch.device) -> int:
-    """Return the bytes that this process can still allocate on a device; CPU memory is shared with other processes."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    return free_system_memory()
 
 
 def activations(forward: Callable[[], object]) -> int:
@@ -87,7 +79,10 @@ def find_chunk(
     fits_now = chunk * text_bytes <= 1.05 * SHARE * free
     if not chunk or (chunk == of and texts > of) or not fits_now:
         chunk, text_bytes = _estimate(encode, texts, free)
-        chunk = _first_that_fits(encode, parameters, chunk, device, reserve)
+        while not _fits(encode, parameters, chunk, device, reserve):
+            if chunk == 1:
+                raise memory_error("not even one text fits into the memory that is free", device, "passage_length")
+            chunk //= 2
         _remember(key, chunk, texts, text_bytes)
     return None if chunk >= texts else chunk
 
@@ -125,20 +120,6 @@ def _estimate(encode: Callable[[int], Tensor], texts: int, free: int) -> tuple[i
     return max(1, min(texts, int(SHARE * free) // per_text)), per_text
 
 
-def _first_that_fits(
-    encode: Callable[[int], Tensor], parameters: Sequence[nn.Parameter], chunk: int, device: torch.device, reserve: int
-) -> int:
-    while not _fits(encode, parameters, chunk, device, reserve):
-        if chunk == 1:
-            raise ConfigError(
-                "not even one text fits into the memory that is free",
-                setting("passage_length"),
-                "give a shorter one, a smaller model, or a strategy that shards more",
-            )
-        chunk //= 2
-    return chunk
-
-
 def _fits(
     encode: Callable[[int], Tensor], parameters: Sequence[nn.Parameter], chunk: int, device: torch.device, reserve: int
 ) -> bool:
@@ -169,11 +150,6 @@ def _remembered() -> dict[str, tuple[int, int, int]]:
 def _remember(key: str, chunk: int, texts: int, text_bytes: int) -> None:
     results = {**_remembered(), key: (chunk, texts, text_bytes)}
     write_atomically(cache_folder() / FILE, json.dumps(results, indent=1))
-
-
-# Bytes per trained parameter: three copies of its gradient (synchronized, summed over parts, of autograd), and the two
-# moments of AdamW.
-_GRADIENTS, _MOMENTS = 12, 8
 
 
 class ChunkChoice:
@@ -216,8 +192,10 @@ class ChunkChoice:
         trained = [parameter for parameter in self._retriever.parameters() if parameter.requires_grad]
         queries, size = self._settings.batch_size // self._workers.size, self._workers.size
         share = WorkerTexts(queries, texts - queries, size, self._longest, self._retriever.width)
-        per_parameter = _bytes(self._settings, size)
-        reserve = int(per_parameter * sum(parameter.numel() for parameter in trained))
+        weights = sum(parameter.nbytes for parameter in self._retriever.parameters())
+        state = StateBytes.of(self._settings, size, weights, [parameter.numel() for parameter in trained], True)
+        # Besides the gradients of all chunks, autograd holds those of one.
+        reserve = state.total + FLOAT * sum(parameter.numel() for parameter in trained)
         largest = find_chunk(
             trial(self._retriever, self._longest, self._precision, self._device),
             trained,
@@ -255,12 +233,7 @@ class ChunkChoice:
         in_texts = largest.sequences is not None and self._settings.grad_cache_chunk is not None
         size = min(largest.sequences or texts, texts) if in_texts else min(largest.tokens or tokens, tokens)
         if size <= (1 if in_texts else longest_text):
-            raise ConfigError(
-                "a step ran out of memory with one text at a time",
-                setting("passage_length"),
-                f"free memory of the device, or give shorter texts, a smaller {setting('batch_size')}, or a strategy "
-                "that shards more",
-            )
+            raise memory_error("a step ran out of memory with one text at a time", self._device, "passage_length")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if in_texts:
@@ -292,13 +265,6 @@ def _key_of(
         "workers": workers.size,
     }
     return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _bytes(settings: TrainingConfig, workers: int) -> float:
-    """Return the bytes per trained parameter of gradients and moments; gradients are sharded only after a step."""
-    sharded = settings.strategy not in ("ddp", "zero0")
-    moments = 0 if settings.offload_optimizer else _MOMENTS / (workers if sharded else 1)
-    return _GRADIENTS + moments
 
 
 def _name(device: torch.device) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
-from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore
+from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
 
@@ -138,12 +138,9 @@ class FullyShard(Strategy):
             own, start, shape = _local(parameter), self._start(parameter), tuple(parameter.shape)
             if not parameter.requires_grad or not own.numel():
                 continue
-            yield Slice(name, own.flatten(), start, shape)
-            for key, value in self._optimizer.state.get(parameter, {}).items():
-                if key != STEP:
-                    yield Slice(f"{name}:{key}", _local(value).flatten(), start, shape)
-                elif start == 0:
-                    yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
+            state = self._optimizer.state.get(parameter, {})
+            moments = {key: _local(value).flatten() for key, value in state.items()}
+            yield from slices_of(name, own.flatten(), start, shape, moments)
 
     @torch.no_grad()
     def load_state(self, slices: Iterable[Slice]) -> None:

@@ -28,6 +28,7 @@ from raytriever.losses.distributed import WorkerGroup
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
+CHECKPOINT = "the checkpoint"  # of an error in a state; `resume` names its path
 TRAIN_AGAIN = f"train again with {setting('fresh', True)}"
 
 
@@ -46,6 +47,26 @@ class Slice:
     values: Tensor
     start: int
     shape: tuple[int, ...]
+
+
+def slices_of(
+    name: str, values: Tensor, start: int, shape: tuple[int, ...], moments: Mapping[str, Tensor]
+) -> Iterator[Slice]:
+    """Yield a worker's slice of a weight and those of its moments; its step count comes with the first slice.
+
+    Args:
+        name: Name of the weight.
+        values: the worker's slice of it, one-dimensional.
+        start: index of its first value.
+        shape: Shape of the whole weight.
+        moments: the worker's slices of the moments, and the step count, by name.
+    """
+    yield Slice(name, values, start, shape)
+    for key, own in moments.items():
+        if key != STEP:
+            yield Slice(f"{name}:{key}", own, start, shape)
+        elif start == 0:
+            yield Slice(f"{name}:{key}", own.detach().flatten(), 0, ())
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
@@ -79,7 +100,7 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
             _refuse(name, None, shapes[name])
         if kinds not in (set(), {""}, {"", STEP, *MOMENTS}):
             moments = ", ".join(sorted(kinds - {""}))
-            raise StorageError(f"{name} has the moments {moments}, expected all or none", "the checkpoint", TRAIN_AGAIN)
+            raise StorageError(f"{name} has the moments {moments}, expected all or none", CHECKPOINT, TRAIN_AGAIN)
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
@@ -87,10 +108,8 @@ def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Ite
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        shape = tuple(parameter.shape)
-        yield Slice(name, parameter.detach().flatten(), 0, shape)
-        for key, value in optimizer.state.get(parameter, {}).items():
-            yield Slice(f"{name}:{key}", value.detach().flatten(), 0, () if key == STEP else shape)
+        moments = {key: value.detach().flatten() for key, value in optimizer.state.get(parameter, {}).items()}
+        yield from slices_of(name, parameter.detach().flatten(), 0, tuple(parameter.shape), moments)
 
 
 @torch.no_grad()
@@ -118,35 +137,32 @@ def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def shape_difference(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> str:
-    """Return a sentence on a tensor whose shapes differ; None stands for an absent tensor."""
-    shapes = ["absent" if shape is None else str(shape) for shape in (saved, own)]
-    return f"{name} is {shapes[0]} in the checkpoint and {shapes[1]} in the model"
-
-
 def _whole(name: str, parts: list[Slice]) -> Tensor:
     shape = parts[0].shape
     # Checked before memory for the whole tensor is allocated: the shape comes from a file.
     if not all(part.values.is_floating_point() for part in parts):
-        raise StorageError(f"{name} has values that are no floating-point numbers", "the checkpoint", TRAIN_AGAIN)
+        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, TRAIN_AGAIN)
     if (values := sum(len(part.values) for part in parts)) != prod(shape):
-        raise StorageError(f"{name} has {values} of its {prod(shape)} values", "the checkpoint", TRAIN_AGAIN)
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, TRAIN_AGAIN)
     whole = torch.empty(shape, dtype=parts[0].values.dtype)
     reached = 0
     for part in sorted(parts, key=lambda part: part.start):
         if part.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", "the checkpoint", TRAIN_AGAIN)
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, TRAIN_AGAIN)
         if part.start != reached:
             break
         reached += len(part.values)
         whole.view(-1)[part.start : reached] = part.values
     if reached != whole.numel():
-        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", "the checkpoint", TRAIN_AGAIN)
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, TRAIN_AGAIN)
     return whole
 
 
 def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
-    raise StorageError(f"is of another model: {shape_difference(name, saved, own)}", "the checkpoint", TRAIN_AGAIN)
+    """Raise `StorageError` about a tensor whose shapes differ; None stands for an absent tensor."""
+    there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
+    what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
+    raise StorageError(what, CHECKPOINT, TRAIN_AGAIN)
 
 
 Snapshot = Mapping[str, ndarray]

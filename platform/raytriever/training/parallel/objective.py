@@ -1,23 +1,27 @@
-"""Encoder and loss as one module, so that a strategy synchronizes and shards all parameters."""
+"""Encoder and loss as one module, so that a strategy synchronizes and shards all parameters; and batches on their way
+to it: cut into parts and copied to the device by the loader's thread, received by the step.
+
+On a GPU a batch travels in one copy from pinned memory, on a stream of its own, while the device computes an earlier
+step. The step lets its stream wait for the copy; the processor waits for nothing."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from raytriever.losses.batch import copy_all
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.loss import Loss, LossOutput
 from raytriever.models.packing import Buckets, TokenBatch, texts_of
-from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Side
 from raytriever.training.batch import Batch, ChunkSizes, CutBatch, Passes, cut
-from raytriever.training.parallel.grad_cache import Encode, cached_loss
-from raytriever.training.parallel.out_of_memory import Agreement
+from raytriever.training.parallel.grad_cache import Agreement, Encode, cached_loss
 
 
 def level(texts: Buckets, agreement: Agreement) -> Buckets:
@@ -85,32 +89,34 @@ class Objective(nn.Module):
         if self.parts_communicate:
             passes = [(level(texts, self._agreement), side) for texts, side in passes]
         parts = [(part, side) for texts, side in passes for part in texts.buckets]
-
-        def precision() -> AbstractContextManager[Any]:
-            return autocast(self.precision, parts[0][0]["input_ids"].device)
+        device, guide = parts[0][0]["input_ids"].device, self._guide_embeddings(whole)
+        precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=self.precision == "bf16")
+        if self.chunk is None or not torch.is_grad_enabled():
+            all_embeddings = list[Tensor]()
+            for part, side in parts:
+                # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
+                with precision():
+                    all_embeddings.append(self.retriever.encode(part, side).float())
+            queries, passages = _in_order(torch.cat(all_embeddings), passes, whole)
+            output: LossOutput = self.loss(queries, passages, whole.ids, workers, guide)
+            return output
 
         def encode(part: TokenBatch, side: Side) -> Tensor:
             with precision():
                 return self.retriever.encode(part, side).float()
 
-        guide = self._guide_embeddings(whole)
-
         def reduce(embeddings: Tensor) -> LossOutput:
             """Return the loss of the embeddings of all parts."""
-            queries, passages = _in_order(embeddings, passes, whole)
-            output: LossOutput = self.loss(queries, passages, whole.ids, workers, guide)
+            output: LossOutput = self.loss(*_in_order(embeddings, passes, whole), whole.ids, workers, guide)
             return output
 
-        if self.chunk is not None and torch.is_grad_enabled():
-            # Parts that communicate are encoded in the same order on all workers.
-            keep = 1 if self.parts_communicate else self.chunk.holds([part for part, _ in parts])
-            encoder = None if self.parts_communicate else _trained(self.retriever)
-            agreement = None if self.parts_communicate else self._agreement
-            return cached_loss(
-                parts, encode, precision, reduce, encoder, _trained(self.loss), agreement, keep, self.leaves_part
-            )
-        # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
-        return reduce(torch.cat([encode(part, side) for part, side in parts]))
+        # Parts that communicate are encoded in the same order on all workers.
+        keep = 1 if self.parts_communicate else self.chunk.holds([part for part, _ in parts])
+        encoder = None if self.parts_communicate else _trained(self.retriever)
+        agreement = None if self.parts_communicate else self._agreement
+        return cached_loss(
+            parts, encode, precision, reduce, encoder, _trained(self.loss), agreement, keep, self.leaves_part
+        )
 
     def _guide_chunk(self) -> ChunkSizes | None:
         """Return the size of the guide's parts, which are no larger than those of the training; None to cut nothing."""
@@ -141,3 +147,60 @@ def _in_order(embeddings: Tensor, passes: Passes, batch: CutBatch) -> tuple[Tens
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+# --------------------------------------------------------------------------------------------- on the way to the device
+
+
+@dataclass(frozen=True)
+class StagedBatch:
+    """Batch that is on the device, or on its way.
+
+    Args:
+        batch: the batch on the CPU, to cut it again.
+        work: tokens and FLOPs of this worker's share.
+        cut: the batch on the device.
+        copied: recorded after the copy; None where there is none.
+    """
+
+    batch: Batch
+    work: tuple[float, float]
+    cut: CutBatch
+    copied: torch.cuda.Event | None
+
+
+class Stager:
+    """Preparation of batches for a device."""
+
+    def __init__(
+        self, objective: Objective, count: Callable[[Batch], tuple[float, float]], device: torch.device
+    ) -> None:
+        self._objective, self._count, self._device = objective, count, device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def stage(self, batch: Batch) -> StagedBatch:
+        """Cut a batch and start to copy it; any thread may call this."""
+        cut, work = self._objective.cut(batch), self._count(batch)
+        if self._stream is None:
+            return StagedBatch(batch, work, copy_all(cut.map, self._device), None)
+        with torch.cuda.stream(self._stream):
+            on_device = copy_all(cut.map, self._device)
+            copied = torch.cuda.Event()
+            copied.record(self._stream)
+        return StagedBatch(batch, work, on_device, copied)
+
+    def receive(self, staged: StagedBatch) -> CutBatch:
+        """Return the batch for the current stream of the device, cut again where the chunk has changed since."""
+        if staged.cut.chunk != self._objective.chunk:
+            staged = self.stage(staged.batch)
+        if staged.copied is None:
+            return staged.cut
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(staged.copied)
+
+        def use(tensor: Tensor) -> Tensor:
+            # Its memory belongs to the stream of the copies: it may not be used again before this stream has read it.
+            tensor.record_stream(stream)
+            return tensor
+
+        return staged.cut.map(use)

@@ -1,16 +1,21 @@
-"""Strategy of data-parallel training: what the training loop uses, and the errors of a step.
+"""Strategies of data-parallel training: a step, its result and its errors, its phases in seconds; and DDP.
 
 Trained weights stay float32 and `bf16` is autocast, so every strategy trains the same model."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
+from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
@@ -18,6 +23,11 @@ from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
+
+PHASES = ("encode", "loss", "backward", "optimizer")
+# torch 2.13 renamed the setting and warns of its old name.
+_NEW = "forward_sync_buffers"
+_SEND_BUFFERS = _NEW if _NEW in signature(DistributedDataParallel).parameters else "broadcast_buffers"
 
 
 class TrainingError(UserError):
@@ -124,6 +134,36 @@ class Strategy(ABC):
         return nullcontext()
 
 
+class Replicas(Strategy):
+    """The strategy `ddp`; on one worker, the module itself."""
+
+    def __init__(self, inputs: StrategyInputs) -> None:
+        super().__init__(inputs)
+        self._guard = UpdateGuard(inputs.optimizer, inputs.device)
+        self._module: nn.Module = inputs.objective
+        if self._workers.size > 1 and any(parameter.requires_grad for parameter in self._module.parameters()):
+            devices = [inputs.device.index] if inputs.device.type == "cuda" else None
+            # Buffers are constant, so they need not be sent at every step. Gradients as views of the buckets save a
+            # copy of the size of the model.
+            settings: dict[str, Any] = {_SEND_BUFFERS: False, "gradient_as_bucket_view": True}
+            self._module = DistributedDataParallel(self._module, device_ids=devices, **settings)
+            inputs.objective.leaves_part = True
+
+    def step(self, batch: Batch | CutBatch, learning_rate: float, number: int) -> Update:
+        """See `Strategy.step`."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        output: LossOutput = self._module(batch, self._workers)
+        output.value.backward()
+        norm = nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm)
+        self._guard.update(output.value, norm, number)
+        self._optimizer.zero_grad(set_to_none=True)
+        return Update(output, norm)
+
+
+# ---------------------------------------------------------------------------------------------------- results of a step
+
+
 class Readout:
     """Scalars on their way from the device, in one copy that the constructor starts."""
 
@@ -183,3 +223,54 @@ def finite_or_refused(value: float, norm: float, number: int) -> None:
             f"lower {setting('learning_rate')}, raise {setting('temperature')} or {setting('warmup_steps')}, or use "
             f"{setting('precision')} fp32",
         )
+
+
+class Stopwatch:
+    """Stopwatch of the phases of training steps.
+
+    The encoder ends where the loss is called, the loss where it returns, the backward pass where the optimizer is
+    called: two hooks on the loss and one on the optimizer measure a step of any strategy. On a GPU the marks are CUDA
+    events, read with the results of the step, so that no step waits for them. With gradient caching the second encoding
+    pass counts as backward; so do the synchronization and the clipping of gradients.
+    """
+
+    def __init__(self, loss: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[Any] = []
+        self._running = False
+        loss.register_forward_pre_hook(lambda *_: self._mark(1))
+        loss.register_forward_hook(lambda *_: self._mark(2))
+        optimizer.register_step_pre_hook(lambda *_: self._mark(3))
+
+    def start(self) -> None:
+        """Start a step."""
+        self._marks, self._running = [], True
+        self._mark(0)
+
+    def stop(self) -> Callable[[], dict[str, float]]:
+        """End the step, and return a function that returns the seconds of each phase as `PHASE_seconds`.
+
+        They are empty where a phase was missing. On a GPU the function is called after the device has done the step.
+        """
+        self._mark(4)
+        self._running = False
+        marks = self._marks if len(self._marks) == len(PHASES) + 1 else []
+        return lambda: {
+            f"{phase}_seconds": _between(*ends) for phase, ends in zip(PHASES, pairwise(marks), strict=False)
+        }
+
+    def _mark(self, number: int) -> None:
+        # The optimizer may be called once per group of parameters, and validation calls the loss too.
+        if not self._running or number != len(self._marks):
+            return
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+
+def _between(earlier: Any, later: Any) -> float:
+    """Return the seconds between two marks."""
+    return float(later - earlier) if isinstance(earlier, float) else float(earlier.elapsed_time(later)) / 1000

@@ -29,6 +29,7 @@ from raytriever.errors import ConfigError, setting
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.memory.arithmetic import ZERO_BUCKET
 from raytriever.training.parallel.model_state import (
     STEP,
     Slice,
@@ -36,11 +37,9 @@ from raytriever.training.parallel.model_state import (
     gathered,
     restore,
     shape_of,
+    slices_of,
 )
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, finite_or_refused
-
-# Values per message; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
-BUCKET = 50_000_000
 
 
 class Zero(Strategy):
@@ -54,7 +53,7 @@ class Zero(Strategy):
         self._deepspeed = _deepspeed(inputs.device)
         super().__init__(inputs)
         self._stage = stage
-        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": BUCKET, "allgather_bucket_size": BUCKET}
+        zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": ZERO_BUCKET, "allgather_bucket_size": ZERO_BUCKET}
         if stage == 3:
             zero["stage3_param_persistence_threshold"] = 0  # no parameter stays gathered between steps
         if offload:
@@ -167,12 +166,9 @@ def sharded_state(stage: int, module: nn.Module, optimizer: Any, rank: int) -> I
         position = _position_of(stage, parameter, optimizer, rank)
         if position is None:
             continue
-        yield Slice(name, position.of(position.flat), position.start, shape)
-        for key, value in optimizer.optimizer.state.get(position.flat, {}).items():
-            if key != STEP:
-                yield Slice(f"{name}:{key}", position.of(value), position.start, shape)
-            elif position.start == 0:
-                yield Slice(f"{name}:{key}", value.detach().flatten(), 0, ())
+        state = optimizer.optimizer.state.get(position.flat, {})
+        moments = {key: value if key == STEP else position.of(value) for key, value in state.items()}
+        yield from slices_of(name, position.of(position.flat), position.start, shape, moments)
 
 
 @torch.no_grad()

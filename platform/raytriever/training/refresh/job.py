@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,7 +112,8 @@ class RefreshJob(BackgroundJob):
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)
-        self._readers: list[TableReader] = []  # the newest first; older ones may still read tables that failed
+        self._readers: list[ThreadPoolExecutor] = []  # one for each table; older ones may still read tables that failed
+        self._reading: Future[tuple[NegativesTable, float]]
         self._metrics: dict[str, float] = {}
         self._end: dict[str, Any] = {}  # of the running round, as the ledger will record it
         self._began = 0.0
@@ -156,7 +157,7 @@ class RefreshJob(BackgroundJob):
         """Wait for the threads that read tables: a process that ends while a thread is in C++ code is aborted
         (pytorch#38228)."""
         for reader in self._readers:
-            reader.join()
+            reader.shutdown()
 
     def metrics(self, step: int) -> Mapping[str, float]:
         """Return the round of `step`, the age of its negatives, failed rounds, seconds of waiting since the last call,
@@ -184,7 +185,7 @@ class RefreshJob(BackgroundJob):
     def adopt(self, step: int, result: float) -> None:
         """Use the table from its step on."""
         self._ledger = self._ledger.with_round_ended(**self._end)
-        self._add_version(self._readers[0].table, self._ledger.rounds[-1])
+        self._add_version(self._reading.result()[0], self._ledger.rounds[-1])
 
     def reject(self, step: int, reason: str) -> None:
         """Record the failure; the tables in use stay in use."""
@@ -226,26 +227,32 @@ class RefreshJob(BackgroundJob):
 
     def _start_reading(self, step: int) -> None:
         path = round_path(self._plan.folder, self._ledger.rounds[-1].number)
-        reader = TableReader(self._plan.read, path, self._sources.newest.examples.negatives)
-        self._readers = [reader, *(one for one in self._readers if one.is_alive)]
+        current = self._sources.newest.examples.negatives
+        reader = ThreadPoolExecutor(1, "refresh")
+        self._reading = reader.submit(read_table, self._plan.read, path, current)
+        reader.shutdown(wait=False)  # its thread ends when the table is read
+        self._readers.append(reader)
 
     def _check_reading(self, step: int) -> JobMessage:
-        return self._readers[0].message()
+        if not self._reading.done():
+            return RUNNING
+        table, _ = self._reading.result()
+        return JobMessage(JobStatus.DONE, float(int(table.digest[:12], 16)))  # 48 bits
 
     def _record(self, step: int) -> None:
         """Choose the first step that uses the table; the first worker records it."""
-        plan, reader, this_round = self._plan, self._readers[0], self._ledger.rounds[-1]
+        plan, (table, common), this_round = self._plan, self._reading.result(), self._ledger.rounds[-1]
         ended = first = step
         if not plan.waits:
             # All workers know after the next step that it is recorded; their loaders may be `PREFETCH_DEPTH` ahead.
             ended = step + 1
             last = max((one.used_from for one in self._ledger.adopted_rounds if one.used_from is not None), default=0)
             first = max(ended + PREFETCH_DEPTH, plan.last_logged_step, last + 1)
-        self._end = {"ended": ended, "used_from": first, "digest": reader.table.digest}
+        self._end = {"ended": ended, "used_from": first, "digest": table.digest}
         if self.is_first:
             self._end["measured"] = self._metrics | {
-                "refresh_overlap": reader.overlap,
-                "refresh_rows": float(len(reader.table)),
+                "refresh_overlap": common,
+                "refresh_rows": float(len(table)),
                 "refresh_staleness_steps": float(first - this_round.snapshot),
                 "refresh_seconds": time.monotonic() - self._began,
             }
@@ -268,45 +275,12 @@ class RefreshJob(BackgroundJob):
         self._sources.add(one.used_from, self._sources.newest.with_negatives(table, one.number))
 
 
-class TableReader:
-    """Thread that reads the table of one round."""
-
-    def __init__(self, read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None) -> None:
-        self._read, self._path, self._current = read, path, current
-        self._table: NegativesTable | None = None
-        self._error: Exception | None = None
-        self.overlap = 0.0
-        self._thread = Thread(target=self._run, name="refresh", daemon=True)
-        self._thread.start()
-
-    @property
-    def table(self) -> NegativesTable:
-        """The table, once the message says `DONE`."""
-        assert self._table is not None
-        return self._table
-
-    @property
-    def is_alive(self) -> bool:
-        """True while the thread is reading."""
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the thread to end."""
-        self._thread.join()
-
-    def message(self) -> JobMessage:
-        """Return `DONE` with the first 48 bits of the table's digest; raises the error of the thread."""
-        if self._error is not None:
-            raise self._error
-        return RUNNING if self._table is None else JobMessage(JobStatus.DONE, float(int(self._table.digest[:12], 16)))
-
-    def _run(self) -> None:
-        try:
-            table = self._read(self._path)
-            self.overlap = overlap(table, self._current)
-            self._table = table
-        except Exception as error:  # raised where the job is polled
-            self._error = error
+def read_table(
+    read: Callable[[Path], NegativesTable], path: Path, current: NegativesTable | None
+) -> tuple[NegativesTable, float]:
+    """Return the table of a round, and its overlap with the current table; called in a thread."""
+    table = read(path)
+    return table, overlap(table, current)
 
 
 def overlap(table: NegativesTable, before: NegativesTable | None) -> float:

@@ -40,7 +40,8 @@ from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
 from raytriever.models.weights import quiet_transformers
-from raytriever.store.commit import committed_directory, disk_errors, one_writer
+from raytriever.store.commit import committed_directory, one_writer
+from raytriever.store.disk import disk_errors
 from raytriever.training.loop import build_optimizer
 from text_sources import is_held_out, pack, read_source
 

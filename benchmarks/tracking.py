@@ -26,7 +26,7 @@ from statistics import mean, median
 import numpy as np
 
 from ends import End, parser, report
-from raytriever.cluster.event_queue import CheckpointEvent, StepEvent
+from raytriever.cluster.events import CheckpointEvent, StepEvent
 from raytriever.experiment.recorder import Recorder
 from raytriever.tracking.mlflow_tracker import MlflowServer
 from raytriever.tracking.outbox import IDENTITY

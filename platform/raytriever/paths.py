@@ -19,8 +19,10 @@ from urllib.parse import unquote
 from raytriever.errors import ConfigError, DataError, ModelError, UserError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
-from raytriever.store.commit import complete, disk_errors
-from raytriever.store.remote import copy_of, is_uri, pull
+from raytriever.store.commit import complete
+from raytriever.store.disk import disk_errors
+from raytriever.store.objects import copy_of, is_uri
+from raytriever.store.remote import pull
 
 _LOCAL = "file://"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")

@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from raytriever.cluster import gauges
-from raytriever.cluster.event_queue import CheckpointEvent, StepEvent
+from raytriever.cluster.events import CheckpointEvent, StepEvent
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges, with_ingest_gauges
 from raytriever.cluster.session import ray_session
 from raytriever.data.formats.plan import Part

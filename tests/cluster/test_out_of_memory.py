@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from raytriever.cluster.event_queue import Event, LogMessage, StepEvent
+from raytriever.cluster.events import Event, LogMessage, StepEvent
 from raytriever.cluster.train.trainer import train_on_cluster
 from raytriever.config import Config
 from raytriever.data.config import DataConfig

@@ -27,7 +27,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.search.approximate import IndexJob, bytes_of_finder, memory_of_building, run_index
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size
-from raytriever.store.commit import files_below
+from raytriever.store.disk import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice

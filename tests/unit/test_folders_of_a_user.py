@@ -113,7 +113,7 @@ def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(reachable: Path) 
     (cache / "datasets").chmod(0o555)
     program = """
 import os
-from raytriever.store.commit import cache_folder
+from raytriever.store.cache import cache_folder
 if os.getuid() == 0:  # the administrator writes everywhere
     os.setgroups([])
     os.setgid(12345)

@@ -24,7 +24,8 @@ from raytriever.interruption import interruptible
 from raytriever.store import commit as storage
 from raytriever.store import lock as locking
 from raytriever.store.commit import committed_directory, one_writer
-from raytriever.store.lock import InUseError, Owner, acquire, check_owner, claims, join, lock_file_of, owner_of
+from raytriever.store.lock import InUseError, acquire, check_owner, claims, join, lock_file_of, owner_of
+from raytriever.store.owner import Owner
 
 HOLDER = """
 import os, sys, time

@@ -20,7 +20,6 @@ from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.store import lease, remote
 from raytriever.store import lock as locking
 from raytriever.store.commit import (
-    check_writable,
     committed_directory,
     complete,
     is_committed,
@@ -30,8 +29,9 @@ from raytriever.store.commit import (
     take_part,
     write_atomically,
 )
+from raytriever.store.disk import check_writable
 from raytriever.store.lock import InUseError, acquire, check_owner
-from raytriever.store.remote import address_of, copy_of
+from raytriever.store.objects import address_of, copy_of
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from object_store import READER, ObjectStore, object_store

@@ -21,7 +21,8 @@ from typing import Any, TypedDict
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import disk_errors, fsync, lock_errors
+from raytriever.store.commit import lock_errors
+from raytriever.store.disk import disk_errors, fsync
 from raytriever.store.lock import acquire
 
 FILE = "answers.log"

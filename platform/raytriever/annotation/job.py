@@ -29,7 +29,8 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import ConfigError, DataError, StorageError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.progress import Progress
-from raytriever.store.commit import cache_folder, check_writable
+from raytriever.store.cache import cache_folder
+from raytriever.store.disk import check_writable
 
 
 @dataclass(frozen=True, kw_only=True)

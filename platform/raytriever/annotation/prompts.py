@@ -18,7 +18,7 @@ from typing import Any
 from raytriever.errors import ConfigError, setting
 from raytriever.paths import PROMPTS, expanded
 from raytriever.reading.regular import open_regular
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order of requests for a query
 _SYSTEM, _REPAIR = "system", "repair"

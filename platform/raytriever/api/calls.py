@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from raytriever.activity import activity
 from raytriever.errors import UserError, render
-from raytriever.store.commit import disk_errors, lock_errors
+from raytriever.store.commit import lock_errors
+from raytriever.store.disk import disk_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import warn
 

@@ -33,8 +33,9 @@ from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
 from raytriever.paths import check_paths, runs_folder
 from raytriever.recipes import base_config
-from raytriever.store.cache import hold
-from raytriever.store.commit import cache_folder, files_below, read_manifest, sha256_of
+from raytriever.store.cache import cache_folder, hold
+from raytriever.store.commit import read_manifest, sha256_of
+from raytriever.store.disk import files_below
 from raytriever.store.parts import make_once
 from raytriever.terminal import warn
 from raytriever.tracking.trackers import read_trackers

@@ -23,7 +23,7 @@ from raytriever.cli.suggestions import suggest_for_stage
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError
 from raytriever.interruption import interruptible
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
 from raytriever.terminal import one_line, open_missing_streams, show, warn
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.paths import expanded
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 ON, OFF = "token", "disabled"

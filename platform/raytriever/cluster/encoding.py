@@ -40,7 +40,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision
 from raytriever.prompts import Side
 from raytriever.store.cache import record_location
-from raytriever.store.commit import check_writable
+from raytriever.store.disk import check_writable
 from raytriever.store.lock import LockClaim, claims, join
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.

@@ -38,7 +38,8 @@ from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
 from raytriever.prompts import SIDES, Prompts, check_length
-from raytriever.store.commit import check_writable, read_manifest
+from raytriever.store.commit import read_manifest
+from raytriever.store.disk import check_writable
 
 # CPUs of a task. A reader only unpacks: its share is so small that every core still has a writer. Because the shares
 # differ, Ray Data does not fuse the two into one task.

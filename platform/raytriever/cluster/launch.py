@@ -31,7 +31,8 @@ from raytriever.cluster.access import AccessPolicy, decide_access, ensure_token
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.interruption import check_interrupted
 from raytriever.machine import process_ids
-from raytriever.store.commit import cache_folder, check_writable, disk_errors
+from raytriever.store.cache import cache_folder
+from raytriever.store.disk import check_writable, disk_errors
 
 LOCAL = "127.0.0.1"
 STOP_SECONDS = 15.0  # in which a server must end after SIGTERM

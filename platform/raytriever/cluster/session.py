@@ -27,7 +27,7 @@ from raytriever.interruption import check_interrupted, hangups_blocked
 from raytriever.machine import LONGEST_TEMPORARY, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
-from raytriever.store.remote import COPIES, copies_folder
+from raytriever.store.objects import COPIES, copies_folder
 from raytriever.terminal import warn
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from raytriever.errors import StorageError, flag_of
 from raytriever.paths import expanded
-from raytriever.store.commit import check_writable, files_below
+from raytriever.store.disk import check_writable, files_below
 
 HOME = "RAYTRIEVER_HOME"
 UPLOADS = "working_dir_files"  # the folder into which Ray unpacks uploads

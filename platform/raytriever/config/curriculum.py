@@ -20,7 +20,7 @@ from raytriever.errors import ConfigError, UserError
 from raytriever.options import NEEDS, needs_of, with_current_names, without_effect
 from raytriever.paths import check_paths
 from raytriever.reading.structured import read_yaml
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.training.config import MAY_CHANGE
 
 STAGES = "stages"

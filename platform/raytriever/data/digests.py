@@ -17,7 +17,9 @@ from raytriever.activity import activity
 from raytriever.data.sources import SourceFile, open_raw
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import MANIFEST, cache_folder, disk_errors, read_manifest, write_atomically
+from raytriever.store.cache import cache_folder
+from raytriever.store.commit import MANIFEST, read_manifest, write_atomically
+from raytriever.store.disk import disk_errors
 
 _BLOCK = 1 << 22
 MOST_MEMOS = 100_000  # files of 4 KB on most disks

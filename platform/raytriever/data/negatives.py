@@ -31,7 +31,8 @@ from raytriever.errors import DataError
 from raytriever.options import did_you_mean
 from raytriever.paths import NEGATIVES, PathKind
 from raytriever.reading.arrays import INTEGER, NUMBER, TEXT, positions_of, read_columns
-from raytriever.store.commit import committed_directory, disk_errors, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.disk import disk_errors
 
 TABLE_COLUMNS = ("documents", "origins", "ranks", "scores", "rounds")
 

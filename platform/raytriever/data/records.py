@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypedDict
 
 from raytriever.errors import DataError, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 
 SOURCES = ("human", "llm")
 # Document of the judgement of a query whose relevant passages are recognised by its answers alone.

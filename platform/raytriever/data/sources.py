@@ -26,10 +26,11 @@ from raytriever.errors import DataError, UserError, setting
 from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
-from raytriever.store.cache import hold
-from raytriever.store.commit import cache_folder, committed_directory, disk_errors
+from raytriever.store.cache import cache_folder, hold
+from raytriever.store.commit import committed_directory
+from raytriever.store.disk import disk_errors
+from raytriever.store.objects import LOCAL, is_uri
 from raytriever.store.parts import make_once
-from raytriever.store.remote import LOCAL, is_uri
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 

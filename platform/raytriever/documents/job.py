@@ -37,7 +37,8 @@ from raytriever.processes import call_within
 from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
-from raytriever.store.commit import check_writable, committed_directory, refuse_existing
+from raytriever.store.commit import committed_directory, refuse_existing
+from raytriever.store.disk import check_writable
 from raytriever.terminal import one_line, text_table
 
 SPLITS = ("train", "dev", "test")

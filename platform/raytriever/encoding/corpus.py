@@ -31,8 +31,9 @@ from raytriever.models.retriever import Retriever
 from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
-from raytriever.store.cache import hold, keep_within_bound
-from raytriever.store.commit import MANIFEST, cache_folder, files_below, one_writer, sha256_of
+from raytriever.store.cache import cache_folder, hold, keep_within_bound
+from raytriever.store.commit import MANIFEST, one_writer, sha256_of
+from raytriever.store.disk import files_below
 from raytriever.terminal import warn
 
 # Encodes the missing shards in any order, and calls the last argument with the number of texts it has encoded.

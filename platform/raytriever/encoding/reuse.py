@@ -27,8 +27,8 @@ from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, Sto
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform, read_json
-from raytriever.store.cache import recorded_locations
-from raytriever.store.commit import cache_folder, read_manifest
+from raytriever.store.cache import cache_folder, recorded_locations
+from raytriever.store.commit import read_manifest
 
 EMBEDDINGS = "embeddings"
 _FILE = "earlier.npy"

@@ -30,7 +30,8 @@ from raytriever.errors import ModelError, StorageError, setting
 from raytriever.reading.arrays import Shape, read_array
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
+from raytriever.store.commit import MANIFEST, read_manifest
+from raytriever.store.disk import disk_errors
 
 PLAN, SHARDS = "plan.json", "shards"
 KIND, VERSION = "embeddings", 1

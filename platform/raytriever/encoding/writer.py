@@ -42,16 +42,8 @@ from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import (
-    MANIFEST,
-    FileEntry,
-    disk_errors,
-    files_below,
-    fsync,
-    read_manifest,
-    sha256_of,
-    write_atomically,
-)
+from raytriever.store.commit import MANIFEST, FileEntry, read_manifest, sha256_of, write_atomically
+from raytriever.store.disk import disk_errors, files_below, fsync
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
 

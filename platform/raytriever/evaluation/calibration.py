@@ -29,7 +29,8 @@ from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM
 from raytriever.paths import expanded
 from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest
-from raytriever.store.commit import check_writable, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import check_writable
 
 # Folder of the calibrations in an evaluation directory, and a calibration with its model.
 FOLDER = "calibration"

@@ -29,7 +29,8 @@ from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 
 PER_QUERY = "per_query"
 # Cutoffs and metrics of MTEB's results.

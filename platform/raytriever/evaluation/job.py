@@ -50,7 +50,8 @@ from raytriever.evaluation.tables import metrics_table, systems_note
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
-from raytriever.store.commit import check_writable, committed_directory
+from raytriever.store.commit import committed_directory
+from raytriever.store.disk import check_writable
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 
 # Values of each query by model, data set and metric.

@@ -23,7 +23,7 @@ from raytriever.mining.analyser import analyser_line
 from raytriever.models.config import ModelConfig
 from raytriever.options import completed
 from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 RESULTS, FORMAT = "results.json", 1
 Rows = dict[str, dict[str, dict[str, float]]]

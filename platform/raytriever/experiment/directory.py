@@ -21,7 +21,8 @@ from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
 from raytriever.paths import PathKind
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import check_writable, disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import check_writable, disk_errors
 from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"

@@ -12,14 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from raytriever.activity import activity
-from raytriever.cluster.event_queue import (
-    CheckpointEvent,
-    Event,
-    LogMessage,
-    MissingWorkers,
-    StatusMessage,
-    ValidationEvent,
-)
+from raytriever.cluster.events import CheckpointEvent, Event, LogMessage, MissingWorkers, StatusMessage, ValidationEvent
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress

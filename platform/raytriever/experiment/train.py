@@ -29,7 +29,7 @@ from raytriever.models.files import stored_tensors
 from raytriever.models.resolution import resolve_model
 from raytriever.prompts import SIDES, Side
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import files_below
+from raytriever.store.disk import files_below
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, git_commit
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers

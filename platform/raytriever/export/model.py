@@ -38,7 +38,8 @@ from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
-from raytriever.store.commit import check_writable, committed_directory, disk_errors, write_atomically
+from raytriever.store.commit import committed_directory, write_atomically
+from raytriever.store.disk import check_writable, disk_errors
 
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5

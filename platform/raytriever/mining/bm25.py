@@ -42,8 +42,8 @@ from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.processes import submit, worker_pool
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
-from raytriever.store.cache import hold
-from raytriever.store.commit import cache_folder, committed_directory
+from raytriever.store.cache import cache_folder, hold
+from raytriever.store.commit import committed_directory
 from raytriever.store.parts import Parts, make_once
 
 # Documents of a corpus whose postings are kept in memory: those of passages take up to 50 MB.

@@ -30,9 +30,9 @@ from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
-from raytriever.store.cache import hold, keep_within_bound
+from raytriever.store.cache import cache_folder, hold, keep_within_bound
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import cache_folder, check_writable
+from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
 

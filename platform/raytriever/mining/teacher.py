@@ -35,14 +35,8 @@ from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import (
-    MANIFEST,
-    check_writable,
-    committed_directory,
-    disk_errors,
-    read_manifest,
-    write_atomically,
-)
+from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, write_atomically
+from raytriever.store.disk import check_writable, disk_errors
 from raytriever.store.parts import Parts
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"

@@ -22,14 +22,9 @@ from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tenso
 from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, find_model
 from raytriever.reading.arrays import open_tensors
-from raytriever.store.cache import hold
-from raytriever.store.commit import (
-    MANIFEST,
-    cache_folder,
-    committed_directory,
-    files_below,
-    sha256_of,
-)
+from raytriever.store.cache import cache_folder, hold
+from raytriever.store.commit import MANIFEST, committed_directory, sha256_of
+from raytriever.store.disk import files_below
 from raytriever.store.parts import make_once
 
 WEIGHTS = "adapter_model.safetensors"

@@ -15,7 +15,7 @@ from raytriever.errors import ModelError
 from raytriever.models.source import ADAPTER
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
 

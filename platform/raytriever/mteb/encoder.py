@@ -153,7 +153,7 @@ class MtebEncoder:
         """
         from raytriever.models.files import FLOATS, stored_tensors
         from raytriever.models.resolution import resolve_model
-        from raytriever.store.commit import files_below
+        from raytriever.store.disk import files_below
 
         directory = resolve_model(self.config.model, self.config.revision)
         files = [file for file in files_below(directory) if file.suffix == ".safetensors"]

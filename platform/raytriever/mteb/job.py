@@ -29,7 +29,8 @@ from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.request import MtebJob
 from raytriever.mteb.search import TaskSearch
-from raytriever.store.commit import check_writable, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import check_writable
 from raytriever.terminal import markdown_table
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 

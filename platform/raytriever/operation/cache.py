@@ -17,9 +17,11 @@ from typing import Any
 from raytriever.errors import StorageError, flag_of
 from raytriever.operation.disk_usage import last_use_time, size_of
 from raytriever.reading.structured import read_json
-from raytriever.store.cache import BOUNDS, is_held
-from raytriever.store.commit import MANIFEST, cache_folder, disk_errors
-from raytriever.store.lock import LOCK, Owner, owner_of
+from raytriever.store.cache import BOUNDS, cache_folder, is_held
+from raytriever.store.commit import MANIFEST
+from raytriever.store.disk import disk_errors
+from raytriever.store.lock import LOCK, owner_of
+from raytriever.store.owner import Owner
 
 COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
 ANSWERS, LOCKS = "answers", "locks"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raytriever.store.capacity import UNITS
-from raytriever.store.commit import MANIFEST, disk_errors, walk
+from raytriever.store.commit import MANIFEST
+from raytriever.store.disk import disk_errors, walk
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 

@@ -36,8 +36,9 @@ from raytriever.machine import (
 )
 from raytriever.masking import masked
 from raytriever.paths import expanded, runs_folder
+from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import format_size
-from raytriever.store.commit import cache_folder, check_writable
+from raytriever.store.disk import check_writable
 from raytriever.store.lock import owner_of
 from raytriever.tracking.mlflow_tracker import check_uri, tracking_uri
 from raytriever.tracking.trackers import examine_installed

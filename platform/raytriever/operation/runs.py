@@ -18,8 +18,10 @@ from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
 from raytriever.operation.disk_usage import remove, size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
-from raytriever.store.commit import MANIFEST, disk_errors, one_writer
-from raytriever.store.lock import Owner, owner_of
+from raytriever.store.commit import MANIFEST, one_writer
+from raytriever.store.disk import disk_errors
+from raytriever.store.lock import owner_of
+from raytriever.store.owner import Owner
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING = "training"

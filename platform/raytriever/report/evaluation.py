@@ -27,7 +27,7 @@ from raytriever.report.tables import (
     result_tables,
     threshold_table,
 )
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 REPORT, FIGURES, SCORES = "report.html", "figures", "scores"
 # Types and shape of the arrays of scores.

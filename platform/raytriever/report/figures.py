@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from raytriever.evaluation.pooled_scores import aim_text
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

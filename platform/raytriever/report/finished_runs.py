@@ -20,7 +20,7 @@ from raytriever.evaluation.files import PER_QUERY, read_queries
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
 from raytriever.tracking.steps import end_to_end, stage_folders
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raytriever.errors import ConfigError, setting
-from raytriever.store.commit import check_writable
+from raytriever.store.disk import check_writable
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 _FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")

@@ -39,8 +39,10 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
+from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk, check_memory
-from raytriever.store.commit import cache_folder, check_writable, one_writer
+from raytriever.store.commit import one_writer
+from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
 # Split of RoarGraph's training queries; other kinds need none.

@@ -31,7 +31,8 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.resolution import resolve_model
 from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import MANIFEST, disk_errors, files_below
+from raytriever.store.commit import MANIFEST
+from raytriever.store.disk import disk_errors, files_below
 from raytriever.terminal import one_line
 
 FILE, FORMAT = "calibration.json", 1

@@ -29,7 +29,7 @@ from raytriever.models.retriever import Retriever
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.unfinished import UnfinishedSearch
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.terminal import one_line, warn
 
 

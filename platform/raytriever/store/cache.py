@@ -17,13 +17,17 @@ import shutil
 import time
 import weakref
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import cache_folder, disk_errors, files_below, one_writer, write_atomically
+from raytriever.store import objects
+from raytriever.store.commit import one_writer, write_atomically
+from raytriever.store.disk import disk_errors, files_below
 from raytriever.store.lock import InUseError, owner_of
+from raytriever.terminal import warn
 
 # Bytes of each collection. `pydocs` is every folder whose name begins so.
 BOUNDS = {
@@ -38,6 +42,36 @@ BOUNDS = {
 }
 _DAY = 24 * 3600.0
 _LOCATIONS = "locations"
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store.
+
+    Where this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
+    """
+    private = os.path.expanduser("~/.cache/raytriever")
+    named = os.environ.get("RAYTRIEVER_CACHE")
+    return Path(_usable_cache(os.path.expanduser(objects.copy_of(named)), private) if named else private)
+
+
+@cache
+def _usable_cache(folder: str, private: str) -> str:
+    """Return the first folder if this user may write to it and to the collections in it, else the second."""
+    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
+    if not forbidden or folder == private:
+        return folder
+    warn(
+        f"RAYTRIEVER_CACHE={folder}: you may not write to {forbidden[0]}; using {private}. To share a cache, give its "
+        "folders to a group: chgrp -R GROUP, chmod -R g+ws"
+    )
+    return private
+
+
+def _scanned(folder: str) -> list[os.DirEntry[str]]:
+    with suppress(OSError):
+        return list(os.scandir(folder))
+    return []
 
 
 def hold(path: Path, holder: object) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.machine import free_system_memory
-from raytriever.store.commit import cache_folder
+from raytriever.store.cache import cache_folder
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 

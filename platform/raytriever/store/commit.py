@@ -14,185 +14,31 @@ import glob
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, TypedDict
 
 from raytriever.errors import StorageError
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
-from raytriever.store import remote
+from raytriever.store import objects, remote
+from raytriever.store.disk import ASIDE, disk_errors, files_below, fsync, make_folder, walk
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
-from raytriever.terminal import warn
 
-MANIFEST = remote.MANIFEST
-_ASIDE = ".aside-"
-_FINAL = re.compile(rf"(?<=/)\.([^/]+){_ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
+MANIFEST = objects.MANIFEST
 _STALE_SECONDS = 60
-# Message and remedy of system errors of writing.
-_WRITING = {
-    errno.ENOSPC: ("no space left on the disk", "free some space or write to another disk"),
-    errno.EDQUOT: ("the disk quota is used up", "free some space or write to another disk"),
-    errno.EACCES: ("permission denied", "give a path you may write to"),
-    errno.EPERM: ("not permitted", "give a path you may write to"),
-    errno.EROFS: ("the file system is read-only", "give a path you may write to"),
-    errno.EEXIST: ("a file is in the way", "give a path whose parents are directories"),
-    errno.ENOTDIR: ("a part of the path is a file", "give a path whose parents are directories"),
-    errno.ENAMETOOLONG: ("the name is too long", "give a shorter name"),
-    errno.ELOOP: ("symbolic links lead in a circle", "remove the link or give another path"),
-    errno.EISDIR: ("a folder is in the way", "give the path of a file"),
-    errno.EFBIG: ("the file would be larger than allowed", "raise the limit (`ulimit -f`) or write to another disk"),
-    errno.EMFILE: ("too many open files", "raise the limit (`ulimit -n`)"),
-    errno.ENFILE: ("too many open files on this machine", "raise the limit (`sysctl fs.file-max`)"),
-    errno.EIO: ("the disk fails to read or write", "check the disk, and use another one"),
-}
-# Message and remedy of system errors of reading, where "a path you may write to" would not help.
-_READABLE = "make it readable for this user (chmod, chown), or give another path"
-_READING = _WRITING | {
-    errno.EACCES: ("permission denied", _READABLE),
-    errno.EPERM: ("not permitted", _READABLE),
-    errno.ENOTDIR: ("a part of the path is a file", "check the path"),
-}
-
-
-def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store.
-
-    Where this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
-    """
-    private = os.path.expanduser("~/.cache/raytriever")
-    named = os.environ.get("RAYTRIEVER_CACHE")
-    return Path(_usable_cache(os.path.expanduser(remote.copy_of(named)), private) if named else private)
-
-
-@cache
-def _usable_cache(folder: str, private: str) -> str:
-    """Return the first folder if this user may write to it and to the collections in it, else the second."""
-    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
-    forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
-    if not forbidden or folder == private:
-        return folder
-    warn(
-        f"RAYTRIEVER_CACHE={folder}: you may not write to {forbidden[0]}; using {private}. To share a cache, give its "
-        "folders to a group: chgrp -R GROUP, chmod -R g+ws"
-    )
-    return private
-
-
-def _scanned(folder: str) -> list[os.DirEntry[str]]:
-    with suppress(OSError):
-        return list(os.scandir(folder))
-    return []
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder with its parents. Below a folder that a group may write, the group may write them as well."""
-    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in reversed(missing):
-        above = one.parent.stat().st_mode
-        if above & stat.S_ISGID and above & stat.S_IWGRP:
-            with suppress(PermissionError):  # another user has made it meanwhile
-                one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
 
 
 def sha256_of(file: Path | str) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-@contextmanager
-def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
-    """Raise a full disk or a missing permission as one `StorageError` line; other errors pass.
-
-    Args:
-        path: named where the error itself names no file.
-        reading: whether the block only reads. The remedy then is to make the file readable, not to write elsewhere.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = (_READING if reading else _WRITING).get(_errno(error))
-        if reason is None:
-            raise
-        named = str(getattr(error, "filename", None) or path)
-        where = _FINAL.sub(r"\1", str(path) if _ASIDE in named else named)
-        raise StorageError(reason[0], where, remedy=reason[1]) from error
-
-
-def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like `os.walk`, but raise an error for a folder that cannot be read.
-
-    Raises:
-        StorageError: naming the folder that cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    with disk_errors(folder, reading=True):
-        yield from os.walk(folder, onerror=refuse)
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Return the files in a folder and in those below it, in order; links to folders are not followed.
-
-    Raises:
-        StorageError: naming the folder that cannot be read.
-    """
-    paths = sorted(Path(here, name) for here, _, names in walk(folder) for name in names)
-    return [path for path in paths if path.is_file()]
-
-
-def check_writable(path: Path | str) -> None:
-    """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
-    remote.check_writable(path)
-    folder = Path(os.path.abspath(path))
-    with disk_errors(path):
-        while not _exists(folder) and folder != folder.parent:
-            folder = folder.parent
-        if not folder.is_dir():
-            raise StorageError("a part of the path is a file", str(path), _WRITING[errno.ENOTDIR][1])
-        try:
-            with TemporaryFile(dir=folder) as stream:
-                stream.write(bytes(4096))
-                stream.flush()
-                os.fsync(stream.fileno())
-        except OSError as error:
-            if error.errno in _WRITING:
-                error.filename = None
-                raise
-            raise StorageError(f"cannot be written ({error.strerror})", str(path), "give another path") from error
-
-
-def _exists(path: Path) -> bool:
-    """Return True if a path exists, like `Path.exists`, but raise an error for links in a circle."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    return True
-
-
-def _errno(error: Exception) -> int:
-    """Return the number of a system error, also if a library reports it in words only; 0 for any other error."""
-    if isinstance(error, OSError) and error.errno:
-        return error.errno
-    if isinstance(error, OSError) and re.search(r"\d+ requested and \d+ written", str(error)):
-        return errno.ENOSPC  # numpy, of a write cut short
-    rust = re.search(r"\(os error (\d+)\)", str(error))  # safetensors, tokenizers
-    return int(rust[1]) if rust and not isinstance(error, StorageError) else 0
 
 
 @contextmanager
@@ -223,10 +69,10 @@ def committed_directory(
     if not replace:
         refuse_existing(path)
     with disk_errors(path):
-        _make_folder(path.parent)
+        make_folder(path.parent)
         _sweep(path, begun)  # first, because the disk may be full
         # In a store a new name would leave the parts of `begun` behind.
-        aside = begun if begun is not None and remote.address_of(path) else _hidden(path)
+        aside = begun if begun is not None and objects.address_of(path) else _hidden(path)
         lock = acquire(aside)
         try:
             if begun is None:
@@ -269,7 +115,7 @@ def one_writer(
         StorageError: the lock cannot be made there.
     """
     with lock_errors(path):
-        _make_folder(Path(os.path.abspath(path)).parent)
+        make_folder(Path(os.path.abspath(path)).parent)
         lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
@@ -293,7 +139,7 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
     with disk_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise StorageError("is a pipe, a socket or a device", str(path), "give the path of a regular file")
-        _make_folder(path.parent)
+        make_folder(path.parent)
         try:
             with open(aside, "xb") as stream:
                 for piece in [content] if isinstance(content, str | bytes) else content:
@@ -311,7 +157,7 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
 
 def complete(path: Path) -> None:
     """Make the copy of an input from an object store complete, but for checkpoints; does nothing for other paths."""
-    if remote.address_of(path) is None:
+    if objects.address_of(path) is None:
         return
     remote.pull(path)
     for manifest in path.rglob(MANIFEST):
@@ -397,7 +243,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}{_ASIDE}{secrets.token_hex(6)}")
+    return path.with_name(f".{path.name}{ASIDE}{secrets.token_hex(6)}")
 
 
 def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Mapping[str, FileEntry]) -> None:
@@ -428,12 +274,12 @@ def push_part(folder: Path, path: Path, part: str) -> None:
     """
     files = files_below(folder)
     remote.push_part(path, {file.name: file for file in files})
-    remote.write_object(path / f".{part}", json.dumps({file.name: _entry(file) for file in files}).encode())
+    objects.write_object(path / f".{part}", json.dumps({file.name: _entry(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
     """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
-    content = remote.read_object(path / f".{part}")
+    content = objects.read_object(path / f".{part}")
     return None if content is None else json.loads(content)
 
 
@@ -470,14 +316,5 @@ def _sweep(path: Path, begun: Path | None) -> None:
 def leftovers(path: Path | str) -> list[Path]:
     """Return the temporary directories that killed writers of a directory have left: those without an owner."""
     path = Path(os.path.abspath(path))
-    there = path.parent.glob(f".{glob.escape(path.name)}{_ASIDE}*")
+    there = path.parent.glob(f".{glob.escape(path.name)}{ASIDE}*")
     return [leftover for leftover in there if leftover.is_dir() and owner_of(leftover) is None]
-
-
-def fsync(path: Path) -> None:
-    """Make the contents of a file, or the names in a folder, survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from raytriever.errors import StorageError
-from raytriever.store import remote
+from raytriever.store import objects, remote
 from raytriever.terminal import warn
 
 RENEW_SECONDS, STALE_SECONDS = 15.0, 90.0
@@ -51,14 +51,14 @@ class Lease:
             if is_held(self._object):
                 self.push_changes()
         finally:
-            remote.delete_object(self._object)
+            objects.delete_object(self._object)
 
     def _keep(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
             try:
                 if not is_held(self._object):
                     return  # lost while this process was stopped; `lock.check_owner` reports it
-                remote.write_object(self._object, self._record)
+                objects.write_object(self._object, self._record)
                 self._changes.push()
             except StorageError as error:
                 warn(f"{error}")
@@ -76,29 +76,29 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
     Raises:
         StorageError: the store refuses or does not answer.
     """
-    remote.write_object(file / token, record)
+    objects.write_object(file / token, record)
     other = _other(file, token, has_ended)
     if other is not None:
-        remote.delete_object(file / token)
+        objects.delete_object(file / token)
     return other
 
 
 def is_held(lease: Path) -> bool:
     """Return whether the object of a lease is there."""
-    return remote.read_object(lease) is not None
+    return objects.read_object(lease) is not None
 
 
 def _other(file: Path, token: str, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    times = remote.list_objects(file)
+    times = objects.list_objects(file)
     for name, written in times.items():
         if name == token:
             continue
-        record = remote.read_object(file / name)
+        record = objects.read_object(file / name)
         if record is None:
             continue
         if has_ended(record) or (token in times and times[token] - written > STALE_SECONDS * 1e9):
             with suppress(StorageError):
-                remote.delete_object(file / name)
+                objects.delete_object(file / name)
             continue
         return record
     return None

@@ -16,66 +16,44 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import random
-import secrets
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.interruption import check_interrupted
 from raytriever.machine import start_of_process
-from raytriever.store import lease, remote
+from raytriever.store import lease, objects, remote
+from raytriever.store.owner import (
+    BY_FILE,
+    BY_KERNEL,
+    UNKNOWN,
+    Owner,
+    has_ended_here,
+    parsed_owner,
+    read_owner,
+    record_of,
+    this_process,
+)
 
 LOCK = ".lock"
 STALE_SECONDS, RENEW_SECONDS, SETTLE_SECONDS = 60.0, 5.0, 1.0
 REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
 LEASE_GRACE_SECONDS = 5.0  # in which one of two processes that ask for a lease at once gets it
 GRACE_SECONDS = 0.5  # a process that only asks for the owner holds the lock for an instant
-RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-BY_KERNEL, BY_FILE = "kernel", "file"
 
 
 class InUseError(StorageError):
     """Another command is writing to the path."""
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The process that holds a lock.
-
-    Args:
-        host, pid: of the process.
-        command: such as `raytriever train`.
-        since: seconds since 1970.
-        token: differs for every lock that was ever taken.
-        kind: `BY_KERNEL` or `BY_FILE`.
-        started: Start of the process, in ticks since the machine started; 0 where that is unknown.
-    """
-
-    host: str
-    pid: int
-    command: str
-    since: float
-    token: str
-    kind: str = BY_KERNEL
-    started: int = 0
-
-    def __str__(self) -> str:
-        now = time.time()
-        form = "%H:%M:%S" if now - self.since < 12 * 3600 else "%Y-%m-%d %H:%M:%S"
-        at = time.strftime(form, time.localtime(self.since))
-        return f"'{self.command}' on host {self.host}, pid {self.pid}, since {at} ({_duration(now - self.since)})"
 
 
 @dataclass(frozen=True)
@@ -88,7 +66,6 @@ class LockClaim:
     has_lease: bool = False
 
 
-_UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
 _held: dict[str, Lock] = {}
 _claims: list[LockClaim] = []
 
@@ -126,9 +103,9 @@ class Lock:
         path = Path(self.claim.directory)
         if not _needs_lease(path):
             return None
-        record = _record(self.owner)
+        record = record_of(self.owner)
         try:
-            other = lease.ask(self._file, self.owner.token, record, lambda read: _has_ended_here(_parsed(read)))
+            other = lease.ask(self._file, self.owner.token, record, lambda read: has_ended_here(parsed_owner(read)))
             if other is None:
                 self._lease = lease.Lease(path, self._file, self.owner.token, record)
                 self.claim = replace(self.claim, has_lease=True)
@@ -137,12 +114,12 @@ class Lock:
             self._release_file()
             raise
         self._release_file()
-        return _parsed(other)
+        return parsed_owner(other)
 
     def _release_file(self) -> None:
         _held.pop(self.owner.token, None)
         with suppress(OSError):
-            if _read(self._file).token == self.owner.token:
+            if read_owner(self._file).token == self.owner.token:
                 self._file.unlink()
         self.close()
         _remove_empty(self._parents)
@@ -156,7 +133,7 @@ class Lock:
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
             with suppress(OSError):
-                if _read(self._file).token != self.owner.token:
+                if read_owner(self._file).token != self.owner.token:
                     return  # lost while this process was stopped; `check_owner` reports it
                 os.utime(self._file)
 
@@ -179,10 +156,10 @@ def owner_of(path: Path | str) -> Owner | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        owner = _read(file)
+        owner = read_owner(file)
         return owner if error.errno in _BUSY or _is_alive(owner, file, time.time()) else None
     else:
-        owner = _read(file)
+        owner = read_owner(file)
         return owner if owner.kind == BY_FILE and _is_alive(owner, file, time.time()) else None
     finally:
         os.close(descriptor)
@@ -267,10 +244,10 @@ def check_owner(path: Path | str) -> None:
         if claim.has_lease and not lease.is_held(file / claim.token):
             raise InUseError("the lease of this command has ended", str(path), "give the command again: it continues")
         if file.exists():
-            owner = _read(file)
+            owner = read_owner(file)
             if owner.token not in (claim.token, ""):
                 raise InUseError(f"in use by {owner}, which took it over", str(path), "end this process")
-        elif claim.token not in _held and not remote.address_of(file):
+        elif claim.token not in _held and not objects.address_of(file):
             raise InUseError("the command that this process worked for has ended", str(path), "give it again")
 
 
@@ -287,24 +264,24 @@ def _try(path: Path | str) -> Lock | Owner:
         try:
             descriptor, is_new = os.open(file, flags), False
         except FileNotFoundError:
-            return _UNKNOWN  # its owner has just removed it
+            return UNKNOWN  # its owner has just removed it
     keep = False
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _BUSY:
-                return _read(file)
+                return read_owner(file)
             if error.errno not in _NO_LOCKS:
                 raise
             return _try_without_locks(directory, file, is_new, parents)
         if not _is_at(descriptor, file):
-            return _UNKNOWN
-        owner = _read(file)
+            return UNKNOWN
+        owner = read_owner(file)
         if owner.kind == BY_FILE and _is_alive(owner, file, time.time()):
             return owner
-        owner = _own(BY_KERNEL)
-        os.pwrite(descriptor, _record(owner), 0)
+        owner = this_process(BY_KERNEL)
+        os.pwrite(descriptor, record_of(owner), 0)
         os.fsync(descriptor)
         keep = True
         return Lock(directory, file, descriptor, owner, parents)
@@ -320,12 +297,12 @@ def _try(path: Path | str) -> Lock | Owner:
 
 def _try_without_locks(directory: Path, file: Path, is_new: bool, parents: Sequence[Path]) -> Lock | Owner:
     """Take the lock: create its file, or replace the file of an owner that has ended."""
-    owner = _own(BY_FILE)
+    owner = this_process(BY_FILE)
     aside = file.with_name(f"{file.name}-{owner.token}")
     try:
-        aside.write_bytes(_record(owner))
+        aside.write_bytes(record_of(owner))
         if not is_new:
-            there = _read(file)
+            there = read_owner(file)
             if _is_alive(there, file, aside.stat().st_mtime):  # the file system's clock, not this host's
                 return there
         os.replace(aside, file)
@@ -333,7 +310,7 @@ def _try_without_locks(directory: Path, file: Path, is_new: bool, parents: Seque
         aside.unlink(missing_ok=True)
     if not is_new:
         time.sleep(SETTLE_SECONDS)  # another command may be replacing it as well; the last one has it
-        if (there := _read(file)).token != owner.token:
+        if (there := read_owner(file)).token != owner.token:
             return there
     return Lock(directory, file, None, owner, parents)
 
@@ -354,48 +331,10 @@ def _is_alive(owner: Owner, file: Path, now: float) -> bool:
 def _needs_lease(path: Path | str) -> bool:
     """Return whether a path is in an object store, and no lease of this process or of its driver covers it."""
     real = os.path.realpath(path)
-    if remote.address_of(real) is None or ".aside-" in real:
+    if objects.address_of(real) is None or ".aside-" in real:
         return False
     covered = (claim.directory for claim in (*_claims, *(lock.claim for lock in _held.values())) if claim.has_lease)
     return not any(real == one or real.startswith(one.rstrip(os.sep) + os.sep) for one in covered)
-
-
-def _has_ended_here(owner: Owner) -> bool:
-    """Return True if a process of this host that had a lease has ended."""
-    return owner.host == socket.gethostname() and start_of_process(owner.pid) != owner.started
-
-
-def _own(kind: str) -> Owner:
-    pid = os.getpid()
-    return Owner(
-        socket.gethostname(), pid, _command(), time.time(), secrets.token_hex(8), kind, start_of_process(pid) or 0
-    )
-
-
-def _command() -> str:
-    program = Path(sys.argv[0] if sys.argv else "")
-    if program.name == "raytriever" and len(sys.argv) > 1:
-        return f"raytriever {sys.argv[1]}"
-    return f"raytriever {program.stem}" if program.parent.name == "jobs" else program.name or "python"
-
-
-def _record(owner: Owner) -> bytes:
-    return (json.dumps(asdict(owner)) + "\n").encode().ljust(RECORD_BYTES)
-
-
-def _read(file: Path) -> Owner:
-    """Return the owner that the lock file names; an unknown one if it names none, as just after its creation."""
-    try:
-        return _parsed(file.read_bytes())
-    except OSError:
-        return _UNKNOWN
-
-
-def _parsed(record: bytes) -> Owner:
-    try:
-        return Owner(**json.loads(record))
-    except (ValueError, TypeError):
-        return _UNKNOWN
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
@@ -424,22 +363,9 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 def _remedy(owner: Owner, path: Path | str, remedy: str | None) -> str:
     words = "wait for it" if remedy is None else remedy
-    if owner.host not in (socket.gethostname(), _UNKNOWN.host):
+    if owner.host not in (socket.gethostname(), UNKNOWN.host):
         words += f"; if host {owner.host} is gone, remove {lock_file_of(path)}"
     return words
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
-    return (
-        f"{seconds:.0f} s"
-        if minutes < 1
-        else f"{minutes:.0f} min"
-        if hours < 2
-        else f"{hours:.0f} h"
-        if days < 2
-        else f"{days:.0f} days"
-    )
 
 
 def _after_fork() -> None:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from raytriever.errors import StorageError
 from raytriever.store.cache import keep_within_bound
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import committed_directory, disk_errors, is_committed, one_writer, read_manifest, remove
+from raytriever.store.commit import committed_directory, is_committed, one_writer, read_manifest, remove
+from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 
 T = TypeVar("T")

@@ -1,7 +1,5 @@
 """Object stores as homes of results: each folder of a store has a copy on this machine, on which all code works.
 
-    s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
-
 `commit` and `lock` call these functions; for a path that is no copy they do nothing.
 
 1. What is committed is uploaded: the files of a directory first, its manifest last. While it is uploaded, the object
@@ -9,9 +7,6 @@
 2. `pull` makes a copy equal to the store. Large files of committed directories are left out; `fetch` gets them when
    their manifest is read. The modification time of a copied file is that of its object.
 3. Other files, such as logs that grow, are uploaded by `push_changes` of the writer, who has a lease (`lease`).
-
-A store that does not answer is asked again for some minutes. Stores are read and written by `pyarrow.fs`, with the
-credentials, the region and the endpoint of the usual variables of the environment.
 """
 
 from __future__ import annotations
@@ -19,95 +14,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from raytriever.errors import ConfigError, StorageError
-from raytriever.interruption import check_interrupted
-from raytriever.masking import refuse_secrets
-from raytriever.terminal import translate_by, warn
+from raytriever.errors import StorageError
+from raytriever.store.objects import MANIFEST, ask, delete_object, inside, listing, write_object
 
-T = TypeVar("T")
-_report: Callable[[str], None] = warn
-COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
-LOCAL = "file://"
-SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
-MANIFEST, UNFINISHED = "manifest.json", ".unfinished"
+UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
 TRANSFERS = 8  # at a time
-PATIENCE_SECONDS = 300.0  # with a store that does not answer
-# What stores and pyarrow say when asking again is useless.
-_REFUSALS = re.compile(
-    r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
-    r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host",
-    re.IGNORECASE,
-)
-_PROBE = b"raytriever"
-_REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
-
-
-def report_to(report: Callable[[str], None]) -> None:
-    """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
-    global _report
-    _report = report
-
-
-def is_uri(name: str) -> bool:
-    """Return True if a name is a URI that is not on this disk."""
-    return "://" in name and not name.startswith(LOCAL)
-
-
-def copies_folder() -> Path:
-    """Return the folder of the copies: `remote` in the cache, which is on this machine even if the cache is a store."""
-    cache = os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"
-    folder = os.environ.get(COPIES) or os.path.join("~/.cache/raytriever" if is_uri(cache) else cache, "remote")
-    return Path(os.path.abspath(os.path.expanduser(folder)))
-
-
-def copy_of(uri: str) -> str:
-    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is.
-
-    Raises:
-        ConfigError: it names no bucket of a store that can be written, or holds a secret.
-    """
-    if not is_uri(uri):
-        return uri
-    refuse_secrets(uri, "output")
-    scheme, _, rest = uri.partition("://")
-    address, _, query = rest.partition("?")
-    bucket, _, key = address.partition("/")
-    parts = [part for part in key.split("/") if part]
-    if scheme not in SCHEMES:
-        raise ConfigError("is no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
-    if not bucket or "://" in rest or {".", ".."} & set(parts):
-        raise ConfigError("is no path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
-    return str(copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
-
-
-def address_of(path: Path | str) -> str | None:
-    """Return the URI of which a path is the copy; None for any other path."""
-    inside = _inside(path)
-    if inside is None or len(inside) < 2:
-        return None
-    scheme, bucket, *parts = inside
-    bucket, _, query = bucket.partition("?")
-    return f"{scheme}://{'/'.join([bucket, *parts])}{f'?{query}' if query else ''}"
-
-
-def shown(text: str) -> str:
-    """Return a text in which the paths of copies are the URIs that the user knows."""
-    folder = f"{copies_folder()}{os.sep}"
-    if folder not in text:
-        return text
-    return re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
 
 
 def pull(path: Path | str, *, owned: bool | None = None) -> None:
@@ -121,11 +42,11 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
     Raises:
         StorageError: the store refuses, does not answer, or has both an object and a folder of this name.
     """
-    if _inside(path) is None:
+    if inside(path) is None:
         return
     path = Path(path)
-    target = _ask(path, lambda store, key: store.get_file_info(key))
-    found = _listing(path)
+    target = ask(path, lambda store, key: store.get_file_info(key))
+    found = listing(path)
     if target.is_file:
         if found:
             raise StorageError("is an object and a folder", str(path), "give another path")
@@ -148,10 +69,10 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 def fetch(path: Path, names: Iterable[str]) -> None:
     """Copy files of a committed directory that are missing on this machine; raises `StorageError`."""
-    missing = [name for name in names if not (path / name).exists()] if _inside(path) is not None else []
+    missing = [name for name in names if not (path / name).exists()] if inside(path) is not None else []
 
     def download(name: str) -> None:
-        about = _ask(path / name, lambda store, key: store.get_file_info(key))
+        about = ask(path / name, lambda store, key: store.get_file_info(key))
         if about.is_file:
             _download_if_changed(path / name, about.size, about.mtime_ns)
 
@@ -160,7 +81,7 @@ def fetch(path: Path, names: Iterable[str]) -> None:
 
 def push(path: Path) -> None:
     """Upload a file that was written, or a directory that was committed; raises `StorageError`."""
-    if _inside(path) is None:
+    if inside(path) is None:
         return
     if not path.is_dir():
         _upload(path)
@@ -170,12 +91,12 @@ def push(path: Path) -> None:
     )
     kept = {*names, UNFINISHED, *(json.loads((path / MANIFEST).read_bytes())["files"] if MANIFEST in names else ())}
     write_object(path / UNFINISHED, b"")
-    before = _listing(path)
+    before = listing(path)
     _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
-    _each(before.keys() - kept, lambda name: _delete(path / name))
+    _each(before.keys() - kept, lambda name: delete_object(path / name))
     if MANIFEST in names:
         _upload(path / MANIFEST)
-    _delete(path / UNFINISHED)
+    delete_object(path / UNFINISHED)
 
 
 def push_part(path: Path, files: Mapping[str, Path]) -> None:
@@ -183,42 +104,31 @@ def push_part(path: Path, files: Mapping[str, Path]) -> None:
     write_object(path / UNFINISHED, b"")
 
     def upload(name: str) -> None:
-        _ask(path / name, lambda store, key: _copy_in(files[name], store, key))
+        ask(path / name, lambda store, key: _copy_in(files[name], store, key))
 
     _each(files, upload)
 
 
 def sweep(path: Path) -> None:
     """Delete what killed processes have uploaded of directories below a folder; only while nobody uploads there."""
-    if _inside(path) is None:
+    if inside(path) is None:
         return
-    for name in _listing(path):
+    for name in listing(path):
         if name.rpartition("/")[2] == UNFINISHED:
             delete((path / name).parent)
 
 
 def delete(path: Path | str) -> None:
     """Delete a file or folder in the store, the manifest of a folder first; raises `StorageError`."""
-    if _inside(path) is None:
+    if inside(path) is None:
         return
     path = Path(path)
-    names = sorted(_listing(path), key=lambda name: name.rpartition("/")[2] != MANIFEST)
+    names = sorted(listing(path), key=lambda name: name.rpartition("/")[2] != MANIFEST)
     for manifest in [name for name in names if name.rpartition("/")[2] == MANIFEST]:
-        _delete(path / manifest)
-    _each(names, lambda name: _delete(path / name))
+        delete_object(path / manifest)
+    _each(names, lambda name: delete_object(path / name))
     if not names:
-        _delete(path)
-
-
-def check_writable(path: Path | str) -> None:
-    """Raise `StorageError` unless the store lets an object be written next to a path."""
-    if _inside(path) is None:
-        return
-    probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
-    write_object(probe, _PROBE)
-    if read_object(probe) != _PROBE:
-        raise StorageError("no object store: what was written cannot be read", address_of(probe), "check the endpoint")
-    _delete(probe)
+        delete_object(path)
 
 
 class Changes:
@@ -239,7 +149,7 @@ class Changes:
             for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
                 with suppress(FileNotFoundError):  # it is gone meanwhile
                     _upload(file)
-            _each([file for file in self._uploaded if file not in now and not file.exists()], _delete)
+            _each([file for file in self._uploaded if file not in now and not file.exists()], delete_object)
             self._uploaded = self._state()
 
     def _state(self) -> dict[Path, tuple[int, int]]:
@@ -258,114 +168,6 @@ class Changes:
         return found
 
 
-translate_by(shown)
-
-
-# ------------------------------------------------------------------------------------------------------ single objects
-
-
-def write_object(path: Path, content: bytes) -> None:
-    """Write a small object at the place of which a path is the copy, without a copy."""
-    _ask(path, lambda store, key: _write(store, key, content))
-
-
-def read_object(path: Path) -> bytes | None:
-    """Return the content of a small object without a copy; None if there is none."""
-
-    def read(store: Any, key: str) -> bytes | None:
-        try:
-            with store.open_input_stream(key) as stream:
-                content: bytes = stream.read()
-                return content
-        except FileNotFoundError:
-            return None
-
-    return _ask(path, read)
-
-
-def list_objects(path: Path) -> dict[str, int]:
-    """Return the objects below a path with the store's times of their last writing, in nanoseconds."""
-    return {name: modified for name, (_, modified) in _listing(path).items()}
-
-
-def delete_object(path: Path) -> None:
-    """Delete one object; nothing happens if there is none."""
-    _delete(path)
-
-
-def _inside(path: Path | str) -> tuple[str, ...] | None:
-    """Return the parts of a path below the folder of the copies; None for any other path."""
-    folder = str(copies_folder())
-    text = os.path.abspath(path)
-    if not text.startswith(folder + os.sep):
-        return None
-    return Path(text[len(folder) + 1 :]).parts
-
-
-@lru_cache(maxsize=16)
-def _store(scheme: str, bucket: str) -> tuple[Any, str]:
-    """Return the file system of a bucket, and the path of the bucket in it."""
-    from pyarrow.fs import FileSystem
-
-    bucket, _, query = bucket.partition("?")
-    # Small objects are then written by one request instead of three.
-    options = [query] if query else []
-    options += ["allow_delayed_open=true"] if scheme == "s3" else []
-    store, path = FileSystem.from_uri(f"{scheme}://{bucket}/{'?' + '&'.join(options) if options else ''}")
-    return store, path.rstrip("/")
-
-
-def _ask(path: Path, request: Callable[[Any, str], T]) -> T:
-    """Return the answer of a store to a request about the object of a copy; ask again while it does not answer.
-
-    Raises:
-        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`.
-    """
-    scheme, bucket, *parts = _inside(path) or ()
-    began, pause = time.monotonic(), 0.5
-    while True:
-        try:
-            store, root = _store(scheme, bucket)
-            return request(store, "/".join([root, *parts]))
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            uri = f"{scheme}://{bucket.partition('?')[0]}"
-            if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
-                raise StorageError(f"the store refuses ({reason})", address_of(path), _REFUSED) from error
-            waited = time.monotonic() - began
-            if waited > PATIENCE_SECONDS:
-                raise StorageError(
-                    f"the store has not answered for {PATIENCE_SECONDS / 60:g} minutes ({reason})",
-                    uri,
-                    "check the endpoint and the network, then give the same command again: it continues",
-                ) from error
-            if pause == 0.5:
-                minutes = PATIENCE_SECONDS / 60
-                _report(f"{uri}: the store does not answer ({reason}); trying again for {minutes:g} minutes")
-            check_interrupted()
-            time.sleep(pause)
-            pause = min(2 * pause, 5.0)
-
-
-def _listing(path: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of each object below a folder by its relative name; locks are left out."""
-    from pyarrow.fs import FileSelector
-
-    def listed(store: Any, key: str) -> dict[str, tuple[int, int]]:
-        infos = store.get_file_info(FileSelector(key, recursive=True, allow_not_found=True))
-        return {info.path[len(key) + 1 :]: (info.size, info.mtime_ns) for info in infos if info.is_file}
-
-    found = _ask(path, listed)
-    return {name: about for name, about in found.items() if ".lock/" not in name}
-
-
-def _write(store: Any, key: str, content: bytes) -> None:
-    with store.open_output_stream(key) as stream:
-        stream.write(content)
-
-
 def _copy_in(file: Path, store: Any, key: str) -> None:
     with file.open("rb") as source, store.open_output_stream(key) as target:
         shutil.copyfileobj(source, target, 8 << 20)
@@ -381,7 +183,7 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> None:
         _copy_in(file, store, key)
         return store.get_file_info(key)
 
-    about = _ask(file, upload)
+    about = ask(file, upload)
     if (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns):
         _set_time(file, about.mtime_ns)
 
@@ -400,7 +202,7 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
             shutil.copyfileobj(source, target, 8 << 20)
 
     try:
-        _ask(file, download)
+        ask(file, download)
         _set_time(aside, modified)
         os.replace(aside, file)
     finally:
@@ -411,14 +213,6 @@ def _set_time(file: Path, modified: int) -> None:
     """Give a copy the time of its object, unless the object may change in the same second, which is all it tells."""
     if abs(time.time_ns() - modified) > 2_000_000_000:
         os.utime(file, ns=(modified, modified))
-
-
-def _delete(file: Path) -> None:
-    def delete(store: Any, key: str) -> None:
-        with suppress(FileNotFoundError):
-            store.delete_file(key)
-
-    _ask(file, delete)
 
 
 def _owned_folders(path: Path) -> list[str]:

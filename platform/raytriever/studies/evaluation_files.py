@@ -27,7 +27,8 @@ from raytriever.models.resolution import resolve_model
 from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import read_json
 from raytriever.report.evaluation import SCORES_KIND
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.studies.definition import Evaluated, MeasuredDataset
 
 _QUERIES = (["int64"], (None,))

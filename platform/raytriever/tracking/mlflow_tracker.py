@@ -21,7 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.masking import masked
-from raytriever.store.commit import check_writable, disk_errors
+from raytriever.store.disk import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point
 
 PROJECT = "raytriever"

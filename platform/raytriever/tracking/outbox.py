@@ -24,7 +24,8 @@ from typing import Any, TypedDict
 from raytriever.errors import StorageError, setting
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.tracking.steps import StepLog
 from raytriever.tracking.tracker import Backlog, DatasetRecord, RemoteRun, TrackerClient
 

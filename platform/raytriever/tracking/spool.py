@@ -20,7 +20,7 @@ from typing import Any, Self
 from raytriever.activity import activity
 from raytriever.errors import StorageError, UserError
 from raytriever.progress import say as log_above_progress
-from raytriever.store.commit import disk_errors, files_below
+from raytriever.store.disk import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender, has_unsent_data, state_file
 from raytriever.tracking.steps import StepLog

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raytriever.store.commit import check_writable, disk_errors
+from raytriever.store.disk import check_writable, disk_errors
 from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun, TrackerClient, described, rows_of
 
 FOLDER = "TENSORBOARD_LOGGING_DIR"

@@ -24,7 +24,8 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
-from raytriever.store.commit import complete, disk_errors, read_manifest, remove
+from raytriever.store.commit import complete, read_manifest, remove
+from raytriever.store.disk import disk_errors
 from raytriever.store.remote import sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
 from raytriever.training.parallel.model_state import CHECKPOINT, TRAIN_AGAIN, Slice, whole_tensors

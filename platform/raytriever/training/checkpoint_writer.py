@@ -31,8 +31,9 @@ from torch import Tensor
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.store.commit import FileEntry, committed_directory, disk_errors, push_part, take_part
-from raytriever.store.remote import address_of
+from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
+from raytriever.store.disk import disk_errors
+from raytriever.store.objects import address_of
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
 

@@ -13,7 +13,8 @@ from raytriever.errors import StorageError, UserError, setting
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.space import short_name
 

@@ -8,14 +8,8 @@ from typing import Any
 
 import pytest
 
-from raytriever.cluster.event_queue import (
-    CheckpointEvent,
-    EventQueueActor,
-    InlineEventQueue,
-    LogMessage,
-    RestartsExhausted,
-    StepEvent,
-)
+from raytriever.cluster.event_queue import EventQueueActor, InlineEventQueue
+from raytriever.cluster.events import CheckpointEvent, LogMessage, RestartsExhausted, StepEvent
 from raytriever.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raytriever import activity
-from raytriever.cluster.event_queue import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
+from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.experiment import recorder as module
 from raytriever.experiment.recorder import Recorder, headline_metrics
 from raytriever.tracking.steps import STEPS, StepLog, read_curve

@@ -10,9 +10,8 @@ from raytriever.errors import ConfigError
 from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune
 from raytriever.operation.disk_usage import format_time, parse_age, parse_size
 from raytriever.options import did_you_mean
-from raytriever.store.cache import BOUNDS, remove_entry
+from raytriever.store.cache import BOUNDS, cache_folder, remove_entry
 from raytriever.store.capacity import format_size
-from raytriever.store.commit import cache_folder
 from raytriever.terminal import show, warn
 
 ACTIONS = ("list", "prune")

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
-from raytriever.cluster.event_queue import GroupStarted, GroupWanted, LogMessage
+from raytriever.cluster.events import GroupStarted, GroupWanted, LogMessage
 from raytriever.cluster.placement import room_for
 from raytriever.cluster.train.network import choose_interface
 

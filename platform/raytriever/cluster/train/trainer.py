@@ -17,15 +17,8 @@ import ray
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.event_queue import (
-    Event,
-    GroupStarted,
-    GroupWanted,
-    LogMessage,
-    RestartsExhausted,
-    open_event_queue,
-    open_inline_queue,
-)
+from raytriever.cluster.event_queue import open_event_queue, open_inline_queue
+from raytriever.cluster.events import Event, GroupStarted, GroupWanted, LogMessage, RestartsExhausted
 from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, GroupReports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from raytriever.cluster.event_queue import Event, GroupWanted, MissingWorkers, StatusMessage
+from raytriever.cluster.events import Event, GroupWanted, MissingWorkers, StatusMessage
 from raytriever.cluster.placement import room_for
 from raytriever.errors import UserError, setting
 from raytriever.training.parallel.strategy import TrainingError

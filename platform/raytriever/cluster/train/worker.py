@@ -15,14 +15,8 @@ from ray.train.torch import get_device
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from raytriever.cluster.event_queue import (
-    CheckpointEvent,
-    EventQueue,
-    LogMessage,
-    StatusMessage,
-    StepEvent,
-    ValidationEvent,
-)
+from raytriever.cluster.event_queue import EventQueue
+from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DevSet, digest_of
@@ -43,7 +37,7 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
-from raytriever.store.remote import is_uri, report_to
+from raytriever.store.objects import is_uri, report_to
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh.config import SYNC

@@ -26,10 +26,12 @@ from raytriever.data.sources import open_raw
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
+from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors
+from raytriever.store.commit import MANIFEST, Manifest, committed_directory
+from raytriever.store.disk import disk_errors
+from raytriever.store.objects import is_uri
 from raytriever.store.parts import make_once
-from raytriever.store.remote import is_uri
 
 _BLOCK = 1 << 22
 _REMEDY = "copy the prepared data set there again"

@@ -45,9 +45,10 @@ from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.machine import usable_cores
 from raytriever.processes import submit, worker_pool
-from raytriever.store.cache import keep_within_bound, record_location
+from raytriever.store.cache import cache_folder, keep_within_bound, record_location
 from raytriever.store.capacity import check_disk, format_size
-from raytriever.store.commit import cache_folder, committed_directory, files_below, one_writer
+from raytriever.store.commit import committed_directory, one_writer
+from raytriever.store.disk import files_below
 from raytriever.terminal import warn
 
 

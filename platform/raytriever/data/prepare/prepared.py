@@ -43,7 +43,8 @@ from raytriever.errors import DataError, StorageError
 from raytriever.reading.arrays import read_array, read_arrow
 from raytriever.reading.structured import conform
 from raytriever.store.cache import hold
-from raytriever.store.commit import MANIFEST, disk_errors, read_manifest
+from raytriever.store.commit import MANIFEST, read_manifest
+from raytriever.store.disk import disk_errors
 
 VERSION = 1
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"

@@ -23,8 +23,8 @@ from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.prepared import DOCUMENTS, prepared_meta
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.errors import StorageError
-from raytriever.store.cache import recorded_locations
-from raytriever.store.commit import cache_folder, read_manifest, sha256_of
+from raytriever.store.cache import cache_folder, recorded_locations
+from raytriever.store.commit import read_manifest, sha256_of
 
 # Endings of the files of a shard: texts, tokens, and where the tokens of each text begin.
 _ENDINGS = (".arrow", ".tokens.npy", ".offsets.npy")

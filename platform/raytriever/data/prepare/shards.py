@@ -40,7 +40,8 @@ from raytriever.data.records import ORIGINS, SOURCES, Document, Records, bad_ent
 from raytriever.prompts import TITLE, fill_title
 from raytriever.reading.arrays import read_arrow
 from raytriever.reading.structured import conform
-from raytriever.store.commit import disk_errors, leftovers, write_atomically
+from raytriever.store.commit import leftovers, write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts
 
 # Bytes by bytes of uncompressed source; texts include keys and judgements.

@@ -29,7 +29,9 @@ from raytriever.activity import activity
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
 from raytriever.errors import StorageError
-from raytriever.store.commit import cache_folder, committed_directory, read_manifest, walk
+from raytriever.store.cache import cache_folder
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.disk import walk
 from raytriever.store.parts import make_once
 
 log = logging.getLogger(__name__)

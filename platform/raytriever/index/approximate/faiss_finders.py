@@ -32,7 +32,7 @@ from numpy import ndarray
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.index import Proposal
 from raytriever.reading.arrays import read_array
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 FILE, CENTRES = "index.faiss", "centres.npy"
 # Least numbers of training vectors: per list for k-means, and in total for a quantiser of 8 bits. FAISS warns below 39.

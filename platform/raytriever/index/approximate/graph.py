@@ -24,7 +24,7 @@ from numpy import ndarray
 from raytriever.errors import StorageError
 from raytriever.index.score import read_only
 from raytriever.reading.arrays import Shape, read_array
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 from raytriever.vectors import in_threads
 
 _FILES = ("neighbours.npy", "degrees.npy", "entry.npy")

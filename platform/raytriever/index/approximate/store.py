@@ -31,7 +31,8 @@ from raytriever.index.approximate.roargraph import RoarGraph
 from raytriever.index.approximate.vamana import Vamana
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import conform
-from raytriever.store.commit import MANIFEST, committed_directory, disk_errors, read_manifest
+from raytriever.store.commit import MANIFEST, committed_directory, read_manifest
+from raytriever.store.disk import disk_errors
 
 KIND, VERSION = "index", 1
 FINDER = "finder"

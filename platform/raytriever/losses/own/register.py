@@ -15,7 +15,8 @@ from typing import Any
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LOSS_NAMES
 from raytriever.options import did_you_mean
-from raytriever.store.commit import cache_folder, write_atomically
+from raytriever.store.cache import cache_folder
+from raytriever.store.commit import write_atomically
 
 _REMEDY = "write the loss into a file, and give 'FILE.py:NAME'"
 _REGISTERED = dict[str, Callable[..., Any]]()

@@ -17,7 +17,7 @@ from raytriever.errors import ModelError
 from raytriever.models.files import FLOATS, StoredTensor, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
 from raytriever.reading.arrays import open_tensors
-from raytriever.store.commit import disk_errors
+from raytriever.store.disk import disk_errors
 
 # Activations of torch.nn that compute each component alone and need no argument.
 ACTIVATIONS = (

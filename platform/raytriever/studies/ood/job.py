@@ -28,7 +28,8 @@ from raytriever.index.approximate.synthetic import control
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import check_writable, committed_directory, disk_errors, read_manifest
+from raytriever.store.commit import committed_directory, read_manifest
+from raytriever.store.disk import check_writable, disk_errors
 from raytriever.studies.ood.gap import (
     CUTOFFS,
     GapEmbeddings,

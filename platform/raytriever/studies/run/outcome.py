@@ -22,7 +22,8 @@ from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms
-from raytriever.store.commit import committed_directory, disk_errors, write_atomically
+from raytriever.store.commit import committed_directory, write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.studies.definition import (
     CURVES,
     GAINS,

@@ -32,8 +32,9 @@ from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
 from raytriever.models.weights import quiet_transformers
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import check_writable, disk_errors, write_atomically
-from raytriever.store.remote import is_uri
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.objects import is_uri
 from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study

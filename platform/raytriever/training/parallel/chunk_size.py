@@ -21,7 +21,8 @@ from raytriever.models.packing import TokenBatch, is_packed, lengths_of, move, t
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import cache_folder, write_atomically
+from raytriever.store.cache import cache_folder
+from raytriever.store.commit import write_atomically
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes

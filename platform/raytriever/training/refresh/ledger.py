@@ -19,7 +19,8 @@ from typing import Any
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 
 ROUNDS = "rounds.json"
 

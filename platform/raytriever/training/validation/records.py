@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from raytriever.errors import setting
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import disk_errors, write_atomically
+from raytriever.store.commit import write_atomically
+from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
 FOLDER, STOP = "evaluations", "stop.json"

@@ -15,7 +15,8 @@ from typing import Any
 import ray
 from ray import tune
 
-from raytriever.cluster.event_queue import CheckpointEvent, Event, EventQueue, StepEvent, ValidationEvent
+from raytriever.cluster.event_queue import EventQueue
+from raytriever.cluster.events import CheckpointEvent, Event, StepEvent, ValidationEvent
 from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.dev_sets import DevSet

@@ -1,0 +1,220 @@
+"""Addresses of object stores, their copies on this machine, and requests about one object.
+
+    s3://bucket/runs/mine    <->    COPIES/s3/bucket/runs/mine
+
+A path below the folder of the copies names an object. Stores are read and written by `pyarrow.fs`, with credentials,
+region and endpoint from the usual variables of the environment. One that does not answer is asked again for minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from raytriever.errors import ConfigError, StorageError
+from raytriever.interruption import check_interrupted
+from raytriever.masking import refuse_secrets
+from raytriever.terminal import translate_by, warn
+
+T = TypeVar("T")
+_report: Callable[[str], None] = warn
+COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
+LOCAL = "file://"
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
+MANIFEST = "manifest.json"
+PATIENCE_SECONDS = 300.0  # with a store that does not answer
+# What stores and pyarrow say when asking again is useless.
+_REFUSALS = re.compile(
+    r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
+    r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host",
+    re.IGNORECASE,
+)
+_PROBE = b"raytriever"
+_REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
+
+
+def report_to(report: Callable[[str], None]) -> None:
+    """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
+    global _report
+    _report = report
+
+
+def is_uri(name: str) -> bool:
+    """Return True if a name is a URI that is not on this disk."""
+    return "://" in name and not name.startswith(LOCAL)
+
+
+def copies_folder() -> Path:
+    """Return the folder of the copies: `remote` in the cache, which is on this machine even if the cache is a store."""
+    cache = os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"
+    folder = os.environ.get(COPIES) or os.path.join("~/.cache/raytriever" if is_uri(cache) else cache, "remote")
+    return Path(os.path.abspath(os.path.expanduser(folder)))
+
+
+def copy_of(uri: str) -> str:
+    """Return the path of the copy of a URI; nothing is copied yet. A path without a scheme is returned as it is.
+
+    Raises:
+        ConfigError: it names no bucket of a store that can be written, or holds a secret.
+    """
+    if not is_uri(uri):
+        return uri
+    refuse_secrets(uri, "output")
+    scheme, _, rest = uri.partition("://")
+    address, _, query = rest.partition("?")
+    bucket, _, key = address.partition("/")
+    parts = [part for part in key.split("/") if part]
+    if scheme not in SCHEMES:
+        raise ConfigError("is no object store that can be written", uri, "give s3://BUCKET/PATH, gs:// or abfss://")
+    if not bucket or "://" in rest or {".", ".."} & set(parts):
+        raise ConfigError("is no path in a bucket", uri, f"give {scheme}://BUCKET/PATH")
+    return str(copies_folder().joinpath(scheme, f"{bucket}?{query}" if query else bucket, *parts))
+
+
+def address_of(path: Path | str) -> str | None:
+    """Return the URI of which a path is the copy; None for any other path."""
+    below = inside(path)
+    if below is None or len(below) < 2:
+        return None
+    scheme, bucket, *parts = below
+    bucket, _, query = bucket.partition("?")
+    return f"{scheme}://{'/'.join([bucket, *parts])}{f'?{query}' if query else ''}"
+
+
+def shown(text: str) -> str:
+    """Return a text in which the paths of copies are the URIs that the user knows."""
+    folder = f"{copies_folder()}{os.sep}"
+    if folder not in text:
+        return text
+    return re.sub(re.escape(folder) + r"(\w+)/", r"\1://", text)
+
+
+translate_by(shown)
+
+
+# ------------------------------------------------------------------------------------------------------ single objects
+
+
+def write_object(path: Path, content: bytes) -> None:
+    """Write a small object at the place of which a path is the copy, without a copy."""
+    ask(path, lambda store, key: _write(store, key, content))
+
+
+def read_object(path: Path) -> bytes | None:
+    """Return the content of a small object without a copy; None if there is none."""
+
+    def read(store: Any, key: str) -> bytes | None:
+        try:
+            with store.open_input_stream(key) as stream:
+                content: bytes = stream.read()
+                return content
+        except FileNotFoundError:
+            return None
+
+    return ask(path, read)
+
+
+def list_objects(path: Path) -> dict[str, int]:
+    """Return the objects below a path with the store's times of their last writing, in nanoseconds."""
+    return {name: modified for name, (_, modified) in listing(path).items()}
+
+
+def inside(path: Path | str) -> tuple[str, ...] | None:
+    """Return the parts of a path below the folder of the copies; None for any other path."""
+    folder = str(copies_folder())
+    text = os.path.abspath(path)
+    if not text.startswith(folder + os.sep):
+        return None
+    return Path(text[len(folder) + 1 :]).parts
+
+
+@lru_cache(maxsize=16)
+def _store(scheme: str, bucket: str) -> tuple[Any, str]:
+    """Return the file system of a bucket, and the path of the bucket in it."""
+    from pyarrow.fs import FileSystem
+
+    bucket, _, query = bucket.partition("?")
+    # Small objects are then written by one request instead of three.
+    options = [query] if query else []
+    options += ["allow_delayed_open=true"] if scheme == "s3" else []
+    store, path = FileSystem.from_uri(f"{scheme}://{bucket}/{'?' + '&'.join(options) if options else ''}")
+    return store, path.rstrip("/")
+
+
+def ask(path: Path, request: Callable[[Any, str], T]) -> T:
+    """Return the answer of a store to a request about the object of a copy; ask again while it does not answer.
+
+    Raises:
+        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`.
+    """
+    scheme, bucket, *parts = inside(path) or ()
+    began, pause = time.monotonic(), 0.5
+    while True:
+        try:
+            store, root = _store(scheme, bucket)
+            return request(store, "/".join([root, *parts]))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            uri = f"{scheme}://{bucket.partition('?')[0]}"
+            if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
+                raise StorageError(f"the store refuses ({reason})", address_of(path), _REFUSED) from error
+            waited = time.monotonic() - began
+            if waited > PATIENCE_SECONDS:
+                raise StorageError(
+                    f"the store has not answered for {PATIENCE_SECONDS / 60:g} minutes ({reason})",
+                    uri,
+                    "check the endpoint and the network, then give the same command again: it continues",
+                ) from error
+            if pause == 0.5:
+                minutes = PATIENCE_SECONDS / 60
+                _report(f"{uri}: the store does not answer ({reason}); trying again for {minutes:g} minutes")
+            check_interrupted()
+            time.sleep(pause)
+            pause = min(2 * pause, 5.0)
+
+
+def _write(store: Any, key: str, content: bytes) -> None:
+    with store.open_output_stream(key) as stream:
+        stream.write(content)
+
+
+def delete_object(path: Path) -> None:
+    """Delete one object; nothing happens if there is none."""
+
+    def delete(store: Any, key: str) -> None:
+        with suppress(FileNotFoundError):
+            store.delete_file(key)
+
+    ask(path, delete)
+
+
+def listing(path: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each object below a folder by its relative name; locks are left out."""
+    from pyarrow.fs import FileSelector
+
+    def listed(store: Any, key: str) -> dict[str, tuple[int, int]]:
+        infos = store.get_file_info(FileSelector(key, recursive=True, allow_not_found=True))
+        return {info.path[len(key) + 1 :]: (info.size, info.mtime_ns) for info in infos if info.is_file}
+
+    found = ask(path, listed)
+    return {name: about for name, about in found.items() if ".lock/" not in name}
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise `StorageError` unless the store lets an object be written next to a path."""
+    if inside(path) is None:
+        return
+    probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
+    write_object(probe, _PROBE)
+    if read_object(probe) != _PROBE:
+        raise StorageError("no object store: what was written cannot be read", address_of(probe), "check the endpoint")
+    delete_object(probe)

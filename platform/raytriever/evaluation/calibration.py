@@ -20,10 +20,15 @@ from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.request import EvaluationJob, OpenPart
-from raytriever.metrics.calibration import WantedAim, calibrate
-from raytriever.metrics.miscalibration import CalibrationError, calibration_error
-from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt
-from raytriever.metrics.top_answers import ScoredPools, ranked_pairs
+from raytriever.metrics.calibration import ScoredPools, WantedAim, calibrate, ranked_pairs
+from raytriever.metrics.probability import (
+    CalibrationError,
+    IsotonicMap,
+    PlattMap,
+    calibration_error,
+    fit_isotonic,
+    fit_platt,
+)
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM

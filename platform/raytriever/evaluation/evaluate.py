@@ -32,8 +32,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.metrics.auc import auc_per_query, pooled_auc
-from raytriever.metrics.ranking import accuracy, measure_ranking
-from raytriever.metrics.relevance import PerQuery, Relevance
+from raytriever.metrics.ranking import PerQuery, Relevance, accuracy, measure_ranking
 from raytriever.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500

@@ -21,7 +21,7 @@ from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts

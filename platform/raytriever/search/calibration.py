@@ -76,7 +76,7 @@ class Calibration:
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the score of a query's best passage to the probability that it is relevant.
         later: the same for the passages at ranks 2 to 10.
-        first_error, later_error: calibration error of both maps on the checked split (`metrics.miscalibration`).
+        first_error, later_error: calibration error of both maps on the checked split (`metrics.probability`).
         first_error_interval, later_error_interval: their 95 % intervals. None in files of earlier versions, which
             overstate the errors.
         int8: whether the texts were encoded in 8-bit integers.

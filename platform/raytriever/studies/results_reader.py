@@ -14,7 +14,7 @@ from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import AUC
 from raytriever.evaluation.results import read_results
 from raytriever.metrics.auc import auc_pseudo_values
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.evaluation import SCORES_KIND
 from raytriever.store.commit import disk_errors

@@ -10,8 +10,7 @@ import pytest
 import pytrec_eval
 
 from raytriever.index.exact.search import tie_order
-from raytriever.metrics.ranking import mean, measure_ranking
-from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.ranking import Relevance, mean, measure_ranking
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from ordering import order_results

@@ -15,9 +15,10 @@ from raytriever.metrics.calibration import (
     achieve,
     best_f1_threshold,
     calibrate,
+    wilson,
+    wilson_by_query,
 )
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.proportions import wilson, wilson_by_query
 
 AIMS = [("precision", 0.7), ("recall", 0.8), ("precision", 0.999)]
 

@@ -9,13 +9,13 @@ import pytest
 from numpy import ndarray
 from scipy.special import expit
 
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.miscalibration import (
+from raytriever.metrics.probability import (
     calibration_error,
     calibration_error_of_scores,
     squared_calibration_error,
 )
-from raytriever.metrics.top_answers import ScoredPools
 
 
 def by_loop(bin_of: ndarray, differences: ndarray, queries: ndarray) -> float:

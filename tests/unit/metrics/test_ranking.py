@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from raytriever.index.exact.search import tie_order
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.ranking import RANKING_METRICS, accuracy, mean, measure_ranking
-from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.ranking import RANKING_METRICS, Relevance, accuracy, mean, measure_ranking
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from ordering import order_results

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_curve as sklearn_curve
 
-from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.curves import roc_curve
+from raytriever.metrics.auc import pooled_auc, roc_curve
 
 
 @settings(deadline=None, max_examples=30)

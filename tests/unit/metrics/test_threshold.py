@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.metrics.calibration import choose_threshold
+from raytriever.metrics.calibration import ScoredPools, choose_threshold
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.top_answers import ScoredPools
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytriever.metrics.calibration import FEWEST_ANSWERED, achieve, calibrate, choose_threshold
+from raytriever.metrics.calibration import (
+    FEWEST_ANSWERED,
+    ScoredPools,
+    achieve,
+    calibrate,
+    choose_threshold,
+    ranked_pairs,
+    top_answers,
+)
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.top_answers import ScoredPools, ranked_pairs, top_answers
 
 
 def pools_of(rng: np.random.Generator, queries: int) -> ScoredPools:

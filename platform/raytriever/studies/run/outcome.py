@@ -19,7 +19,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import METRICS
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines
 from raytriever.report.score_figures import save_roc, save_score_histograms

@@ -18,15 +18,14 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.paper_table import latex, markdown, paper_tables
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
 from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol, format_absent
 from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
+from raytriever.evaluation.tables import latex, markdown, paper_tables
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import disk_errors, write_atomically

@@ -19,7 +19,6 @@ from numpy import ndarray
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
-from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.differences.significance import (
     best_models,
@@ -32,7 +31,7 @@ from raytriever.evaluation.differences.significance import (
 )
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
+from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement, format_copies
 from raytriever.evaluation.pooled_scores import (
     auc_lines,
     auc_points,

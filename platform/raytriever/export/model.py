@@ -27,12 +27,12 @@ from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, GraphRunner, check_packages, write_graph
 from raytriever.models.config import ModelConfig
+from raytriever.models.files import quiet_transformers
 from raytriever.models.packing import TokenBatch
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM
-from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml

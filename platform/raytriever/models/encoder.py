@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from raytriever.errors import ModelError
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import stored_tensors
+from raytriever.models.files import check_loaded, check_sizes, load_config, loading, stored_tensors
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
 from raytriever.models.pipeline.pooling import Mask, States, pool, pool_packed
 from raytriever.models.pipeline.transformer import config_settings
 from raytriever.models.varlen import packed_states
-from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
 # Models with a decoder whose encoder transformers loads alone.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")

@@ -23,6 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
+from raytriever.models.files import check_tokens
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
@@ -34,7 +35,6 @@ from raytriever.models.varlen import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
-from raytriever.models.weights import check_tokens
 from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 
 log = logging.getLogger(__name__)

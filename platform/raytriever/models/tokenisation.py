@@ -21,9 +21,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, check_tokenizer_files, first_line
+from raytriever.models.files import CONFIG, check_tokenizer_files, first_line, load_config, quiet_transformers
 from raytriever.models.pipeline.transformer import lowers_case, tokenizer_settings
-from raytriever.models.weights import load_config, quiet_transformers
 
 log = logging.getLogger(__name__)
 

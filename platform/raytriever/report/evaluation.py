@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.differences.significance import read_best_rows
 from raytriever.evaluation.files import read_queries
+from raytriever.evaluation.measurements import format_copies
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results

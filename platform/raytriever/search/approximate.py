@@ -26,13 +26,12 @@ from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index, update_index
 from raytriever.index.approximate.config import IndexConfig, check_index
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
-from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.evaluation.paper_table import Figure, PaperTable, latex, markdown
 from raytriever.evaluation.pooled_scores import calibration_table
-from raytriever.evaluation.tables import metrics_table
+from raytriever.evaluation.tables import Figure, PaperTable, latex, markdown, metrics_table
 from raytriever.terminal import markdown_cell, markdown_table, printable, text_table
 
 NAMES = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raytriever.evaluation.paper_table import PaperTable, latex, markdown, paper_tables
+from raytriever.evaluation.tables import PaperTable, latex, markdown, paper_tables
 
 MODELS = {
     "one": {"a": {"ndcg_at_10": 0.5, "auc": 0.9}, "b_c": {"ndcg_at_10": 0.25, "auc": 0.8}},

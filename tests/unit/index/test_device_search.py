@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact import resident, scan_torch, search
-from raytriever.index.exact.resident import ResidentDocuments
+from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 

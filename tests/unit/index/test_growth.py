@@ -10,10 +10,9 @@ import pytest
 from numpy import ndarray
 
 from raytriever.index.approximate import growth
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index, grow
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
-from raytriever.index.approximate.growth import grow
 from raytriever.index.approximate.index import recall
 from raytriever.index.exact.search import top_k
 from raytriever.store import capacity, parts

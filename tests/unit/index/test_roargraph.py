@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from raytriever.errors import DataError, StorageError
-from raytriever.index.approximate.graph import Graph, mark_reachable, walk_all
+from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, walk_all
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.pruning import choose_neighbours
 from raytriever.index.approximate.roargraph import RoarGraph, connect, project
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k

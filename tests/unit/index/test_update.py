@@ -11,12 +11,11 @@ import pytest
 from numpy import ndarray
 
 from raytriever.cli.main import run
-from raytriever.index.approximate.build import DocumentVectors, build_index
+from raytriever.index.approximate.build import DocumentVectors, build_index, update_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import Hnsw
 from raytriever.index.approximate.index import recall
 from raytriever.index.approximate.store import read_index, read_meta
-from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import top_k
 from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity

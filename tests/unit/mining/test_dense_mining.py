@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index.exact import scan_torch, search
-from raytriever.index.exact.resident import ResidentDocuments
+from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus
 from raytriever.mining import finders, miner
 from raytriever.mining.config import MiningConfig
@@ -126,7 +126,7 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
-    copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
+    copies = [number for line, number in counts.pinned.items() if "index/exact/device" in line]
     assert copies == [1], counts.table()
 
 
@@ -148,6 +148,6 @@ def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
         with sham_device() as counts:
             table = mine(dataset, "train", config, embeddings=embeddings).table
         assert np.array_equal(table.documents, expected.documents)
-        copies[ranked] = sum(number for line, number in counts.pinned.items() if "index/exact/resident" in line)
+        copies[ranked] = sum(number for line, number in counts.pinned.items() if "index/exact/device" in line)
     assert copies[1 << 27] == 3
     assert copies[20] > 3

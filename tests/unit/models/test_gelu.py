@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.gelu import Gelu
-from raytriever.models.cpu.layers import train_on_cpu
+from raytriever.models.cpu.layers import Gelu, train_on_cpu
 from raytriever.models.retriever import load_retriever
 
 

@@ -16,7 +16,7 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import STAGES
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.paper_table import latex, markdown
+from raytriever.evaluation.tables import latex, markdown
 from raytriever.experiment.conclusion import end_to_end
 from raytriever.experiment.directory import METRICS
 from raytriever.metrics.calibration import ScoredPools

@@ -28,7 +28,7 @@ from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
-from raytriever.models.weights import quiet_transformers
+from raytriever.models.files import quiet_transformers
 from raytriever.store.commit import disk_errors, write_atomically
 from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished

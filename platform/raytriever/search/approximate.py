@@ -27,7 +27,7 @@ from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.index.approximate.build import DocumentVectors, build_index, update_index
-from raytriever.index.approximate.config import IndexConfig, check_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
@@ -36,6 +36,7 @@ from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
+from raytriever.options import check_changed
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
 from raytriever.store.capacity import check_disk, check_memory
@@ -110,7 +111,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
     """
-    check_index(job.config)
+    check_changed(job.config)
     training_split = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
     if training_split and training_split == job.split:
         raise ConfigError(

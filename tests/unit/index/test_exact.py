@@ -14,7 +14,8 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
-from raytriever.index.exact import scan, scan_torch, search
+from raytriever.index.exact import device as device_search
+from raytriever.index.exact import search
 from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder, merge_keys
 from raytriever.index.score import pair_scores
@@ -26,10 +27,10 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small tiles and compiled scores, so that small cases need several of them."""
     monkeypatch.setattr(arithmetic, "FEW_PAIRS", -1)
-    monkeypatch.setattr(scan, "QUERY_TILE", 3)
-    monkeypatch.setattr(scan, "MORE", 2)
-    monkeypatch.setattr(scan_torch, "QUERY_TILE", 3)
-    monkeypatch.setattr(scan_torch, "TILE_BYTES", 3 * 4 * 128)
+    monkeypatch.setattr(search, "QUERY_TILE", 3)
+    monkeypatch.setattr(search, "MORE", 2)
+    monkeypatch.setattr(device_search, "QUERY_TILE", 3)
+    monkeypatch.setattr(device_search, "TILE_BYTES", 3 * 4 * 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
 
 
@@ -122,9 +123,9 @@ def test_the_search_in_torch_has_the_same_bytes(
     expected = top_k(queries, documents, k, ties, exclude)
     order = TieOrder.of(ties)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan_torch, "TILE_BYTES", tile)
-        patch.setattr(scan_torch, "quick_precision", lambda device: precision)
-        walk = scan_torch.TorchScan(
+        patch.setattr(device_search, "TILE_BYTES", tile)
+        patch.setattr(device_search, "quick_precision", lambda device: precision)
+        walk = device_search.TorchScan(
             queries=queries,
             k=min(k, 900),
             order=order,

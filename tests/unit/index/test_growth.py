@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy import ndarray
 
-from raytriever.index.approximate import growth
+from raytriever.index.approximate import build
 from raytriever.index.approximate.build import DocumentVectors, build_index, grow
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import FILE, Hnsw, Ivf, faiss
@@ -23,7 +23,7 @@ ROWS, WIDTH, BLOCK = 1_000, 16, 128
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> ndarray:
     """Rows that are added in eight blocks, each of which is kept."""
-    monkeypatch.setattr(growth, "BLOCK", BLOCK)
+    monkeypatch.setattr(build, "BLOCK", BLOCK)
     monkeypatch.setattr(parts, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(parts, "MOST_SHARE", 1e9)
     return np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)

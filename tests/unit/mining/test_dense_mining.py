@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.index.exact import scan_torch, search
+from raytriever.index.exact import device as device_search
+from raytriever.index.exact import search
 from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus
 from raytriever.mining import finders, miner
@@ -139,8 +140,8 @@ def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
     monkeypatch.setattr(miner, "BLOCK", 20)
     documents, width = len(embeddings.documents), embeddings.queries.shape[1]
     room = (documents // 3 + 1) * ResidentDocuments.bytes_per_row(width, "bf16")
-    for module in (search, scan_torch):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / scan_torch.DOCUMENT_SHARE) + 1)
+    for module in (search, device_search):
+        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / device_search.DOCUMENT_SHARE) + 1)
     monkeypatch.setattr(search, "default_device", lambda: CUDA)
     copies = {}
     for ranked in (1 << 27, 20):

@@ -40,7 +40,6 @@ class EarlierEmbeddings:
     """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
 
     Args:
-        plan: plan of the new store.
         file: array `[rows, 2]` with the index of an earlier shard and the row in it; -1 for a text without embedding.
         shards: folders of the earlier shards.
     """
@@ -84,7 +83,6 @@ def find_earlier(
     Args:
         writer: writer of the new store, after `begin`.
         missing: its missing shards.
-        keys_of_rows: computes the keys of some rows.
     """
     stores = _stores(writer) if missing else []
     if not stores:

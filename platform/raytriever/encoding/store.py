@@ -103,9 +103,7 @@ def read_embeddings(
     The mapping is copy-on-write, because torch warns of arrays that are read-only.
 
     Args:
-        folder: folder of the files.
         shape: expected numbers of rows and components; None where unknown.
-        rows: selection of rows.
 
     Raises:
         StorageError: a file has another type or shape.
@@ -143,7 +141,6 @@ class EmbeddingStore:
     """Store of the embeddings of a data set's documents or queries.
 
     Args:
-        path: directory of the store.
         meta: fields of `writer.EmbeddingPlan`, and `left_out`, the rows without an embedding.
     """
 

@@ -37,9 +37,7 @@ class EvaluationDataset:
     """One data set of an evaluation.
 
     Args:
-        name: name in tables and file names.
         parts: path or hub name of each part, by the part's name. An undivided data set has one part of its own name.
-        split: split that is evaluated.
         task: name in MTEB, if it has one.
     """
 
@@ -89,10 +87,8 @@ class _Member:
     """Data set of BEIR: its names elsewhere, if they differ from BEIR's, and the split with judgements.
 
     Args:
-        task: name in MTEB.
         registered: name below `beir/` in `ir_datasets`.
         hub: name below `mteb/` on the Hugging Face hub.
-        split: split that is evaluated.
     """
 
     task: str

@@ -55,11 +55,8 @@ class Evaluation:
     Args:
         queries: positions in the data set, in the order of `per_query` and `ranking`.
         ranking: positions of the best documents, best first, -1 for none.
-        scores: scores of the ranking.
-        positive_scores, negative_scores: pooled scores.
         positive_queries, negative_queries: index into `queries` of each pooled score.
         per_query: values of each metric that has one per query.
-        metrics: means over the queries, and the pooled AUC.
     """
 
     queries: Int64[ndarray, " queries"]

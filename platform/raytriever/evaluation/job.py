@@ -69,10 +69,8 @@ def run_evaluation(
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
 
     Args:
-        job: models, data sets and protocol.
         output: directory of the evaluation; results of the same command are replaced.
         fresh: replace results of another command too.
-        tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
         backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.

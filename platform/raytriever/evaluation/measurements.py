@@ -88,9 +88,7 @@ class PartMeasurement:
     """Results of all models on an undivided data set, or on a part of a divided one.
 
     Args:
-        name: name of the part.
         dataset: data set, opened with the measured splits.
-        judged: judged queries of the evaluated split.
         evaluations: results on the evaluated split, by model.
         calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
     """
@@ -205,9 +203,7 @@ class MeasurementStore:
         """Return a stored measurement, or make it and store it.
 
         Args:
-            model, dataset, split: names, for the folder of the measurement.
             key: all that decides the figures.
-            measure: returns the evaluation and the seconds that it took.
 
         Raises:
             StorageError: the disk is full or forbidden.

@@ -100,8 +100,6 @@ class JudgedQueries:
     and counts among the relevant documents, as in trec_eval.
 
     Args:
-        dataset: the data set.
-        level: lowest grade of a relevant document.
         drop_own: leave a document with the query's own id out of its results.
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.

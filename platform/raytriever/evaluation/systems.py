@@ -53,7 +53,6 @@ class Encoders:
 
     Args:
         models: all models of an evaluation; each is loaded once here.
-        precision, device: arithmetic and device of encoding.
         log: called with a line that says how each model reads texts.
         kept_bytes: bytes of weights that are kept in memory.
 
@@ -127,7 +126,6 @@ class EncodedQueries:
     Args:
         find: returns scores and documents of the best results of embeddings, best first.
         pairs: returns the score of each pair of a row of some embeddings and a document.
-        embeddings: embeddings of the queries.
         row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
     """
 

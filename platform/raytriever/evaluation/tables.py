@@ -90,10 +90,7 @@ class Figure:
     """One figure of a table.
 
     Args:
-        text: the figure.
         rank: 0 for the significantly best model, 1 for the second, otherwise None.
-        mark: raised mark of significance.
-        behind: plain text behind the figure.
     """
 
     text: str
@@ -107,7 +104,6 @@ class PaperTable:
     """Table that is not yet formatted.
 
     Args:
-        caption: caption of the table.
         groups: titles above groups of columns, each with its number of columns; empty for a single line of titles.
         columns: titles of the columns; the first is above the rows' names.
         rows: a name and a figure for each further column.

@@ -48,9 +48,7 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        name: name of the model.
         description: pooling, similarity, lengths and prompts of the model.
-        width: number of components of an embedding.
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
         trained: `metrics.json` of that run; empty if there is none.

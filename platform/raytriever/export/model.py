@@ -77,9 +77,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     """Write a model, its graphs and its model card into a new directory.
 
     Args:
-        config: the model.
         settings: formats, evaluation, licence and repository.
-        output: the new directory.
         report: called with a progress line before each graph.
 
     Returns:

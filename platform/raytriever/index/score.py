@@ -173,7 +173,6 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     Args:
         norms: Norms of the queries, in float64.
         residuals: norms of their rounding errors.
-        width: number of components.
         unit: largest relative error of one addition of the matrix product.
     """
     terms = width + 16

@@ -47,8 +47,6 @@ class CrossEncoder:
     """Scorer of query-passage pairs; higher scores are more relevant.
 
     Args:
-        directory: directory of the model.
-        device: device of the model.
         precision: `fp32` or `bf16`, the type of the weights.
         length: largest number of tokens of a pair, including special tokens; by default the limit of the model.
 

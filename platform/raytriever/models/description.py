@@ -113,7 +113,6 @@ def stored_description(directory: Path, config: ModelConfig) -> Description:
     """Read the description in a model directory.
 
     Args:
-        directory: directory of the model.
         config: settings of the user; some of the files are not needed with them.
 
     Raises:
@@ -140,9 +139,7 @@ def head_modules(directory: Path, description: Description, config: ModelConfig)
     for the dot product of a model that is for the dot product.
 
     Args:
-        directory: directory of the model.
         description: what `describe` returned for the settings.
-        config: settings of the user.
     """
     is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
@@ -159,7 +156,6 @@ def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
 
     Args:
         description: what `describe` returned for the settings.
-        config: settings of the user.
     """
     fixed = [
         side

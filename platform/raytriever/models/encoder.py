@@ -77,7 +77,6 @@ class Encoder(nn.Module):
         """Encode one batch: packed, or padded `input_ids` and `attention_mask` (and `token_type_ids` where used).
 
         Args:
-            tokens: inputs of the backbone.
             left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
         """
         if is_packed(tokens):
@@ -109,7 +108,6 @@ def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Mod
     A pooler without weights in the files is removed, as in a model without a pooler.
 
     Args:
-        directory: transformers directory.
         dtype: type of the weights; stored weights of another type are converted one at a time.
 
     Raises:

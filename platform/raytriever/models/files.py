@@ -254,11 +254,6 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
 def load_config(directory: Path, remedy: str, **settings: Any) -> Any:
     """Load the configuration of a transformers directory, without running code of the directory.
 
-    Args:
-        directory: directory of the model.
-        remedy: action of the user that resolves an error.
-        settings: further settings of the configuration.
-
     Raises:
         ModelError: see `files.check_config`; or transformers does not support the model.
     """
@@ -275,7 +270,6 @@ def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory:
     Args:
         model: the model that `config.json` describes, on the meta device.
         stored: tensors in its files; see `stored_tensors`.
-        directory: directory of the model.
 
     Raises:
         ModelError: a tensor has another shape or is not a float, or most of the model is not in the files.
@@ -301,9 +295,7 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
     language model has a head that an encoder lacks.
 
     Args:
-        model: the loaded model.
         report: loading info of `from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`.
-        directory: directory of the model.
 
     Raises:
         ModelError: tensors are missing, or have another shape.

@@ -20,7 +20,6 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
 
     Args:
         retriever: loaded retriever, on any device.
-        config: settings of the model.
         seed: decides the initial weights of the adapters; the generators of the process are not changed.
 
     Raises:

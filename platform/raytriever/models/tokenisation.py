@@ -165,8 +165,6 @@ class Template:
     """Template by which a tokenizer turns the content of a text into the input of an encoder.
 
     Args:
-        before: special tokens before the content.
-        after: special tokens after the content.
         keep_end: truncate a long text at its beginning, not at its end.
         pad_token: token that pads the short texts of a batch.
         pad_left: pad before the text, not after it.

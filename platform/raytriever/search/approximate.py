@@ -54,11 +54,8 @@ class IndexJob:
 
     Args:
         dataset: path, URI or name.
-        config: settings of the index.
-        model: encoder.
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
-        seed: seed of the random numbers of the index.
         split: split whose queries the caller will use, if any.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
     """
@@ -102,11 +99,6 @@ class IndexResult:
 
 def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
     """Build an index and commit it to `output`, or open the one that is there; it is updated if the data set changed.
-
-    Args:
-        job: inputs and settings.
-        output: directory of the index.
-        report: receives warnings and progress lines.
 
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
@@ -204,13 +196,7 @@ def _updated(
 
 
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the bytes of an index without its embeddings, on the disk and in memory.
-
-    Args:
-        config: settings of the index.
-        rows: number of passages.
-        width: components of an embedding.
-    """
+    """Estimate the bytes of an index without its embeddings, on the disk and in memory."""
     vectors, halves, positions = 4 * width, 2 * width, 8
     neighbours = 4 * config.value("degree")
     of_row = {

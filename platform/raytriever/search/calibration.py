@@ -49,7 +49,6 @@ class AnswerThreshold:
 
     Args:
         aim, wanted: how it was chosen; see `metrics.calibration`.
-        score: the threshold.
         answered: queries whose best passage scores at least this, of all queries.
         top_precision: queries whose best passage is relevant, of those.
     """
@@ -147,8 +146,6 @@ def current_calibration(
 
     Args:
         config: the model and how it reads texts.
-        dataset: name of the data set.
-        documents: the corpus.
         report: called with a line if the calibration is damaged or stale.
         int8: whether the texts are encoded in 8-bit integers.
 

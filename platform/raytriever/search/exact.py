@@ -51,7 +51,6 @@ class UnfinishedSearch:
     """Ranking of a search over the first shards of a store.
 
     Attributes:
-        savepoint: where the ranking is saved.
         shards: number of shards that have been searched.
         keys: best documents among these of each query, ascending.
     """
@@ -244,7 +243,6 @@ def hits_of(
 
     Args:
         dataset: data set of the passages.
-        scores, ranking: scores and positions of the best passages.
         threshold: lowest score of a hit.
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
     """
@@ -295,8 +293,6 @@ class ExactIndex:
 
     Args:
         dataset: data set whose passages are searched.
-        retriever: encoder of the queries.
-        passages: embeddings of the passages.
         calibration: what the scores mean; None if it is unknown.
     """
 

@@ -124,9 +124,7 @@ def build_index(
 
     Args:
         rows: documents, at least one.
-        config: checked settings.
         training: queries from which RoarGraph is built; not used by other kinds.
-        seed: seed of the random numbers of the index.
         threads: number of threads; only the graph of HNSW depends on it.
         folder: folder of an unfinished index of FAISS, from which a build that was killed continues; see `growth`.
 
@@ -184,7 +182,6 @@ def update_index(
 
     Args:
         index: index of the earlier documents; its finder is changed.
-        rows: the documents now.
         built: number of rows with which the index was built.
         threads: number of threads; only the graph of HNSW depends on it.
         join: makes the embeddings of the result from blocks, given their shape; by default in memory.

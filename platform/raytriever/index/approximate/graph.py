@@ -114,7 +114,6 @@ def walk_all(
     """Return the k best documents that a walk finds for each query by dot product, and the number it scored.
 
     Args:
-        graph: graph over the documents.
         queries, documents: finite embeddings.
         k: number of documents per query; unused entries are -1.
         beam: number of documents in the beam, at least k.
@@ -243,7 +242,6 @@ def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no
     Args:
         row: the document.
         candidates: documents; the document itself and repeated entries are ignored.
-        documents: embeddings.
         fill: fill free slots with the nearest rejected candidates.
         out: receives the chosen documents: first those that the rule keeps, then the filled ones, each nearest first.
 
@@ -294,8 +292,6 @@ def add_reverse_edges(
         firsts: for each row, edges in columns before this one are kept and get no reverse edge.
         sources: documents whose edges have no reverse edge yet.
         fill: see `choose_neighbours`.
-        documents: embeddings.
-        threads: number of threads.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)

@@ -67,8 +67,6 @@ def project(
 
     Args:
         nearest: closest documents of each training query, the closest first.
-        documents: embeddings.
-        degree: largest number of neighbours of a document.
         threads: number of threads; the graph does not depend on it.
     """
     neighbours = np.full((len(documents), degree), -1, np.int32)

@@ -54,9 +54,7 @@ class ResidentDocuments:
 
     Args:
         rows: largest number of documents.
-        width: number of components.
         precision: type of the factors, `bf16` or `fp32`.
-        device: device of the documents.
     """
 
     def __init__(self, rows: int, width: int, precision: str, device: torch.device) -> None:
@@ -135,7 +133,6 @@ class ResidentDocuments:
         """Return signed keys of the exact scores; see `ranking.signed_keys`. `SIGNED_NONE` for an excluded document.
 
         Args:
-            queries: embeddings.
             rows: documents of each query, by their number here.
             excluded: for each query the position of a document, or -1.
             pairs: number of pairs that are scored at a time.
@@ -216,7 +213,6 @@ class TorchScan:
 
     Args:
         queries, k, order, exclude, before: see `scan.Scan`.
-        device: device of the search.
         documents: largest number of documents that are added.
         corpus: all documents, if they are on the device already; then none are added, and they stay.
     """

@@ -46,8 +46,6 @@ class Scan:
 
     Args:
         queries: one embedding per row.
-        k: number of documents per query.
-        order: order of equal scores.
         exclude: for each query a document that is not returned, or -1.
         before: rankings of the blocks of an earlier scan, changed in place; None for none.
     """
@@ -69,12 +67,7 @@ class Scan:
         self._faiss: Any = import_module("faiss")
 
     def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
-        """Search a block of documents.
-
-        Args:
-            positions: positions in the corpus.
-            vectors: embeddings of these documents.
-        """
+        """Search a block of documents."""
         if not len(vectors) or not self._best.size:
             return
         errors = self._slope * _norms(vectors, "document", positions).max() + self._offset

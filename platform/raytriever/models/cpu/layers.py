@@ -52,10 +52,6 @@ def use_cpu_attention(backbone: nn.Module, longest: int) -> None:
     """Use this attention in a transformers model that supports it.
 
     Others use `eager`, or `sdpa` if their texts may have more than `LONGEST` tokens.
-
-    Args:
-        backbone: a transformers model.
-        longest: largest number of tokens of a text.
     """
     is_supported = getattr(backbone.config, "model_type", "") in MODELS
     if is_supported:
@@ -85,7 +81,6 @@ def attention(
         query, key, value: states, `[texts, heads, tokens, width]`.
         attention_mask: mask that is added to the scores, `[texts, 1, tokens, tokens]`, or None.
         scaling: factor of the scores; 1 / sqrt(width) by default.
-        dropout: dropout probability of the weights.
 
     Returns:
         Mixed values, `[texts, tokens, heads, width]`, and None in place of the weights.

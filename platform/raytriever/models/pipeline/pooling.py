@@ -27,7 +27,6 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
     """Return one float32 vector per text.
 
     Args:
-        states: states of the tokens, of any type.
         mask: 1 for tokens, 0 for padding.
         pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -53,7 +52,6 @@ def pool_packed(
     """Return one float32 vector per packed text; equals `pool` except for rounding.
 
     Args:
-        states: states of the tokens, of any type.
         starts: index of the first token of each text, and the number of tokens.
         pooling: a mode of `MODES`, or several joined by `+`.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -71,7 +69,6 @@ class _Packed:
     """Packed texts.
 
     Args:
-        states: states of the tokens.
         starts: index of the first token of each text, and the number of tokens.
         lengths: number of tokens of each text.
         left_out: number of first tokens of each text that are not pooled.

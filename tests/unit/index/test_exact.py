@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -242,3 +244,30 @@ def test_user_errors_are_one_line() -> None:
     assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
+
+
+FORK = """
+import os, sys
+import numpy as np
+from raytriever.errors import ConfigError
+from raytriever.index.exact.search import top_k
+one = np.ones((1, 4), np.float32)
+search = lambda: top_k(one, one, 1, np.arange(1))
+def in_child():
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        search()
+    except ConfigError as error:
+        os._exit(3 if "spawn" in str(error) else 4)
+    os._exit(0)
+assert in_child() == 0  # no search yet
+search()
+assert in_child() == 3
+"""
+
+
+@pytest.mark.slow
+def test_a_process_forked_after_a_search_is_refused() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)

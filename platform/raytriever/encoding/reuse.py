@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import KeyIndex, Keys
-from raytriever.encoding.store import KEYS, PLAN, SHARDS, Keyed, StoredRows, read_stored
+from raytriever.encoding.store import KEYS, PLAN, SHARDS, StoredPlan, StoredRows, read_stored
 from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
@@ -111,11 +111,6 @@ def find_earlier(
     return EarlierEmbeddings(plan, file, shards)
 
 
-class _Planned(Keyed):
-    encoder: str
-    shard_rows: int
-
-
 def _stores(writer: StoreWriter) -> list[Path]:
     """Return the other stores of the same encoder, the newest first."""
     paths = [writer.path.parent] if writer.path.name == NEXT else []
@@ -123,7 +118,7 @@ def _stores(writer: StoreWriter) -> list[Path]:
     times: dict[str, float] = {}
     for path in paths:
         with suppress(OSError, StorageError):
-            if read_json(path / PLAN, _Planned, _REMEDY)["encoder"] == writer.plan.encoder:
+            if read_json(path / PLAN, StoredPlan, _REMEDY)["encoder"] == writer.plan.encoder:
                 times[os.path.realpath(path)] = path.stat().st_mtime
     times.pop(os.path.realpath(writer.path), None)
     return [Path(path) for path in sorted(times, key=lambda path: -times[path])]
@@ -132,7 +127,7 @@ def _stores(writer: StoreWriter) -> list[Path]:
 def _shards(store: Path) -> Iterator[tuple[Path, Keys, Bool[ndarray, " rows"]]]:
     """Yield the folder of each undamaged shard of a store, its keys, and the rows that have an embedding."""
     try:
-        planned = read_json(store / PLAN, _Planned, _REMEDY)
+        planned = read_json(store / PLAN, StoredPlan, _REMEDY)
         folders = sorted(path for path in (store / SHARDS).iterdir() if path.name.isdecimal())
     except (OSError, StorageError):  # removed meanwhile
         return

@@ -122,6 +122,14 @@ class Keyed(TypedDict):
     key: str
 
 
+class StoredPlan(Keyed):
+    """Fields of `plan.json` by which other stores find the store; see `writer.EmbeddingPlan`."""
+
+    encoder: str
+    dataset: str
+    shard_rows: int
+
+
 class _StoreMeta(Keyed):
     model_digest: str
     data_digest: str

@@ -200,9 +200,13 @@ def find_parts(source: str) -> list[str]:
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
-    if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
+    if not folder.is_dir() or _is_beir(folder):
         return []
-    return sorted(str(one) for one in folder.iterdir() if _is_visible(one) and _is_beir(one))
+    visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
+    # A file may hold rows; notes next to the parts do not.
+    if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
+        return []
+    return sorted(str(one) for one in visible if _is_beir(one))
 
 
 def _describe_dataset(source: str, split: str) -> EvaluationDataset:
@@ -231,15 +235,6 @@ def _registered_parts(name: str) -> list[str]:
 
 def _is_beir(folder: Path) -> bool:
     return any((folder / name).is_file() for name in CORPUS)
-
-
-def _is_data(path: Path) -> bool:
-    """Return True if a file may hold rows; notes next to the parts do not."""
-    return path.is_file() and _is_visible(path) and path.suffix not in ("", ".md", ".txt")
-
-
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith((".", "_"))
 
 
 def _sources(root: Path | None, name: str, member: _Member) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 from urllib.parse import quote
 
 import numpy as np
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.columns import texts_at
@@ -189,7 +188,9 @@ def per_query_content(measured: DatasetMeasurement) -> str:
             entry = content["models"][model]
             entry["top"] += _top_documents(dataset, evaluation, grades)
             for name, values in evaluation.per_query.items():
-                entry["metrics"].setdefault(name, []).extend(_numbers(values))
+                entry["metrics"].setdefault(name, []).extend(
+                    value if np.isfinite(value) else None for value in values.tolist()
+                )
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
@@ -256,10 +257,6 @@ def _top_documents(
 def _excerpt(dataset: RetrievalDataset, document: int) -> Sequence[str]:
     documents = dataset.documents
     return str(documents.ids[document]), str(documents.titles[document]), str(documents.texts[document])[:CHARACTERS]
-
-
-def _numbers(values: ndarray) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _is_valid(name: str, entries: list[Any]) -> bool:

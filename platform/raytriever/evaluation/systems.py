@@ -98,7 +98,11 @@ class Encoders:
             assert config is not None
             retriever = load_for_encoding(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
+        while (
+            len(self._loaded) > 1
+            and sum(tensor.nbytes for one in self._loaded.values() for tensor in (*one.parameters(), *one.buffers()))
+            > self._kept_bytes
+        ):
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -112,11 +116,6 @@ def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
                 setting("truncate_dim"),
                 f"give at most {width}",
             )
-
-
-def _bytes(retriever: Retriever) -> int:
-    tensors = [*retriever.parameters(), *retriever.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True)

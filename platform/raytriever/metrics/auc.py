@@ -369,7 +369,7 @@ def roc_curve(
     thresholds = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]
     false = np.r_[0, 1 - np.searchsorted(below, thresholds) / len(below)]
-    aside, upward = (_reach(len(pool), confidence) for pool in (below, above))
+    aside, upward = (float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * len(pool)))) for pool in (below, above))
     # Corners of the rectangles. Between kept thresholds the corner of the outer neighbour counts.
     lowest = np.maximum(np.searchsorted(false, false - aside, side="left") - 1, 0)
     highest = np.minimum(np.searchsorted(false, false + aside, side="right"), len(false) - 1)
@@ -385,7 +385,3 @@ def roc_curve(
 def _spread(length: int, points: int) -> ndarray:
     """Return ranks at most `length / points + 1` apart, with the first and the last."""
     return np.unique(np.linspace(0, length - 1, min(points, length - 1) + 1).astype(np.int64))
-
-
-def _reach(size: int, confidence: float) -> float:
-    return float(np.sqrt(np.log(2 / (1 - np.sqrt(confidence))) / (2 * size)))

@@ -290,28 +290,22 @@ class RankedQueries:
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the `top_k` scores of queries by document, as MTEB reads them."""
-        ids, known = self._dataset.documents.ids, self._dataset.queries.ids
-        rows = dict(zip(known, zip(*(one.tolist() for one in self._limited), strict=True), strict=True))
+        ids, known = self.system.dataset.documents.ids, self.system.dataset.queries.ids
+        best = self.search(np.arange(len(known)), self.top_k)
+        rows = dict(zip(known, zip(*(one.tolist() for one in best), strict=True), strict=True))
         return {
             query: {str(ids[document]): score for score, document in zip(*rows[query], strict=True) if document >= 0}
             for query in queries
             if query in rows
         }
 
-    @property
-    def _dataset(self) -> RetrievalDataset:
-        return self.system.dataset
-
-    @property
-    def _limited(self) -> tuple[ndarray, ndarray]:
-        return self.search(np.arange(len(self._dataset.queries)), self.top_k)
-
     def _deepest(self, depth: int) -> tuple[ndarray, ndarray]:
         if self.candidates is not None:
             return self._reranked
-        depth = min(len(self._dataset.documents), max(depth, self.top_k))
+        dataset = self.system.dataset
+        depth = min(len(dataset.documents), max(depth, self.top_k))
         if self._ranking is None or self._ranking[0].shape[1] < depth:
-            self._ranking = self.encoded.search(np.arange(len(self._dataset.queries)), depth)
+            self._ranking = self.encoded.search(np.arange(len(dataset.queries)), depth)
         return self._ranking
 
     @cached_property

@@ -13,13 +13,13 @@ import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt64
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
@@ -46,72 +46,6 @@ from raytriever.terminal import one_line, warn
 _RANKING = "ranking.npy"
 
 
-@dataclass
-class UnfinishedSearch:
-    """Ranking of a search over the first shards of a store.
-
-    Attributes:
-        shards: number of shards that have been searched.
-        keys: best documents among these of each query, ascending.
-    """
-
-    savepoint: Savepoint
-    shards: int
-    keys: UInt64[ndarray, "queries k"]
-
-    @classmethod
-    def of(
-        cls,
-        folder: Path | None,
-        store: EmbeddingStore,
-        queries: ndarray,
-        k: int,
-        ties: ndarray,
-        exclude: ndarray | None,
-    ) -> UnfinishedSearch:
-        """Return the saved ranking of a search, or an empty one.
-
-        Args:
-            folder: Folder of the rankings of several searches; None to save none.
-            store, queries, k, ties, exclude: see `search.exact.search_store`; k is at most the number of documents.
-        """
-        empty = np.full((len(queries), k), NONE)
-        name = "" if folder is None else _name(store, queries, k, ties, exclude)
-        savepoint = Savepoint(Parts(folder, optional="a search"), name)
-
-        def load(path: Path, meta: dict[str, Any]) -> tuple[int, ndarray]:
-            return int(meta["shards"]), read_array(path / _RANKING, ["uint64"], empty.shape, "search again")
-
-        return cls(savepoint, *(savepoint.parts.read(name, load) or (0, empty)))
-
-    def groups(self, shards: int) -> Iterator[range]:
-        """Yield the shards that are left, in groups. The caller adds each to `keys`, which are saved between groups.
-
-        A group takes about half of the time from one saving to the next, and is at most eight times the one before.
-        """
-        size = 1 if self.savepoint.parts.folder else shards
-        while self.shards < shards:
-            group = range(self.shards, min(self.shards + size, shards))
-            began = monotonic()
-            yield group
-            each = (monotonic() - began) / len(group)
-            self.shards = group.stop
-            if self.shards < shards:
-                self.savepoint.offer(partial(_save, self.keys), self.keys.nbytes, {"shards": self.shards})
-            size = max(1, min(8 * size, int(self.savepoint.pause / 2 / max(each, 1e-9))))
-
-
-def _name(store: EmbeddingStore, queries: ndarray, k: int, ties: ndarray, exclude: ndarray | None) -> str:
-    arrays = [queries, ties] if exclude is None else [queries, ties, exclude]
-    digests = [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in arrays]
-    decides = [store.meta["key"], store.meta["shard_rows"], k, *digests]
-    return f"search-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
-
-
-def _save(keys: ndarray, path: Path) -> None:
-    np.save(path / _RANKING, keys)
-
-
 @activity("searching the embeddings")
 def search_store(
     store: EmbeddingStore,
@@ -132,14 +66,37 @@ def search_store(
         ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
-    order, rows = TieOrder.of(ties), store.meta["shard_rows"]
-    search = UnfinishedSearch.of(unfinished, store, queries, max(0, min(k, len(ties))), ties, exclude)
-    for group in search.groups(-(-len(store) // rows)):
-        blocks = searchable_blocks(store, group)
+    order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
+    name = "" if unfinished is None else _name_of(store, count, queries, ties, exclude)
+    savepoint = Savepoint(Parts(unfinished, optional="a search"), name)
+
+    def load(path: Path, meta: dict[str, Any]) -> tuple[int, ndarray]:
+        return int(meta["shards"]), read_array(path / _RANKING, ["uint64"], (len(queries), count), "search again")
+
+    def save(path: Path) -> None:
+        np.save(path / _RANKING, keys)
+
+    done, keys = savepoint.parts.read(name, load) or (0, np.full((len(queries), count), NONE))
+    shards = -(-len(store) // rows)
+    # A group takes about half of the time from one saving to the next, and is at most eight times the one before.
+    size = 1 if savepoint.parts.folder else shards
+    while done < shards:
+        group, began = range(done, min(done + size, shards)), monotonic()
         most = min(len(store), len(group) * rows)
-        search.keys = best_keys(queries, blocks, k, order, exclude, documents=most, before=search.keys)
-    search.savepoint.remove()
-    return order.read(search.keys)
+        keys = best_keys(queries, searchable_blocks(store, group), k, order, exclude, documents=most, before=keys)
+        seconds, done = (monotonic() - began) / len(group), group.stop
+        if done < shards:
+            savepoint.offer(save, keys.nbytes, {"shards": done})
+        size = max(1, min(8 * size, int(savepoint.pause / 2 / max(seconds, 1e-9))))
+    savepoint.remove()
+    return order.read(keys)
+
+
+def _name_of(store: EmbeddingStore, k: int, *arrays: ndarray | None) -> str:
+    """Return the name of a search: a digest of all that decides its result."""
+    digests = [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in arrays if one is not None]
+    decides = [store.meta["key"], store.meta["shard_rows"], k, *digests]
+    return f"search-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:

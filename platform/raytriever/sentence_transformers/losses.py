@@ -84,10 +84,6 @@ class Rand1Loss(RetrievalLoss):
     temperature: float = 0.01
     seed: int = 0
 
-    @property
-    def _draw_seed(self) -> int:
-        return self.seed
-
 
 @dataclass(eq=False, repr=False)
 class JointLikelihoodLoss(RetrievalLoss):

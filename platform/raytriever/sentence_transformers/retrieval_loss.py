@@ -25,7 +25,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, current_workers
 from raytriever.losses.loss import Loss
 from raytriever.losses.registry import build_loss
-from raytriever.sentence_transformers.batch import ColumnOrder, find_ids
+from raytriever.sentence_transformers.batch import find_ids
 
 # BibTeX entries of the papers of the losses, for the model card that sentence-transformers writes.
 MANN_WHITNEY = """
@@ -219,10 +219,6 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def _registered_name(self) -> str:
         return self.loss_name
 
-    @property
-    def _draw_seed(self) -> int:
-        return 0
-
     def _build(self) -> Loss:
         """Return the loss of raytriever's own training; raises `ConfigError` for a setting that is out of range."""
         constants = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _CONSTANTS}
@@ -260,11 +256,13 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             named = labels
         return find_ids(
             columns,
-            ColumnOrder(self.num_positives, self._registered_name() == "infonce-symmetric", self._draw_seed),
+            self.num_positives,
             current_workers() if self.gather_across_devices else ALONE,
             next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
             named,
             self._teacher_scores(labels, documents),
+            both_ways=self._registered_name() == "infonce-symmetric",
+            seed=getattr(self, "seed", 0),
         )
 
     def _compute(self, embeddings: list[Tensor], ids: BatchIds | None) -> Tensor:

@@ -25,7 +25,7 @@ from raytriever.evaluation.calibration import FOLDER
 from raytriever.evaluation.results import read_results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
-from raytriever.export.graph import FILES, GraphRunner, check_packages, write_graph
+from raytriever.export.graph import FILES, check_packages, open_graph, write_graph
 from raytriever.models.config import ModelConfig
 from raytriever.models.files import quiet_transformers
 from raytriever.models.packing import TokenBatch
@@ -186,10 +186,10 @@ def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
 def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: Path) -> Parity:
     batches = _samples(retriever, side)
     tower = retriever.query if side == "query" else retriever.passage
-    graph = GraphRunner(write_graph(tower, batches[0], form, directory), form)
+    embed = open_graph(write_graph(tower, batches[0], form, directory), form)
     with torch.inference_mode():
         expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
-    actual = np.concatenate([graph.encode(batch) for batch in batches])
+    actual = np.concatenate([embed(batch) for batch in batches])
     parity = _compare(form, side, expected, actual)
     if not parity.difference <= TOLERANCE:
         raise ModelError(

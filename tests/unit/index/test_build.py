@@ -216,26 +216,23 @@ def test_a_graph_holds_embeddings_beyond_the_range_of_float16(rows: ndarray) -> 
     assert recall(found, true).mean() > 0.9
 
 
-COUNT, COMPONENTS = 1_000, 16
-
-
 def vectors(rows: int, seed: int) -> ndarray:
-    values = np.random.default_rng(seed).standard_normal((rows, COMPONENTS)).astype(np.float32)
+    values = np.random.default_rng(seed).standard_normal((rows, WIDTH)).astype(np.float32)
     return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
 def test_an_updated_index_finds_what_is_in_the_corpus(kind: str, tmp_path: Path) -> None:
-    first, queries = vectors(COUNT, 0), vectors(50, 1)
+    first, queries = vectors(ROWS, 0), vectors(50, 1)
     first[7] = first[8]  # two documents of one text
     index = build_index(DocumentVectors.of(first), IndexConfig(index=kind), None, 0, 1)
     # Without 60 documents, in another order, with 90 more.
-    stay = np.random.default_rng(2).permutation(COUNT)[:-60]
+    stay = np.random.default_rng(2).permutation(ROWS)[:-60]
     assert {7, 8} <= set(stay)
     now = np.concatenate([vectors(40, 3), first[stay], vectors(50, 4)])
-    updated = update_index(index, DocumentVectors.of(now), COUNT, 1)
+    updated = update_index(index, DocumentVectors.of(now), ROWS, 1)
     assert updated is not None
-    assert (updated.count, len(updated.documents)) == (len(now), COUNT + 90)
+    assert (updated.count, len(updated.documents)) == (len(now), ROWS + 90)
     present = updated.documents >= 0
     assert (updated.embeddings[present] == now[updated.documents[present]]).all()
     assert len(np.unique(updated.documents[present])) == len(now)
@@ -247,7 +244,7 @@ def test_an_updated_index_finds_what_is_in_the_corpus(kind: str, tmp_path: Path)
         assert recall(retrieved, true[1]).mean() > 0.9
         np.testing.assert_allclose(scores, (queries[:, None] * now[retrieved]).sum(2), atol=1e-6)
     # 60 hidden and 90 added rows, and 51 more, exceed a fifth.
-    assert update_index(updated, DocumentVectors.of(now[:-51]), COUNT, 1) is None
+    assert update_index(updated, DocumentVectors.of(now[:-51]), ROWS, 1) is None
 
 
 def test_other_kinds_are_built_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,31 +23,37 @@ from raytriever.index.score import read_only
 SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
 
 
-def literal_walk(graph: Graph, query: ndarray, documents: ndarray, beam: int) -> tuple[list[int], int]:
-    scores = (documents.astype(np.float32) @ query).tolist()
-    seen, expanded, pool = {graph.entry}, set(), [graph.entry]
-    while waiting := [row for row in pool if row not in expanded]:
-        row = waiting[0]
-        expanded.add(row)
-        fresh = [int(other) for other in graph.neighbours[row, : graph.degrees[row]] if int(other) not in seen]
-        seen |= set(fresh)
-        pool = sorted([*pool, *fresh], key=lambda row: (-scores[row], row))[:beam]
-    return pool, len(seen)
+Edges = list[list[int]]
 
 
-def literal_choice(row: int, candidates: list[int], documents: ndarray, room: int, fill: bool) -> list[int]:
-    def squared_distance(one: int, other: int) -> float:
-        return float(np.square(documents[one] - documents[other]).sum())
+def squared_distance(documents: ndarray, one: int, other: int) -> float:
+    return float(np.square(documents[one] - documents[other]).sum())
 
-    ordered = sorted(set(candidates) - {row}, key=lambda other: (squared_distance(row, other), other))
-    chosen: list[int] = []
-    for other in ordered:
-        if len(chosen) < room and all(
-            squared_distance(row, other) < squared_distance(other, before) for before in chosen
+
+def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
+    return sorted(others - {row}, key=lambda other: (squared_distance(documents, row, other), other))
+
+
+def chosen(documents: ndarray, row: int, others: set[int], room: int, fill: bool = False) -> list[int]:
+    edges: list[int] = []
+    for other in near(documents, row, others):
+        if len(edges) < room and all(
+            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in edges
         ):
-            chosen.append(other)
-    rest = [other for other in ordered if other not in chosen]
-    return chosen + rest[: room - len(chosen)] if fill else chosen
+            edges.append(other)
+    rest = [other for other in near(documents, row, others) if other not in edges] if fill else []
+    return [*edges, *rest][:room]
+
+
+def walked(edges: Edges, entry: int, worth: Callable[[int], tuple[float, int]], beam: int) -> tuple[list[int], int]:
+    """Rows of the pool, the smallest worth first, and how many rows were met."""
+    seen, expanded, pool = {entry}, set(), [entry]
+    while waiting := [row for row in pool if row not in expanded]:
+        expanded.add(waiting[0])
+        fresh = [other for other in edges[waiting[0]] if other not in seen]
+        seen |= set(fresh)
+        pool = sorted([*pool, *fresh], key=worth)[:beam]
+    return pool, len(seen)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
@@ -57,7 +64,7 @@ def test_neighbours_are_chosen_by_the_rule(seed: int, room: int, fill: bool) -> 
     candidates = rng.integers(0, 30, 25).astype(np.int32)
     out = np.empty(room, np.int32)
     count = choose_neighbours(np.int64(5), candidates, documents, fill, out)
-    assert out[:count].tolist() == literal_choice(5, candidates.tolist(), documents, room, fill)
+    assert out[:count].tolist() == chosen(documents, 5, set(candidates.tolist()), room, fill)
 
 
 def test_a_walk_equals_a_plain_loop() -> None:
@@ -68,10 +75,12 @@ def test_a_walk_equals_a_plain_loop() -> None:
     degrees = rng.integers(0, 8, 300).astype(np.int32)
     degrees[17] = 7
     graph = Graph(neighbours, degrees, 17)
+    edges = [own[:degree].tolist() for own, degree in zip(neighbours, degrees, strict=True)]
     for beam in (5, 40):
         rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
         for query, actual, scored in zip(queries, rows, candidates, strict=True):
-            pool, seen = literal_walk(graph, query, documents, beam)
+            scores = documents @ query
+            pool, seen = walked(edges, 17, lambda row: (-scores[row], row), beam)  # noqa: B023
             assert actual[actual >= 0].tolist() == pool[:5]
             assert scored == seen
 
@@ -79,12 +88,12 @@ def test_a_walk_equals_a_plain_loop() -> None:
 def test_documents_near_a_query_are_connected_through_its_pivot() -> None:
     _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
     neighbours, degrees = project(nearest.astype(np.int32), SET.documents, 6)
-    candidates: dict[int, list[int]] = {}
+    candidates: dict[int, set[int]] = {}
     for row in nearest.tolist():
-        candidates.setdefault(row[0], []).extend(row)
+        candidates.setdefault(row[0], set()).update(row)
     back: dict[int, set[int]] = {}
-    for pivot, near in candidates.items():
-        for other in literal_choice(pivot, near, SET.documents, 6, True):
+    for pivot, others in candidates.items():
+        for other in chosen(SET.documents, pivot, others, 6, fill=True):
             back.setdefault(other, set()).add(pivot)
             back.setdefault(pivot, set()).add(other)
     for row in range(1_500):
@@ -141,37 +150,6 @@ def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path)
         Graph.load(tmp_path, 2)
 
 
-Edges = list[list[int]]
-
-
-def squared_distance(documents: ndarray, one: int, other: int) -> float:
-    return float(np.square(documents[one] - documents[other]).sum())
-
-
-def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
-    return sorted(others - {row}, key=lambda other: (squared_distance(documents, row, other), other))
-
-
-def chosen(documents: ndarray, row: int, others: set[int], room: int) -> list[int]:
-    edges: list[int] = []
-    for other in near(documents, row, others):
-        if len(edges) < room and all(
-            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in edges
-        ):
-            edges.append(other)
-    return edges
-
-
-def beam_of(documents: ndarray, edges: Edges, entry: int, row: int, beam: int) -> set[int]:
-    seen, expanded, pool = {entry}, set(), [entry]
-    while waiting := [one for one in pool if one not in expanded]:
-        expanded.add(waiting[0])
-        fresh = [other for other in edges[waiting[0]] if other not in seen]
-        seen |= set(fresh)
-        pool = sorted([*pool, *fresh], key=lambda other: (squared_distance(documents, row, other), other))[:beam]
-    return set(pool)
-
-
 def reached_from(edges: Edges, entry: int) -> set[int]:
     reached, waiting = {entry}, [entry]
     while waiting:
@@ -192,7 +170,8 @@ def literal_connect(projected: Edges, documents: ndarray, degree: int, beam: int
         start += len(batch)
         new = {}
         for row in batch:
-            result = chosen(documents, row, beam_of(documents, edges, entry, row, beam), degree)
+            met = walked(edges, entry, lambda other: (squared_distance(documents, row, other), other), beam)[0]  # noqa: B023
+            result = chosen(documents, row, set(met), degree)
             new[row] = [other for other in result if other not in edges[row]][: 2 * degree - len(edges[row])]
         for row in batch:
             edges[row] += new[row]

@@ -19,7 +19,8 @@ from urllib.parse import unquote
 from raytriever.errors import ConfigError, DataError, ModelError, UserError, setting
 from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
-from raytriever.store.commit import disk_errors
+from raytriever.store.commit import complete, disk_errors
+from raytriever.store.remote import copy_of, is_uri, pull
 
 _LOCAL = "file://"
 _HUB = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -42,6 +43,9 @@ class PathKind:
         label: what may precede a path, up to this sign, such as the `=` of `NAME=PATH`.
         suffix: what may follow a path, from this sign on, such as the `#` of `PATH#SPLIT`.
         optional: whether an empty value in a file means that nothing is given.
+        streams: whether the path may be any URI, which is read where it is. Otherwise a URI of an object store is read
+            as the path of its copy on this machine.
+        parts: whether a command reads parts of the folder only; otherwise its copy is made complete.
     """
 
     missing: str = ""
@@ -55,6 +59,8 @@ class PathKind:
     label: str = ""
     suffix: str = ""
     optional: bool = True
+    streams: bool = False
+    parts: bool = False
 
     def __call__(self, value: Any) -> str:
         """Expand the paths in a value; raises `ValueError` if it is no text, or empty although it is required."""
@@ -83,6 +89,10 @@ class PathKind:
         for part in self._parts(value):
             bare = self._bare(part)
             path = self.local(bare)
+            if path is not None and self.parts:
+                pull(path)
+            elif path is not None:
+                complete(path)
             if path is not None and not _is_there(path, self.folder):
                 raise self.error_of_missing(bare, name)
 
@@ -140,6 +150,8 @@ class PathKind:
 
     def _expanded(self, part: str) -> str:
         bare = self._bare(part)
+        if is_uri(bare) and not self.streams:
+            return part.replace(bare, copy_of(bare), 1)
         return part.replace(bare, os.path.expanduser(bare), 1) if bare.startswith("~") else part
 
 
@@ -159,7 +171,7 @@ def expanded(path: Path | str) -> Path:
 
 def runs_folder() -> Path:
     """Return the folder in which runs are kept: `RAYTRIEVER_RUNS`, or `runs`."""
-    return expanded(os.environ.get("RAYTRIEVER_RUNS") or "runs")
+    return expanded(copy_of(os.environ.get("RAYTRIEVER_RUNS") or "runs"))
 
 
 def _is_there(path: Path, folder: bool) -> bool:
@@ -176,7 +188,7 @@ def _is_there(path: Path, folder: bool) -> bool:
 
 OUTPUT = PathKind()
 FILE = PathKind("no such file", "give the path of a file")
-DOCUMENTS = PathKind("no such folder", "give the path or URI of a folder of documents", DataError)
+DOCUMENTS = PathKind("no such folder", "give the path or URI of a folder of documents", DataError, streams=True)
 QUESTIONS = PathKind("no such file", "give the path of a CSV, TSV or JSONL file of questions", DataError)
 FOLDER = PathKind("no such folder", "give the path of a folder", folder=True)
 DATASET = PathKind(
@@ -185,6 +197,7 @@ DATASET = PathKind(
     DataError,
     names=("pydocs", "pydocs-part"),
     optional=False,
+    streams=True,
 )
 DATASETS = replace(DATASET, separator=",", optional=True)
 DEV_DATASETS = replace(DATASETS, names=("own", *DATASET.names), suffix="#")
@@ -214,5 +227,5 @@ PROMPTS = PathKind("no such folder", "give a folder with files such as relevance
 SETTINGS = PathKind("cannot be read (No such file or directory)", "give a YAML file")
 SEARCH_SPACE = replace(SETTINGS, only=r".*/.*|.*\.ya?ml", optional=False)
 DATA_ROOT = PathKind("is no folder", "name the folder that holds the data packs", folder=True)
-RUN_FOLDER = PathKind("no such folder", "give a run's directory, or a folder of runs", folder=True)
-RUN = PathKind()  # or an id or a filter of MLflow: `compare` tells them apart
+RUN_FOLDER = PathKind("no such folder", "give a run's directory, or a folder of runs", folder=True, parts=True)
+RUN = PathKind(parts=True)  # or an id or a filter of MLflow: `compare` tells them apart

@@ -22,6 +22,7 @@ from raytriever.terminal import end_of_silence, presentable, write_line
 LINE_SECONDS = 10.0
 LINE_COLUMNS = 100  # notes that would make a line longer are left out
 QUIET_SECONDS = 2.0  # shorter work needs no line
+STUCK_PERIODS = 4  # without an advance, after which no time is estimated
 RECENT_SECONDS = 60.0  # the time left is estimated from the rate of these seconds
 
 
@@ -127,6 +128,9 @@ class Progress:
     def _line(self) -> str:
         self._last_line = now = time.monotonic()
         rate = self._rate(now)
+        waited = now - self._last_advance
+        if self._is_stuck(waited):  # nobody knows how long the rest will take
+            return f"{self._title}: {self._done}/{self._total} {self._unit}s, no {self._unit} for {waited:.0f} s"
         rate_text = "" if rate is None else f", {rate:.3g} {self._unit}s/s"
         if self._done == self._total:
             tail = f"{now - self._began:.1f} s"
@@ -135,12 +139,18 @@ class Progress:
         else:
             tail = f"{now - self._began:.0f} s so far"
         line = f"{self._title}: {self._done}/{self._total} {self._unit}s{rate_text}, {tail}"
-        waited = now - self._last_advance
         stalled = [f"last {self._unit} {waited:.0f} s ago"] if self._first and waited >= QUIET_SECONDS else []
         for note in (*stalled, *self._notes):
             if len(line) + 2 + len(note) <= LINE_COLUMNS:
                 line += f", {note}"
         return line
+
+    def _is_stuck(self, waited: float) -> bool:
+        """Return whether the last advance is much longer ago than those before it took."""
+        if len(self._marks) < 2 or self._done == self._total:
+            return False
+        (began, first), (ended, last) = self._marks[0], self._marks[-1]
+        return waited > max(LINE_SECONDS, STUCK_PERIODS * (ended - began) / (last - first))
 
     def _rate(self, now: float) -> float | None:
         """Return units per second of recent work; of all work at its end and after a long wait.

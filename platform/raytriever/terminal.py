@@ -26,6 +26,12 @@ _CONTROL = re.compile(
 
 
 _last_output = time.monotonic()
+_translations: list[Callable[[str], str]] = []
+
+
+def translate_by(function: Callable[[str], str]) -> None:
+    """Pass all texts that are shown through a function, such as one that shows paths as the user knows them."""
+    _translations.append(function)
 
 
 def seconds_of_silence() -> float:
@@ -128,6 +134,8 @@ def write_line(text: str, stream: TextIO | None) -> None:
 def presentable(text: str, stream: TextIO) -> str:
     """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
+    for translate in _translations:
+        text = translate(text)
     return printable(masked(as_flags(text))).encode(encoding, "backslashreplace").decode(encoding)
 
 

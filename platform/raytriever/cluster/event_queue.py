@@ -66,6 +66,28 @@ class CheckpointEvent:
 
 
 @dataclass(frozen=True)
+class GroupWanted:
+    """The controller asks Ray for the processes of a worker group, perhaps again.
+
+    Args:
+        workers: number of processes.
+        resources: CPUs, GPUs and others that each of them reserves.
+        room: number of processes that the cluster has room for, before any is reserved.
+    """
+
+    workers: int
+    resources: Mapping[str, float]
+    room: int
+
+
+@dataclass(frozen=True)
+class GroupStarted:
+    """All workers of a group have started, on these hosts, by rank."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class RestartsExhausted:
     """Worker groups failed too often without a new step.
 
@@ -80,7 +102,14 @@ class RestartsExhausted:
     reason: str
 
 
-Event = StepEvent | ValidationEvent | LogMessage | StatusMessage | CheckpointEvent
+@dataclass(frozen=True)
+class MissingWorkers:
+    """Number of workers that training waits for, because the cluster has no room for them; 0 when all run."""
+
+    workers: int
+
+
+Event = StepEvent | ValidationEvent | LogMessage | StatusMessage | CheckpointEvent | MissingWorkers
 
 
 class RestartPolicy:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 
-from raytriever.cluster.ray_private import expected_gpus, is_worker
+from raytriever.cluster.ray_private import expected_gpus, free_resources, is_worker
 from raytriever.errors import ConfigError, setting
 
 # Options of actors that need no CPU and belong on different nodes. Ray forwards the request of an actor that needs no
@@ -57,6 +58,12 @@ def count_slots(workers: int, gpus: float) -> int:
     # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
     return max(1, int(free / workers))
+
+
+def room_for(resources: Mapping[str, float]) -> int:
+    """Return for how many processes the cluster has room now, each with these resources."""
+    needed = {name: amount for name, amount in resources.items() if amount > 0}
+    return sum(min(int(free.get(name, 0) / needed[name] + 1e-6) for name in needed) for free in free_resources())
 
 
 def spare_gpus(needed: int, held: int = 0) -> int:

@@ -31,6 +31,13 @@ def expected_gpus() -> float:
     return float(resources.get("GPU", 0))
 
 
+def free_resources() -> list[dict[str, float]]:
+    """Return the resources that are free now on each node that is alive."""
+    from ray._private import state
+
+    return list(state.available_resources_per_node().values())
+
+
 def is_worker() -> bool:
     """Return whether this process runs actors or tasks; False in a driver and without a Ray session."""
     from ray._private.worker import WORKER_MODE, global_worker

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from raytriever.interruption import check_interrupted, hangups_blocked
 from raytriever.machine import LONGEST_TEMPORARY, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
+from raytriever.store.remote import COPIES, copies_folder
 from raytriever.terminal import warn
 
 T = TypeVar("T")
@@ -214,17 +215,21 @@ class DriverContext:
 
     Args:
         directory: relative paths start here.
+        copies: folder of the copies of object stores, whose paths are the same on every node.
         claims: locks of the driver. A worker that outlives a killed driver commits nothing in a directory that
             another command has locked since.
     """
 
     directory: str = field(default_factory=os.getcwd)
+    copies: str = field(default_factory=lambda: str(copies_folder()))
     claims: tuple[LockClaim, ...] = field(default_factory=claims)
 
     def enter(self) -> None:
         """Change this process to the directory, share the locks, and see no GPU that others have reserved."""
         hide_unreserved_gpus()
-        os.chdir(self.directory)
+        os.environ[COPIES] = self.copies
+        with suppress(FileNotFoundError):  # another node may not have it; then no path is relative to it
+            os.chdir(self.directory)
         join(self.claims)
 
 

@@ -23,6 +23,7 @@ from raytriever.masking import refuse_secrets
 from raytriever.paths import DATASET, expanded
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.store.commit import disk_errors
+from raytriever.store.remote import LOCAL, is_uri
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
 
@@ -72,7 +73,6 @@ def pinned(uri: str) -> str:
 
 
 HUB = "hf://"
-LOCAL = "file://"
 IR_DATASETS = "ir_datasets:"
 _REACH = "check the address, the network and your credentials"
 
@@ -89,11 +89,6 @@ class SourceFile:
     where: str
     size: int
     modified_ns: int
-
-
-def is_uri(name: str) -> bool:
-    """Return True if a name is a URI that is not on this disk."""
-    return "://" in name and not name.startswith(LOCAL)
 
 
 def open_raw(where: str) -> Any:

@@ -12,10 +12,18 @@ from pathlib import Path
 from types import TracebackType
 
 from raytriever.activity import activity
-from raytriever.cluster.event_queue import CheckpointEvent, Event, LogMessage, StatusMessage, ValidationEvent
+from raytriever.cluster.event_queue import (
+    CheckpointEvent,
+    Event,
+    LogMessage,
+    MissingWorkers,
+    StatusMessage,
+    ValidationEvent,
+)
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
+from raytriever.store.lock import push_changes
 from raytriever.terminal import warn
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point
@@ -53,8 +61,12 @@ class Recorder:
         if isinstance(event, StatusMessage):
             self._start_status(event.text)
             return
+        if isinstance(event, MissingWorkers):
+            self.gauges.set("missing_workers", event.workers, "workers that the cluster has no room for")
+            return
         if isinstance(event, CheckpointEvent):
             self.flush()
+            push_changes(self._folder)
             self.gauges.record_checkpoint()
             return
         milliseconds = time.time_ns() // 1_000_000

@@ -29,6 +29,7 @@ from raytriever.store.commit import (
     MANIFEST,
     cache_folder,
     committed_directory,
+    complete,
     files_below,
     sha256_of,
 )
@@ -49,6 +50,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
         ConfigError: a revision is passed for a local model.
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
     """
+    complete(Path(name))
     directory = find_model(name, revision, weights)
     return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory
 

@@ -29,9 +29,10 @@ from raytriever.errors import StorageError
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
+from raytriever.store import remote
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
-MANIFEST = "manifest.json"
+MANIFEST = remote.MANIFEST
 _ASIDE = ".aside-"
 _FINAL = re.compile(rf"(?<=/)\.([^/]+){_ASIDE}[0-9a-f]+")  # the name that a hidden sibling will have
 _STALE_SECONDS = 60
@@ -62,8 +63,8 @@ _READING = _WRITING | {
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`."""
-    return Path(os.path.expanduser(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever"))
+    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store."""
+    return Path(os.path.expanduser(remote.copy_of(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever")))
 
 
 def sha256_of(file: Path | str) -> str:
@@ -117,6 +118,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
+    remote.check_writable(path)
     folder = Path(os.path.abspath(path))
     with disk_errors(path):
         while not _exists(folder) and folder != folder.parent:
@@ -162,6 +164,7 @@ def committed_directory(
     replace: bool = False,
     begun: Path | None = None,
     durable: bool = True,
+    uploaded: Mapping[str, FileEntry] | None = None,
 ) -> Iterator[Path]:
     """Yield a directory to write into that appears at `path` whole, or not at all.
 
@@ -172,6 +175,8 @@ def committed_directory(
         begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
         durable: whether the directory survives a crash of the machine. If not, a file may then differ from its digest.
 
+        uploaded: files of the directory that are in the object store already (`take_part`); read when the block ends.
+
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
     """
@@ -181,18 +186,21 @@ def committed_directory(
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path, begun)  # first, because the disk may be full
-        aside = _hidden(path)
+        # In a store a new name would leave the parts of `begun` behind.
+        aside = begun if begun is not None and remote.address_of(path) else _hidden(path)
         lock = acquire(aside)
         try:
             if begun is None:
                 aside.mkdir()
-            else:
+            elif begun != aside:
                 os.rename(begun, aside)
                 lock_file_of(begun).unlink(missing_ok=True)
             yield aside
-            _seal(aside, meta or {}, durable)
+            _seal(aside, meta or {}, durable, uploaded or {})
             check_owner(path)
             _put(aside, path, replace)
+            remote.push(path)
+            remote.delete(aside)  # the parts that were committed in it
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             lock.release()
@@ -237,6 +245,11 @@ def write_atomically(path: Path | str, content: str | bytes | Iterable[str], dur
     Without `durable` the call does not wait for the disk. The file may then be lost or empty if the machine crashes.
     """
     path = Path(os.path.abspath(path))
+    _write(path, content, durable)
+    remote.push(path.parent if path.name == MANIFEST else path)
+
+
+def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> None:
     aside = _hidden(path)
     with disk_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -255,6 +268,25 @@ def write_atomically(path: Path | str, content: str | bytes | Iterable[str], dur
             aside.unlink(missing_ok=True)
         if durable:
             fsync(path.parent)
+
+
+def complete(path: Path) -> None:
+    """Make the copy of an input from an object store complete, but for checkpoints; does nothing for other paths."""
+    if remote.address_of(path) is None:
+        return
+    remote.pull(path)
+    for manifest in path.rglob(MANIFEST):
+        if "checkpoints" not in manifest.parts:
+            is_committed(manifest.parent)  # which fetches its large files
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder that a command has written, if it is there; errors of the disk pass."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+    remote.delete(path)
 
 
 class FileEntry(TypedDict):
@@ -291,12 +323,16 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
         StorageError: there is no manifest, or a file it names is missing, damaged or changed.
     """
     path = Path(path)
+    if not (path / MANIFEST).exists():
+        remote.pull(path, owned=True)
     try:
         manifest = read_json(path / MANIFEST, Manifest, "make the directory again", "is not a manifest")
     except OSError as error:
         raise StorageError(
             f"cannot read {MANIFEST} ({error.strerror})", str(path), "it was never completed; make it again"
         ) from error
+    if verify is not None:
+        remote.fetch(path, manifest["files"])
     for name, entry in manifest["files"].items() if verify is not None else ():
         file = path / name
         if os.path.isabs(name) or ".." in name.split("/"):
@@ -325,19 +361,41 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}{_ASIDE}{secrets.token_hex(6)}")
 
 
-def _seal(directory: Path, meta: Mapping[str, Any], durable: bool) -> None:
+def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Mapping[str, FileEntry]) -> None:
     """Make every file durable, and list all files in the manifest, which is written last."""
     files = files_below(directory)
-    entries = {}
+    entries = dict(uploaded)
     for file in files:
         if durable:
             fsync(file)
-        name = file.relative_to(directory).as_posix()
-        entries[name] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
+        entries[file.relative_to(directory).as_posix()] = _entry(file)
     if durable:
         for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
             fsync(folder)
-    write_atomically(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
+    _write(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
+
+
+def _entry(file: Path) -> FileEntry:
+    return {"size": file.stat().st_size, "sha256": sha256_of(file)}
+
+
+def push_part(folder: Path, path: Path, part: str) -> None:
+    """Upload the files of a folder into a directory of an object store that another process will commit.
+
+    Args:
+        folder: the files.
+        path: the directory.
+        part: name by which the other process takes them, see `take_part`.
+    """
+    files = files_below(folder)
+    remote.push_part(path, {file.name: file for file in files})
+    remote.write_object(path / f".{part}", json.dumps({file.name: _entry(file) for file in files}).encode())
+
+
+def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
+    """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
+    content = remote.read_object(path / f".{part}")
+    return None if content is None else json.loads(content)
 
 
 def _put(aside: Path, path: Path, replace: bool) -> None:

@@ -7,7 +7,8 @@ mount point, or a directory whose parent may not be written, has `.lock` inside.
    file is open for writing.
 2. Where the file system has no locks, the exclusively created file is the lock. Its owner renews the file's time; an
    owner that is dead on this host, or silent for `STALE_SECONDS` on another, loses the lock to the next command.
-3. The file holds a token. `check_owner` compares it before every commit, so a process that lost its lock, or a Ray
+3. For the copy of a folder of an object store, the process needs the lease of the store as well (`lease`).
+4. The file holds a token. `check_owner` compares it before every commit, so a process that lost its lock, or a Ray
    worker whose driver was killed, writes nothing over its successor's work.
 """
 
@@ -17,6 +18,7 @@ import errno
 import fcntl
 import json
 import os
+import random
 import secrets
 import socket
 import sys
@@ -24,16 +26,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from raytriever.errors import StorageError
 from raytriever.interruption import check_interrupted
 from raytriever.machine import start_of_process
+from raytriever.store import lease, remote
 
 LOCK = ".lock"
 STALE_SECONDS, RENEW_SECONDS, SETTLE_SECONDS = 60.0, 5.0, 1.0
 REPORT_SECONDS, POLL_SECONDS = 10.0, 0.1
+LEASE_GRACE_SECONDS = 5.0  # in which one of two processes that ask for a lease at once gets it
 GRACE_SECONDS = 0.5  # a process that only asks for the owner holds the lock for an instant
 RECORD_BYTES = 1_024  # one write of one size, so that no reader meets half of it
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -75,11 +79,12 @@ class Owner:
 
 @dataclass(frozen=True)
 class LockClaim:
-    """Right to write under a directory while `file` contains the token."""
+    """Right to write under a directory while `file` contains the token, and while the lease of the token exists."""
 
     directory: str
     file: str
     token: str
+    has_lease: bool = False
 
 
 _UNKNOWN = Owner("unknown", 0, "unknown", 0.0, "")
@@ -95,6 +100,7 @@ class Lock:
     ) -> None:
         self.owner, self._file, self._descriptor, self._parents = owner, file, descriptor, parents
         self.claim = LockClaim(str(directory), str(file), owner.token)
+        self._lease: lease.Lease | None = None
         self._released = threading.Event()
         _held[owner.token] = self
         if owner.kind == BY_FILE:
@@ -103,6 +109,36 @@ class Lock:
     def release(self) -> None:
         """Remove the lock file, and the empty parents that were made for it."""
         self._released.set()
+        try:
+            if self._lease is not None:
+                self._lease.release()
+        finally:
+            self._release_file()
+
+    def push_changes(self) -> None:
+        """Upload the files of a path in an object store that have changed; raises `StorageError`."""
+        if self._lease is not None:
+            self._lease.push_changes()
+
+    def ask_for_lease(self) -> Owner | None:
+        """Get the lease of a path in an object store, or return the process that has it and release this lock."""
+        path = Path(self.claim.directory)
+        if not _needs_lease(path):
+            return None
+        record = _record(self.owner)
+        try:
+            other = lease.ask(self._file, self.owner.token, record, lambda read: _has_ended_here(_parsed(read)))
+            if other is None:
+                self._lease = lease.Lease(path, self._file, self.owner.token, record)
+                self.claim = replace(self.claim, has_lease=True)
+                return None
+        except BaseException:
+            self._release_file()
+            raise
+        self._release_file()
+        return _parsed(other)
+
+    def _release_file(self) -> None:
         _held.pop(self.owner.token, None)
         with suppress(OSError):
             if _read(self._file).token == self.owner.token:
@@ -167,13 +203,18 @@ def acquire(
         OSError: the lock file cannot be made.
     """
     began = time.monotonic()
-    next_report = began + GRACE_SECONDS
+    grace = LEASE_GRACE_SECONDS if _needs_lease(path) else GRACE_SECONDS
+    next_report = began + grace
     while True:
         lock = _try(path)
         if isinstance(lock, Lock):
-            return lock
+            other = lock.ask_for_lease()
+            if other is None:
+                return lock
+            lock = other
+            time.sleep(random.uniform(0.1, 1.0))  # so that two processes do not ask at once again
         now = time.monotonic()
-        if not wait and now > began + GRACE_SECONDS:
+        if not wait and now > began + grace:
             raise InUseError(f"in use by {lock}", str(path), _remedy(lock, path, remedy))
         if wait and report is not None and now >= next_report:
             report(f"{path}: waiting for {lock}")
@@ -198,9 +239,19 @@ def claims() -> tuple[LockClaim, ...]:
     return (*_claims, *(lock.claim for lock in _held.values()))
 
 
+def push_changes(path: Path | str) -> None:
+    """Upload what has changed in a folder of an object store that this process has locked; raises `StorageError`."""
+    real = os.path.realpath(path)
+    for lock in list(_held.values()):
+        if lock.claim.has_lease and (real + os.sep).startswith(lock.claim.directory.rstrip(os.sep) + os.sep):
+            lock.push_changes()
+
+
 def join(of_driver: Sequence[LockClaim]) -> None:
     """Write on a driver's behalf: from now on `check_owner` compares its claims in this process."""
     _claims[:] = [claim for claim in of_driver if claim.token not in _held]
+    for claim in _claims:
+        remote.pull(claim.directory, owned=owner_of(claim.directory) is not None)
 
 
 def check_owner(path: Path | str) -> None:
@@ -212,11 +263,13 @@ def check_owner(path: Path | str) -> None:
         if real != claim.directory and not real.startswith(claim.directory.rstrip(os.sep) + os.sep):
             continue
         file = Path(claim.file)
+        if claim.has_lease and not lease.is_held(file / claim.token):
+            raise InUseError("the lease of this command has ended", str(path), "give the command again: it continues")
         if file.exists():
             owner = _read(file)
             if owner.token not in (claim.token, ""):
                 raise InUseError(f"in use by {owner}, which took it over", str(path), "end this process")
-        elif claim.token not in _held:
+        elif claim.token not in _held and not remote.address_of(file):
             raise InUseError("the command that this process worked for has ended", str(path), "give it again")
 
 
@@ -295,6 +348,20 @@ def _is_alive(owner: Owner, file: Path, now: float) -> bool:
         return False
 
 
+def _needs_lease(path: Path | str) -> bool:
+    """Return whether a path is in an object store, and no lease of this process or of its driver covers it."""
+    real = os.path.realpath(path)
+    if remote.address_of(real) is None or ".aside-" in real:
+        return False
+    covered = (claim.directory for claim in (*_claims, *(lock.claim for lock in _held.values())) if claim.has_lease)
+    return not any(real == one or real.startswith(one.rstrip(os.sep) + os.sep) for one in covered)
+
+
+def _has_ended_here(owner: Owner) -> bool:
+    """Return True if a process of this host that had a lease has ended."""
+    return owner.host == socket.gethostname() and start_of_process(owner.pid) != owner.started
+
+
 def _own(kind: str) -> Owner:
     pid = os.getpid()
     return Owner(
@@ -316,8 +383,15 @@ def _record(owner: Owner) -> bytes:
 def _read(file: Path) -> Owner:
     """Return the owner that the lock file names; an unknown one if it names none, as just after its creation."""
     try:
-        return Owner(**json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError):
+        return _parsed(file.read_bytes())
+    except OSError:
+        return _UNKNOWN
+
+
+def _parsed(record: bytes) -> Owner:
+    try:
+        return Owner(**json.loads(record))
+    except (ValueError, TypeError):
         return _UNKNOWN
 
 

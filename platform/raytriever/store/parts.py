@@ -9,7 +9,6 @@ another key counts as missing.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from raytriever.errors import StorageError
 from raytriever.store.cache import keep_within_bound
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import committed_directory, disk_errors, is_committed, one_writer, read_manifest
+from raytriever.store.commit import committed_directory, disk_errors, is_committed, one_writer, read_manifest, remove
 from raytriever.terminal import warn
 
 T = TypeVar("T")
@@ -99,7 +98,7 @@ class Parts:
     def remove(self) -> None:
         """Remove all parts, once the result is complete."""
         if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove(self.folder)
 
 
 @dataclass
@@ -136,7 +135,7 @@ class Savepoint:
     def remove(self) -> None:
         """Remove the saved state, once the computation is finished."""
         if self.parts.folder is not None:
-            shutil.rmtree(self.parts.folder / self.name, ignore_errors=True)
+            remove(self.parts.folder / self.name)
 
 
 def make_once(entry: Path, make: Callable[[], object], is_whole: Callable[[Path], bool] = is_committed) -> Path:

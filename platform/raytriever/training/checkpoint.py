@@ -8,7 +8,6 @@ without a valid manifest is ignored. All digests are checked before any tensor i
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,8 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
-from raytriever.store.commit import disk_errors, read_manifest
+from raytriever.store.commit import complete, disk_errors, read_manifest, remove
+from raytriever.store.remote import sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
 from raytriever.training.parallel.model_state import TRAIN_AGAIN, Slice, shape_difference, shape_of, whole_tensors
 from raytriever.training.parallel.strategy import Strategy
@@ -176,13 +176,14 @@ def prune(folder: Path, progression: Progression, keep: int, retained: Collectio
     kept_steps = {progression.best_step, *others[:keep], *retained}
     for step, path in _steps(folder):
         if step not in kept_steps:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove the unfinished checkpoints of killed writers; only while no checkpoint is being written."""
-    for leftover in folder.glob(".*step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in (*folder.glob(".*step-*"), *folder.glob(".shard-*")):
+        remove(leftover)
+    sweep(folder)
 
 
 def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -249,6 +250,7 @@ def resume(
     if step < 0:
         return Progression()
     path = checkpoint_path(folder, step)
+    complete(path)  # on the hosts of other workers
     state = read_state(path)
     check_model(path, objective)
     check_origin(path, state.origin, origin)

@@ -19,20 +19,24 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.store.commit import committed_directory, disk_errors
+from raytriever.store.commit import FileEntry, committed_directory, disk_errors, push_part, take_part
+from raytriever.store.remote import address_of
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
 
+T = TypeVar("T")
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 2.0  # how long a run that ends in an error waits for the shards of workers that may have died
 _MESSAGE_BYTES = 2048
@@ -166,6 +170,11 @@ class CheckpointWriter:
             with disk_errors(path):
                 if self._workers.rank == 0:
                     self._commit(slices, state, path)
+                elif address_of(path) is not None:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    with TemporaryDirectory(dir=self._folder, prefix=".shard-") as folder:
+                        write_slices(slices, Path(folder), self._workers.rank, self._workers.size)
+                        push_part(Path(folder), path, shard.name)
                 else:
                     with committed_directory(shard) as hidden:
                         write_slices(slices, hidden, self._workers.rank, self._workers.size)
@@ -175,27 +184,36 @@ class CheckpointWriter:
             raise error.at(where) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
-        with committed_directory(path, replace=True) as hidden:
+        uploaded: dict[str, FileEntry] = {}  # files of other workers that are in the object store already
+        with committed_directory(path, replace=True, uploaded=uploaded) as hidden:
             write_slices(slices, hidden, 0, self._workers.size)
             write_state(state, hidden)
             for rank in self._writers:
-                if rank:
+                if rank and address_of(path) is not None:
+                    uploaded.update(self._wait_for(partial(take_part, path, self._shard(path, rank).name)))
+                elif rank:
                     self._move_shard(self._shard(path, rank), hidden)
             self._before_commit(state.progression.step)
         self.prune(state.progression)
 
     def _move_shard(self, shard: Path, folder: Path) -> None:
         """Wait for another worker's shard, and move its files to a folder."""
-        until = math.inf
-        while not shard.is_dir():
-            if self._is_leaving:
-                until = min(until, time.monotonic() + GRACE_SECONDS)
-            if time.monotonic() > until:
-                raise StorageError("another worker did not write its shard", str(shard))
-            time.sleep(POLL_SECONDS)
+        self._wait_for(lambda: shard.is_dir() or None)
         for file in shard.glob("*.safetensors"):
             os.rename(file, folder / file.name)
         shutil.rmtree(shard)
+
+    def _wait_for(self, look: Callable[[], T | None]) -> T:
+        """Return what another worker has written, as soon as `look` finds it."""
+        until, pause = math.inf, POLL_SECONDS
+        while (found := look()) is None:
+            if self._is_leaving:
+                until = min(until, time.monotonic() + GRACE_SECONDS)
+            if time.monotonic() > until:
+                raise StorageError("another worker did not write its shard of the checkpoint")
+            time.sleep(pause)
+            pause = min(1.5 * pause, 1.0)
+        return found
 
     def _shard(self, path: Path, rank: int) -> Path:
         return path.with_name(f".{path.name}-part-{rank}-{self._token}")

@@ -22,6 +22,7 @@ MAY_CHANGE = (
     "checkpoint_steps",
     "checkpoint_minutes",
     "keep",
+    "wait_minutes",
     "refresh_pool",
     "eval_behind",
     "allow_split_overlap",  # of the data; only checked at the start
@@ -116,6 +117,7 @@ class TrainingConfig:
     )
     checkpoint_minutes: float = option(10.0, "largest number of minutes between two checkpoints", above=0)
     keep: int = option(1, "newest checkpoints to keep, besides the best one", minimum=1)
+    wait_minutes: float = option(15.0, "longest wait for workers that the cluster has no room for", above=0)
 
     @property
     def workers(self) -> tuple[int, int]:

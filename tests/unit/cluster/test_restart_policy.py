@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
-from raytriever.cluster.train.controller import Failures
+from raytriever.cluster.train.controller import Failures, GroupReports
 from raytriever.training.parallel.out_of_memory import OutOfMemory
 
 
@@ -66,8 +66,10 @@ def test_a_worker_without_memory_counts_as_one_that_died(error: Exception, died:
     records = []
 
     class Queue:
+        def send(self, event: object) -> None: ...
+
         def record_failure(self, reason: str, process_died: bool) -> None:
             records.append((reason, process_died))
 
-    Failures(Queue()).after_exception(None, {1: error})
+    Failures(GroupReports(Queue()), Queue()).after_exception(None, {1: error})
     assert records == [(f"worker 1: {type(error).__name__}: {error}", died)]

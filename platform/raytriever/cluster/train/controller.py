@@ -13,24 +13,42 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
+from raytriever.cluster.event_queue import GroupStarted, GroupWanted, LogMessage
+from raytriever.cluster.placement import room_for
+from raytriever.cluster.train.network import choose_interface
 
-class Introduction(ControllerCallback):
-    """Sends the handle of the controller to the event queue when the controller starts.
+
+class GroupReports(ControllerCallback, WorkerGroupCallback):
+    """Reports of the controller to the event queue: its handle, and which workers it asks for and gets.
 
     Args:
         queue: Queue of `open_event_queue`.
+
+    Attributes:
+        hosts: host of each worker of the newest group, by rank.
     """
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
+        self.hosts: list[str] = []
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called in the controller, before it starts a worker."""
         self._queue.set_controller(ray.get_runtime_context().current_actor)
 
+    def before_worker_group_start(self, worker_group_context: Any) -> None:
+        """Called before each attempt to start a group."""
+        workers, resources = worker_group_context.num_workers, dict(worker_group_context.resources_per_worker)
+        self._queue.send(GroupWanted(workers, resources, min(workers, room_for(resources))))
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Called when all workers of a group have started."""
+        self.hosts = [worker.metadata.hostname for worker in worker_group.get_workers()]
+        self._queue.send(GroupStarted(tuple(self.hosts)))
+
 
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
-    """Shutdown of a worker group that Ray Train has lost, before the next group starts or the controller ends.
+    """Choice of the workers' network interface, and shutdown of a worker group that Ray Train has lost.
 
     It has to come before Ray Train's own callbacks: after one of them fails, the others are not called. See `FIRST`."""
 
@@ -38,8 +56,9 @@ class Housekeeping(ControllerCallback, WorkerGroupCallback):
         self._group: Any = None
 
     def after_worker_group_start(self, worker_group: Any) -> None:
-        """Remember the group, whose workers are not connected yet."""
+        """Remember the group, whose workers are not connected yet, and choose how they will be."""
         self._group = worker_group
+        worker_group.execute(choose_interface)
 
     def after_worker_group_shutdown(self, worker_group_context: Any) -> None:
         """Forget the group."""
@@ -73,10 +92,15 @@ def end_controller(queue: Any) -> None:
 
 
 class Failures(UserCallback):
-    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
+    """Record of failed worker groups, made in Ray Train's controller before the next group starts.
 
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
+    Args:
+        reports: of the same controller, which know the workers' hosts.
+        queue: Queue of `open_event_queue`.
+    """
+
+    def __init__(self, reports: GroupReports, queue: Any) -> None:
+        self._reports, self._queue = reports, queue
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Record the failure in the event queue."""
@@ -86,8 +110,13 @@ class Failures(UserCallback):
             cause = getattr(error, "health_check_failure", error)
             if isinstance(cause, RayActorError):
                 died = True
-                reasons.insert(0, f"worker {rank} died{' with its node' if 'node' in str(cause) else ''}")
+                reasons.insert(0, self._death(rank, " with its node" if "node" in str(cause) else ""))
             else:
                 died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
+        self._queue.send(LogMessage(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)
+
+    def _death(self, rank: int, how: str) -> str:
+        hosts = self._reports.hosts
+        return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''} died{how}"

@@ -46,10 +46,16 @@ class FitThread(threading.Thread):
         finally:
             self._ended.set()
 
-    def wait(self, broken: threading.Event) -> None:
-        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one."""
+    def wait(self, broken: threading.Event, check: Callable[[], None] = lambda: None) -> None:
+        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one.
+
+        Args:
+            broken: set when waiting is useless.
+            check: called at each look; its exception ends the wait.
+        """
         while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
             check_interrupted()
+            check()
 
     def end(self, hurry: Callable[[], None]) -> None:
         """Return when `fit` has ended, or after `END_SECONDS`.
@@ -65,12 +71,13 @@ class FitThread(threading.Thread):
             forbid_auto_connect()
 
 
-def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None:
+def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
     """Run `fit` until it ends or an event cannot be handled; an interruption ends it too.
 
     Args:
         make: makes the trainer of one attempt.
         events: event queue of the run; it decides whether the run may start again.
+        check: called at each look; its exception ends `fit`.
 
     Returns:
         The exception of `fit`; None if it succeeded.
@@ -79,7 +86,7 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue) -> Exception | None
         attempt = FitThread(make().fit)
         attempt.start()
         try:
-            attempt.wait(events.has_failed)
+            attempt.wait(events.has_failed, check)
         finally:
             attempt.end(lambda: end_controller(events.queue))
         if events.has_failed.is_set() or not _died_between(attempt.failure):

@@ -7,6 +7,7 @@ resumes from the newest complete checkpoint."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,23 +17,33 @@ import ray
 from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from raytriever.cluster.event_queue import Event, LogMessage, RestartsExhausted, open_event_queue, open_inline_queue
+from raytriever.cluster.event_queue import (
+    Event,
+    GroupStarted,
+    GroupWanted,
+    LogMessage,
+    RestartsExhausted,
+    open_event_queue,
+    open_inline_queue,
+)
 from raytriever.cluster.placement import count_gpus
 from raytriever.cluster.session import DriverContext
-from raytriever.cluster.train.controller import FIRST, Failures, Introduction
+from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
 from raytriever.cluster.train.dev_sets import DevSet
 from raytriever.cluster.train.fit import fit
+from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
 from raytriever.cluster.train.refresh import start_miner
 from raytriever.cluster.train.validation import start_evaluator
+from raytriever.cluster.train.waiting import ClusterError, Wait
 from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import UserError, setting
+from raytriever.store.remote import pull
 from raytriever.training.parallel.strategy import TrainingError
 
 # Ray Train may ask for resources on a node that has just died; it asks again after this time.
 PLACEMENT_SECONDS = 10
-PLACEMENT_ATTEMPTS = 60  # ten minutes, enough for a cluster that grows on demand
 RESIZE_SECONDS = 60.0  # between two checks whether new nodes allow a larger group
 _RAY_TRAIN = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(PLACEMENT_SECONDS),
@@ -45,10 +56,6 @@ _RAY_TRAIN = {
 
 # Texts of torch's errors where Ray has reserved a GPU that PyTorch cannot use: a build for CPUs, or a driver too old.
 NO_CUDA = ("doesn't have NCCL built in", "ProcessGroupNCCL is only supported with GPUs", "not compiled with CUDA")
-
-
-class ClusterError(UserError):
-    """The cluster lacks resources for the run."""
 
 
 def train_on_cluster(
@@ -85,10 +92,15 @@ def train_on_cluster(
     """
     user_errors: list[UserError] = []
     ends: list[RestartsExhausted] = []
+    wait = Wait(config.training.wait_minutes, on_event)
 
-    def handle(event: Event | UserError | RestartsExhausted) -> None:
+    def handle(event: Event | UserError | RestartsExhausted | GroupWanted | GroupStarted) -> None:
         if isinstance(event, UserError):
             user_errors.append(event)
+        elif isinstance(event, GroupWanted):
+            wait.begin(event)
+        elif isinstance(event, GroupStarted):
+            wait.end()
         elif isinstance(event, RestartsExhausted):
             ends.append(event)
         else:
@@ -131,13 +143,14 @@ def train_on_cluster(
         if in_process:
             trainer().fit()
         else:
-            failure = fit(trainer, events)
+            failure = fit(trainer, events, partial(wait.check, events.queue.send))
+    pull(folder)  # what workers on other nodes have committed
     if user_errors:
         raise user_errors[0]
     if ends:
         raise _restarts_error(ends[0])
     if isinstance(failure, ControllerError):
-        raise _start_error(failure, fewest) from failure.controller_failure
+        raise _start_error(failure) from failure.controller_failure
     if failure is not None:
         raise failure
 
@@ -145,6 +158,7 @@ def train_on_cluster(
 def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: bool, gpus: float) -> TorchTrainer:
     use_gpu = count_gpus() > 0
     fewest, most = workers
+    reports = GroupReports(job.queue)
     return TorchTrainer(
         # Not in `train_loop_config`: the controller would import all that training needs before it starts the workers.
         partial(train_worker, job),
@@ -158,32 +172,29 @@ def _trainer(job: WorkerJob, workers: tuple[int, int], state: Path, in_process: 
         run_config=RunConfig(
             name="train",
             storage_path=str(state),
-            callbacks=[Introduction(job.queue), Failures(job.queue)],
-            # The event queue counts failures, and lets no group start after too many.
-            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=PLACEMENT_ATTEMPTS),
+            callbacks=[reports, Failures(reports, job.queue)],
+            # The event queue counts failures and lets no group start after too many; `Wait` bounds the time of a start.
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),
         ),
     )
 
 
-def _start_error(failure: ControllerError, workers: int) -> Exception:
+def _start_error(failure: ControllerError) -> Exception:
     """Return the error for a group that did not start, after Ray Train has given up."""
-    cause = failure.controller_failure
-    if reasons := [text for text in NO_CUDA if text in str(failure)]:
+    text = str(failure)
+    if reasons := [reason for reason in NO_CUDA if reason in text]:
         return ClusterError(
             f"has a GPU that PyTorch cannot use in a worker ({reasons[0]})",
             "the Ray cluster",
             "install a PyTorch for the CUDA of its driver, or start Ray with CUDA_VISIBLE_DEVICES='' to train on CPUs",
         )
-    if "Timeout" in type(cause).__name__:
+    if any(reason in text for reason in UNREACHABLE):
+        addresses = sorted(set(re.findall(r"remote=\[([^\]]+)\]", text)))
         return ClusterError(
-            f"had no resources for {workers} workers for {PLACEMENT_SECONDS * PLACEMENT_ATTEMPTS // 60} minutes",
+            f"has workers that do not reach each other{f' (at {addresses[0]})' if addresses else ''}",
             "the Ray cluster",
-            f"lower {setting('num_workers')}; `ray status` shows what uses its resources",
-        )
-    if "StartupFailed" in type(cause).__name__:
-        return TrainingError(
-            "a worker died before it could start training",
-            remedy="check the memory of its node, then run the same command again: it resumes",
+            f"open all TCP ports between its hosts; where a host has several networks, name the interface in "
+            f"{' and '.join(VARIABLES[:2])} before `ray start`",
         )
     return failure
 

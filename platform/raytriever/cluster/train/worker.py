@@ -33,7 +33,6 @@ from raytriever.cluster.train.validation import RayEvaluatorClient, Validations
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage
-from raytriever.data.sources import is_uri
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import DataError, UserError, flag_of
 from raytriever.losses.distributed import WorkerGroup, current_workers
@@ -42,7 +41,8 @@ from raytriever.models.precision import base_type, choose_precision, move_to
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-from raytriever.store.commit import committed_directory
+from raytriever.store.commit import committed_directory, is_committed
+from raytriever.store.remote import is_uri
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh.config import SYNC
@@ -144,8 +144,9 @@ def _train(job: WorkerJob, device: torch.device) -> None:
     prepare_for_training(retriever, config.model, settings.seed)
     report_status("opening the data in the workers")
     for path in job.datasets:
-        if not is_uri(path) and not Path(path).is_dir():
-            raise DataError("is not on this node", path, "set RAYTRIEVER_CACHE to a folder that all nodes see")
+        if not is_uri(path) and not is_committed(Path(path)):
+            remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
+            raise DataError("is not on this node", path, remedy)
     data = TrainingData.open(job.datasets, config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
     if config.loss.guide:
         data = replace(data, guide=Guide.load(config.loss.guide, precision, device))

@@ -22,13 +22,14 @@ from raytriever.data.digests import check_directory
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sources import is_uri, open_raw
+from raytriever.data.sources import open_raw
 from raytriever.errors import DataError, StorageError, setting
 from raytriever.paths import expanded
 from raytriever.reading.structured import MOST_JSON_BYTES, conform, parse_json
 from raytriever.store.capacity import check_disk
 from raytriever.store.commit import MANIFEST, Manifest, cache_folder, committed_directory, disk_errors
 from raytriever.store.parts import make_once
+from raytriever.store.remote import is_uri
 
 _BLOCK = 1 << 22
 _REMEDY = "copy the prepared data set there again"

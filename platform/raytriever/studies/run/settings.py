@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 from typing import Any, TypedDict
 
-from raytriever.data.sources import IR_DATASETS, is_uri
+from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import check_writable, disk_errors
+from raytriever.store.remote import is_uri
 from raytriever.studies.definition import Arm, Study
 
 SETTINGS, DATA = "study.json", "data"

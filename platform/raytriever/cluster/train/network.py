@@ -1,0 +1,35 @@
+"""Network interface of a worker: the one that holds the address of its Ray node, for gloo, NCCL and tensorpipe.
+
+By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
+and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`."""
+
+from __future__ import annotations
+
+import os
+
+import ray.util
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# What PyTorch says where the processes of a group do not reach each other.
+UNREACHABLE = ("connectFullMesh failed", "Connection refused", "No route to host", "Network is unreachable")
+
+
+def choose_interface() -> None:
+    """Name the interface of this node's address to the libraries, in a worker before it joins its group.
+
+    A variable that the user has set stays. On a cluster of one host, whose address may be 127.0.0.1, nothing is set.
+    """
+    name = interface_of(ray.util.get_node_ip_address())
+    if name is not None:
+        for variable in VARIABLES:
+            os.environ.setdefault(variable, name)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this address, such as `eth0`; None for a loopback or unknown address."""
+    import psutil  # comes with Ray
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return None if address.startswith("127.") or address == "::1" else str(name)
+    return None

@@ -49,6 +49,7 @@ _REFUSALS = re.compile(
     r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host",
     re.IGNORECASE,
 )
+_PROBE = b"raytriever"
 _REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
 
 
@@ -131,7 +132,7 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
     wanted = {
         name: about
         for name, about in found.items()
-        if (about[0] <= SMALL_BYTES or not name.startswith(committed))
+        if (about[0] <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST))
         and (name.startswith(committed) or not str(path / name).startswith(owners))
     }
     _remove_others(path, found, owners)
@@ -161,7 +162,7 @@ def push(path: Path) -> None:
         file.relative_to(path).as_posix() for here, _, files in os.walk(path) for file in (Path(here, f) for f in files)
     )
     kept = {*names, UNFINISHED, *(json.loads((path / MANIFEST).read_bytes())["files"] if MANIFEST in names else ())}
-    _ask(path / UNFINISHED, lambda store, key: _write(store, key, b""))
+    write_object(path / UNFINISHED, b"")
     before = _listing(path)
     _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
     _each(before.keys() - kept, lambda name: _delete(path / name))
@@ -207,7 +208,9 @@ def check_writable(path: Path | str) -> None:
     if _inside(path) is None:
         return
     probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
-    _ask(probe, lambda store, key: _write(store, key, b""))
+    write_object(probe, _PROBE)
+    if read_object(probe) != _PROBE:
+        raise StorageError("no object store: what was written cannot be read", address_of(probe), "check the endpoint")
     _delete(probe)
 
 
@@ -373,7 +376,7 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> None:
 
     about = _ask(file, upload)
     if (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-        os.utime(file, ns=(about.mtime_ns, about.mtime_ns))
+        _set_time(file, about.mtime_ns)
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
@@ -391,10 +394,16 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
 
     try:
         _ask(file, download)
-        os.utime(aside, ns=(modified, modified))
+        _set_time(aside, modified)
         os.replace(aside, file)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _set_time(file: Path, modified: int) -> None:
+    """Give a copy the time of its object, unless the object may change in the same second, which is all it tells."""
+    if abs(time.time_ns() - modified) > 2_000_000_000:
+        os.utime(file, ns=(modified, modified))
 
 
 def _delete(file: Path) -> None:

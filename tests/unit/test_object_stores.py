@@ -1,0 +1,337 @@
+"""Results in an object store: what other machines see, who may write, and what a lost or forbidden store says.
+
+The store is a real S3 server. A machine is a folder of copies of its own."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.store import lease, remote
+from raytriever.store import lock as locking
+from raytriever.store.commit import (
+    check_writable,
+    committed_directory,
+    complete,
+    is_committed,
+    push_part,
+    read_manifest,
+    remove,
+    take_part,
+    write_atomically,
+)
+from raytriever.store.lock import InUseError, acquire, check_owner
+from raytriever.store.remote import address_of, copy_of
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from object_store import READER, ObjectStore, object_store
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("store")) as running:
+        yield running
+
+
+@pytest.fixture
+def machine(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Continue on a machine of this name, with copies of its own."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    remote._store.cache_clear()
+
+    def move(name: str) -> None:
+        monkeypatch.setenv(remote.COPIES, str(tmp_path / name))
+
+    move("one")
+    return move
+
+
+@pytest.fixture
+def uri(request: pytest.FixtureRequest) -> str:
+    return f"s3://bucket/{request.node.name.partition('[')[0]}/mine"
+
+
+def path_of(uri: str) -> Path:
+    return Path(copy_of(uri))
+
+
+def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
+    with committed_directory(path, {"kind": "test"}, replace=True) as folder:
+        (folder / name).write_text(content)
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/a b/c", "gs://bucket", "s3://bucket/x?endpoint_override=h:1&scheme=http"])
+def test_an_address_and_its_copy_name_each_other(uri: str) -> None:
+    assert address_of(copy_of(uri)) == uri
+    assert address_of("/elsewhere/s3/bucket") is None
+    assert copy_of("a/path") == "a/path"
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3:///x", "http://host/x", "s3://b/../x", "s3://b/s3://c/x", "ftp://b/x", "s3://?region=b"]
+)
+def test_an_address_that_is_no_path_in_a_bucket_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match="is no "):
+        copy_of(uri)
+
+
+def test_a_secret_in_an_address_is_refused() -> None:
+    with pytest.raises(DataError, match="password") as caught:
+        copy_of("s3://key:hushhush@bucket/x")
+    assert "hushhush" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- commits
+
+
+def test_another_machine_reads_what_was_committed(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "SMALL_BYTES", 10)
+    write(path_of(uri), "more than ten bytes")
+    machine("two")
+    assert not path_of(uri).exists()
+    assert list(read_manifest(path_of(uri), verify=None)["files"]) == ["data.txt"]
+    assert not (path_of(uri) / "data.txt").exists()  # a large file waits until somebody reads it
+    read_manifest(path_of(uri))
+    assert (path_of(uri) / "data.txt").read_text() == "more than ten bytes"
+
+
+def test_a_new_version_replaces_the_old_one_everywhere(machine: Callable[[str], None], uri: str) -> None:
+    write(path_of(uri), "old", "old.txt")
+    machine("two")
+    complete(path_of(uri))
+    machine("one")
+    write(path_of(uri), "new", "new.txt")
+    machine("two")
+    complete(path_of(uri))
+    assert sorted(os.listdir(path_of(uri))) == ["manifest.json", "new.txt"]
+    read_manifest(path_of(uri))
+
+
+@pytest.mark.parametrize("uploads", [0, 1])
+def test_a_directory_whose_upload_was_interrupted_does_not_exist(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, uploads: int
+) -> None:
+    write(path_of(uri), "old")
+    upload, left = remote._upload, [uploads]
+
+    def until_killed(file: Path, before: tuple[int, int] | None = None) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        upload(file, before)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(remote, "_upload", until_killed)
+        patched.setattr(remote, "TRANSFERS", 1)
+        with pytest.raises(KeyboardInterrupt):
+            write(path_of(uri), "new", "more.txt")
+    machine("two")
+    assert not is_committed(path_of(uri))
+    write(path_of(uri), "newer")
+    machine("three")
+    assert (read_manifest(path_of(uri))["meta"], os.listdir(path_of(uri).parent)) == ({"kind": "test"}, ["mine"])
+    assert (path_of(uri) / "data.txt").read_text() == "newer"
+
+
+def test_files_are_written_and_removed_on_every_machine(machine: Callable[[str], None], uri: str) -> None:
+    write_atomically(path_of(uri) / "a.json", "1")
+    write(path_of(uri) / "part")
+    machine("two")
+    complete(path_of(uri))
+    assert (path_of(uri) / "a.json").read_text() == "1"
+    remove(path_of(uri) / "part")
+    remove(path_of(uri) / "a.json")
+    machine("one")
+    complete(path_of(uri))
+    assert not path_of(uri).exists()
+
+
+def test_workers_of_several_machines_commit_one_directory(
+    machine: Callable[[str], None], uri: str, tmp_path: Path
+) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "second.bin").write_bytes(b"second")
+    assert take_part(path_of(uri), "part-1") is None
+    push_part(tmp_path / "part", path_of(uri), "part-1")
+    assert not is_committed(path_of(uri))
+    machine("two")
+    files = take_part(path_of(uri), "part-1")
+    assert files is not None
+    with committed_directory(path_of(uri), uploaded=files) as folder:
+        (folder / "first.bin").write_bytes(b"first")
+    machine("three")
+    assert sorted(read_manifest(path_of(uri))["files"]) == ["first.bin", "second.bin"]
+    assert sorted(os.listdir(path_of(uri))) == ["first.bin", "manifest.json", "second.bin"]
+
+
+def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None], uri: str) -> None:
+    write(path_of(uri))
+    remote.write_object(path_of(uri), b"an object")
+    machine("two")
+    with pytest.raises(StorageError, match="is an object and a folder"):
+        complete(path_of(uri))
+
+
+# --------------------------------------------------------------------------------------------------------------- leases
+
+
+def test_a_second_machine_is_refused_until_the_first_has_ended(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
+    first = acquire(path_of(uri))
+    machine("two")
+    with pytest.raises(InUseError, match=rf"in use by .* pid {os.getpid()}"):
+        acquire(path_of(uri))
+    machine("one")
+    first.release()
+    machine("two")
+    acquire(path_of(uri)).release()
+
+
+def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str) -> None:
+    lock = acquire(path_of(uri))
+    path_of(uri).mkdir()
+    log, gone = path_of(uri) / "steps.jsonl", path_of(uri) / "gone.txt"
+    log.write_text("1\n")
+    gone.write_text("soon")
+    lock.push_changes()
+    log.write_text("1\n2\n")
+    gone.unlink()
+    lock.push_changes()
+    machine("two")
+    complete(path_of(uri))
+    assert (os.listdir(path_of(uri)), (path_of(uri) / "steps.jsonl").read_text()) == (["steps.jsonl"], "1\n2\n")
+    machine("one")
+    log.write_text("1\n2\n3\n")
+    remote.pull(path_of(uri).parent)  # as a listing of runs does, while the run is written
+    assert log.read_text() == "1\n2\n3\n"
+    lock.release()
+    machine("two")
+    complete(path_of(uri))
+    assert (path_of(uri) / "steps.jsonl").read_text() == "1\n2\n3\n"
+
+
+@pytest.mark.parametrize("age", [0.0, 100.0])
+def test_the_lease_of_a_silent_machine_ends_by_the_clock_of_the_store(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, age: float
+) -> None:
+    monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
+    file = locking.lock_file_of(path_of(uri))
+    remote.write_object(file / "other", locking._record(locking.Owner("far", 1, "raytriever train", 0.0, "other")))
+    listed = remote.list_objects
+    monkeypatch.setattr(
+        remote,
+        "list_objects",
+        lambda path: {name: at - int(age * 1e9) * (name == "other") for name, at in listed(path).items()},
+    )
+    if age < lease.STALE_SECONDS:
+        with pytest.raises(InUseError, match="in use by 'raytriever train' on host far"):
+            acquire(path_of(uri))
+        return
+    acquire(path_of(uri)).release()
+
+
+def test_at_most_one_of_many_gets_a_lease(machine: Callable[[str], None], uri: str) -> None:
+    file = locking.lock_file_of(path_of(uri))
+    for _ in range(4):
+        with ThreadPoolExecutor(4) as threads:
+            asked = threads.map(lambda token: lease.ask(file, token, b"{}", lambda record: False), map(str, range(4)))
+        assert sum(other is None for other in asked) <= 1
+        for name in remote.list_objects(file):
+            remote.delete_object(file / name)
+
+
+def test_a_command_that_has_lost_its_lease_commits_nothing(machine: Callable[[str], None], uri: str) -> None:
+    lock = acquire(path_of(uri))
+    for name in remote.list_objects(locking.lock_file_of(path_of(uri))):
+        remote.delete_object(locking.lock_file_of(path_of(uri)) / name)
+    with pytest.raises(InUseError, match="the lease of this command has ended"):
+        write(path_of(uri) / "part")
+    with pytest.raises(InUseError):
+        check_owner(path_of(uri))
+    lock.release()
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("credentials", [READER, ("nobody", "wrong")])
+def test_credentials_that_may_not_write_are_found_first(
+    server: ObjectStore,
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: tuple[str, str],
+) -> None:
+    for name, value in server.environment(credentials).items():
+        monkeypatch.setenv(name, value)
+    remote._store.cache_clear()
+    with pytest.raises(StorageError, match=rf"^{uri}/\.probe.*: the store refuses \(.*; check the name of the bucket"):
+        check_writable(path_of(uri))
+
+
+def test_a_store_that_is_away_for_some_seconds_is_waited_for(
+    server: ObjectStore, machine: Callable[[str], None], uri: str
+) -> None:
+    write_atomically(path_of(uri) / "a", "1")
+    server.pause()
+    threading.Timer(6, server.resume).start()
+    began = time.monotonic()
+    write_atomically(path_of(uri) / "a", "2")
+    assert time.monotonic() - began > 5
+    machine("two")
+    complete(path_of(uri))
+    assert (path_of(uri) / "a").read_text() == "2"
+
+
+class _Html(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>no store</html>")
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("answers", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_an_endpoint_that_is_no_store_ends_in_one_line(
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: bool,
+) -> None:
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 1.0 if answers else 8.0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
+        if answers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        else:
+            server.server_close()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        remote._store.cache_clear()
+        with pytest.raises(StorageError) as caught:
+            check_writable(path_of(uri))
+        if answers:
+            server.shutdown()
+    assert answers or "s3://bucket: the store does not answer (" in capsys.readouterr().err
+    where = rf"{uri}/\.probe-[0-9-]+: no object store: " if answers else "s3://bucket: the store has not answered for "
+    assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))

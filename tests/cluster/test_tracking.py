@@ -1,4 +1,4 @@
-"""Whole runs with a real MLflow server that is killed and restarted."""
+"""Whole runs with a real MLflow server that is killed and restarted, or whose database is."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from postgresql import PostgreSQL
+
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 400
 
@@ -24,7 +27,8 @@ STEPS = 400
 class Server:
     """`mlflow server` over one database, on one port, however often it is started."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: str = "") -> None:
+        self._database = database or f"sqlite:///{folder}/server.db"
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         self.folder, self.uri = folder, f"http://127.0.0.1:{self.port}"
@@ -34,7 +38,7 @@ class Server:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(self.port)),
-                *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
+                *("--backend-store-uri", self._database),
                 *("--artifacts-destination", str(self.folder / "artifacts")),
             ],
             stdout=subprocess.DEVNULL,
@@ -70,10 +74,32 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.kill()
 
 
+@pytest.fixture
+def on_postgresql(tmp_path: Path) -> Iterator[tuple[Server, PostgreSQL]]:
+    database = PostgreSQL(tmp_path / "postgresql")
+    server = Server(tmp_path, database.uri)
+    yield server, database
+    server.kill()
+    database.stop()
+
+
 @pytest.mark.slow
 def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[..., Any], server: Server) -> None:
+    check_that_nothing_is_lost(command_line(), server, server.kill, server.start)
+
+
+@pytest.mark.slow
+@pytest.mark.postgresql
+def test_a_run_loses_no_data_when_the_database_restarts(
+    command_line: Callable[..., Any], on_postgresql: tuple[Server, PostgreSQL]
+) -> None:
+    server, database = on_postgresql
+    check_that_nothing_is_lost(command_line(), server, database.stop, database.start)
+
+
+def check_that_nothing_is_lost(cli: Any, server: Server, stop: Callable[[], None], start: Callable[[], None]) -> None:
+    """Train while what the server needs, or it itself, is away for a while; compare what it has with what was done."""
     server.start()
-    cli = command_line()
     run = cli.folder / "run"
     words = [*cli.settings, "--max-steps", str(STEPS), "--eval-steps", "20", "--patience", "99", "--output", "run"]
     process = subprocess.Popen(
@@ -88,10 +114,10 @@ def test_a_run_loses_no_data_when_the_server_restarts(command_line: Callable[...
     try:
         wait_for(lambda: (run / "checkpoints" / "step-40").exists() or process.poll() is not None, 180)
         assert process.poll() is None, process.communicate()[1]
-        server.kill()
+        stop()
         # It continues, and its points are stored next to it.
         wait_for(lambda: (run / "checkpoints" / "step-200").exists() or process.poll() is not None, 120)
-        server.start()
+        start()
         _, err = process.communicate(timeout=200)
     finally:
         if process.poll() is None:

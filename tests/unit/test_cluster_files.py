@@ -220,3 +220,13 @@ def test_an_upload_is_the_code_and_nothing_else(tmp_path: Path) -> None:
     assert set(map(str, code)) <= uploaded
     assert not uploaded & set(PLANTED)
     assert uploaded - set(map(str, code)) == set()
+
+
+def test_ray_takes_the_description_of_own_machines() -> None:
+    described_machines = described("cluster/own-machines.yaml")
+    validate_config(prepare_config(described_machines))
+    started = [line for name in ("head", "worker") for line in described_machines[f"{name}_start_ray_commands"]]
+    assert described_machines["min_workers"] == len(described_machines["provider"]["worker_ips"])
+    assert [line for line in started if "RAY_enable_autoscaler_v2=0" in line] == [started[1]]
+    assert "--dashboard-host=127.0.0.1" in started[1]
+    assert all("RAY_AUTH_MODE=token" in line for line in started if "ray start" in line)

@@ -36,6 +36,7 @@ from raytriever.masking import refuse_secrets
 from raytriever.terminal import translate_by, warn
 
 T = TypeVar("T")
+_report: Callable[[str], None] = warn
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -51,6 +52,12 @@ _REFUSALS = re.compile(
 )
 _PROBE = b"raytriever"
 _REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
+
+
+def report_to(report: Callable[[str], None]) -> None:
+    """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
+    global _report
+    _report = report
 
 
 def is_uri(name: str) -> bool:
@@ -336,7 +343,7 @@ def _ask(path: Path, request: Callable[[Any, str], T]) -> T:
                 ) from error
             if pause == 0.5:
                 minutes = PATIENCE_SECONDS / 60
-                warn(f"{uri}: the store does not answer ({reason}); trying again for {minutes:g} minutes")
+                _report(f"{uri}: the store does not answer ({reason}); trying again for {minutes:g} minutes")
             check_interrupted()
             time.sleep(pause)
             pause = min(2 * pause, 5.0)

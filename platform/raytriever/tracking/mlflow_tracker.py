@@ -39,7 +39,7 @@ FILE_TIMEOUT = "120"  # seconds; a server may copy a file to slower storage befo
 SQLITE = "sqlite:///"
 # Default ports of the servers that MLflow supports, and the packages of the usual drivers.
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433, "http": 80, "https": 443}
-DRIVERS = {"postgresql": "postgresql+psycopg2://... with psycopg2-binary", "mysql": "mysql+pymysql://... with pymysql"}
+DRIVERS = {"postgresql": "the extra: raytriever[postgresql]", "mysql": "mysql+pymysql://... with pymysql"}
 HEADER = b"SQLite format 3\0"
 CONNECT_SECONDS = 5.0
 _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current folder"

@@ -42,7 +42,7 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
-from raytriever.store.remote import is_uri
+from raytriever.store.remote import is_uri, report_to
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.refresh.config import SYNC
@@ -127,6 +127,7 @@ def _is_needed(job: WorkerJob, device: torch.device) -> bool:
 
 def _train(job: WorkerJob, device: torch.device) -> None:
     config, settings, queue = job.config, job.config.training, job.queue
+    report_to(lambda line: queue.send(LogMessage(line)))
     job.driver.enter()  # Ray starts workers elsewhere, and paths may be relative
     workers = current_workers()
     if device.type == "cpu":

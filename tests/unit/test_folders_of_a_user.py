@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from raytriever.store.commit import committed_directory
+from raytriever.store.lock import acquire, lock_file_of
+from raytriever.store.parts import make_once
 
 _PROGRAM = "import os, raytriever; print(os.environ['HOME']); print(os.environ.get('HF_HOME', ''))"
 
@@ -67,3 +75,53 @@ def test_a_long_temporary_folder_has_a_short_name(tmp_path: Path) -> None:
     homeless = home_of("/nowhere", program, TMPDIR=str(long))
     assert homeless[1].startswith(short)
     assert home_of(tmp_path, program, TMPDIR="/tmp")[0] == "/tmp"
+
+
+def test_what_is_made_in_a_shared_cache_belongs_to_its_group(tmp_path: Path) -> None:
+    shared, private = tmp_path / "shared", tmp_path / "private"
+    for folder, mode in ((shared, 0o2775), (private, 0o755)):
+        folder.mkdir()
+        folder.chmod(mode)
+        before = os.umask(0o022)
+        try:
+            make_once(folder / "datasets" / "mine", lambda entry=folder / "datasets" / "mine": write(entry))
+            lock = acquire(folder / "datasets" / "other")
+        finally:
+            os.umask(before)
+        assert bool((folder / "datasets").stat().st_mode & 0o020) == (folder == shared)
+        assert bool(lock_file_of(folder / "datasets" / "other").stat().st_mode & 0o020) == (folder == shared)
+        lock.release()
+
+
+def write(entry: Path) -> None:
+    with committed_directory(entry) as folder:
+        (folder / "data").write_text("1")
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that every user reaches; those of pytest are private."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_a_cache_of_somebody_else_is_replaced_by_a_private_one(reachable: Path) -> None:
+    cache = reachable / "cache"
+    (cache / "datasets").mkdir(parents=True)
+    (cache / "datasets").chmod(0o555)
+    program = """
+import os
+from raytriever.store.commit import cache_folder
+if os.getuid() == 0:  # the administrator writes everywhere
+    os.setgroups([])
+    os.setgid(12345)
+    os.setuid(12345)
+print(cache_folder(), cache_folder())
+"""
+    environment = os.environ | {"HOME": str(reachable), "RAYTRIEVER_CACHE": str(cache)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    private = reachable / ".cache" / "raytriever"
+    assert done.stdout.split() == [str(private), str(private)]
+    assert done.stderr.startswith(f"RAYTRIEVER_CACHE={cache}: you may not write to {cache}/datasets; using {private}.")
+    assert done.stderr.count("\n") == 1

@@ -91,8 +91,21 @@ def module_of_stage(stage: str) -> str:
 
 def _run_stage(stage: str, arguments: list[str]) -> None:
     arguments = enter_lasting_folder(arguments, warn)
-    with activity(f"raytriever {stage} is working"), released_at_end():
+    with activity(_Work(stage).line), released_at_end():
         importlib.import_module(module_of_stage(stage)).main([word for word in arguments if word != "--debug"])
+
+
+class _Work:
+    """What a stage does while no part of it says so: loading packages, or working."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage, self._loaded = stage, 0
+
+    def line(self, seconds: float) -> str:
+        """Return the line of `activity`."""
+        before, self._loaded = self._loaded, len(sys.modules)
+        doing = f"loading {next(reversed(sys.modules)).partition('.')[0]}" if self._loaded > before else "working"
+        return f"raytriever {self._stage} is {doing}: {seconds:.0f} s"
 
 
 def _show_overview(words: list[str]) -> None:

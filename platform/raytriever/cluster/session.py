@@ -65,6 +65,8 @@ def ray_session(num_workers: int) -> Iterator[None]:
             restrict_token_file()
             _warn_of_small_shared_memory()
             cpus = max(usable_cores(), num_workers + 2)
+            # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
             with activity("starting Ray"), hangups_blocked():
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
@@ -190,9 +192,16 @@ def _start(start: Callable[[], object]) -> None:
                 raise ConfigError(
                     "did not start in two attempts",
                     "Ray",
-                    "read its logs in /tmp/ray/session_latest/logs; free memory and processors, or set RAY_ADDRESS",
+                    f"read its logs in {_own_logs()}; free memory and processors, or set RAY_ADDRESS",
                 ) from error
             warn("Ray did not start in time; trying once more")
+
+
+def _own_logs() -> str:
+    """Return the logs of the Ray that this process has started last; `session_latest` is the newest of any user."""
+    folder = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"
+    sessions = sorted(folder.glob(f"session_*_{os.getpid()}")) or [folder / "session_*"]
+    return str(sessions[-1] / "logs")
 
 
 def _warn_of_small_shared_memory(folder: Path = Path("/dev/shm")) -> None:

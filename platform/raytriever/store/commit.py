@@ -17,10 +17,12 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypedDict
@@ -31,6 +33,7 @@ from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import read_json
 from raytriever.store import remote
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
+from raytriever.terminal import warn
 
 MANIFEST = remote.MANIFEST
 _ASIDE = ".aside-"
@@ -63,8 +66,44 @@ _READING = _WRITING | {
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store."""
-    return Path(os.path.expanduser(remote.copy_of(os.environ.get("RAYTRIEVER_CACHE") or "~/.cache/raytriever")))
+    """Return the folder of the cache: `RAYTRIEVER_CACHE`, or `~/.cache/raytriever`; the copy of an object store.
+
+    Where this user may not write to a shared cache, it is `~/.cache/raytriever` too, and one line says so.
+    """
+    private = os.path.expanduser("~/.cache/raytriever")
+    named = os.environ.get("RAYTRIEVER_CACHE")
+    return Path(_usable_cache(os.path.expanduser(remote.copy_of(named)), private) if named else private)
+
+
+@cache
+def _usable_cache(folder: str, private: str) -> str:
+    """Return the first folder if this user may write to it and to the collections in it, else the second."""
+    collections = [entry.path for entry in _scanned(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    forbidden = [path for path in (folder, *collections) if os.path.isdir(path) and not os.access(path, os.W_OK)]
+    if not forbidden or folder == private:
+        return folder
+    warn(
+        f"RAYTRIEVER_CACHE={folder}: you may not write to {forbidden[0]}; using {private}. To share a cache, give its "
+        "folders to a group: chgrp -R GROUP, chmod -R g+ws"
+    )
+    return private
+
+
+def _scanned(folder: str) -> list[os.DirEntry[str]]:
+    with suppress(OSError):
+        return list(os.scandir(folder))
+    return []
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder with its parents. Below a folder that a group may write, the group may write them as well."""
+    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in reversed(missing):
+        above = one.parent.stat().st_mode
+        if above & stat.S_ISGID and above & stat.S_IWGRP:
+            with suppress(PermissionError):  # another user has made it meanwhile
+                one.chmod(stat.S_IMODE(one.stat().st_mode) | stat.S_IWGRP)
 
 
 def sha256_of(file: Path | str) -> str:
@@ -184,7 +223,7 @@ def committed_directory(
     if not replace:
         refuse_existing(path)
     with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         _sweep(path, begun)  # first, because the disk may be full
         # In a store a new name would leave the parts of `begun` behind.
         aside = begun if begun is not None and remote.address_of(path) else _hidden(path)
@@ -230,7 +269,7 @@ def one_writer(
         StorageError: the lock cannot be made there.
     """
     with lock_errors(path):
-        Path(os.path.abspath(path)).parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(Path(os.path.abspath(path)).parent)
         lock = acquire(path, wait=wait, report=report, remedy=remedy)
     try:
         yield
@@ -254,7 +293,7 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
     with disk_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             raise StorageError("is a pipe, a socket or a device", str(path), "give the path of a regular file")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         try:
             with open(aside, "xb") as stream:
                 for piece in [content] if isinstance(content, str | bytes) else content:

@@ -21,6 +21,7 @@ import os
 import random
 import secrets
 import socket
+import stat
 import sys
 import threading
 import time
@@ -280,6 +281,8 @@ def _try(path: Path | str) -> Lock | Owner:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor, is_new = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+        if file.parent.stat().st_mode & stat.S_ISGID and os.access(file.parent, os.W_OK):
+            os.fchmod(descriptor, 0o664)  # of a group that shares the folder: each may replace what a killed one left
     except FileExistsError:
         try:
             descriptor, is_new = os.open(file, flags), False

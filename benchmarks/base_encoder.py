@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from ends import machine
 from raytriever.errors import ConfigError, UserError
 from raytriever.models.cpu.layers import use_cpu_attention
+from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import autocast, choose_precision, default_device
 from raytriever.models.source import embedded_minilm
-from raytriever.models.weights import quiet_transformers
 from raytriever.store.commit import committed_directory, one_writer
 from raytriever.store.disk import disk_errors
 from raytriever.training.loop import build_optimizer

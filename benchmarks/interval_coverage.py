@@ -30,10 +30,9 @@ from scipy.special import expit, logit, ndtr, ndtri
 from ends import machine, parser
 from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import Proportion, achieve
-from raytriever.metrics.miscalibration import calibration_error
+from raytriever.metrics.calibration import Proportion, ScoredPools, achieve
+from raytriever.metrics.probability import calibration_error
 from raytriever.metrics.significance import LEVEL, paired_t_test
-from raytriever.metrics.top_answers import ScoredPools
 
 AUCS = (0.6, 0.9, 0.99, 0.9992, 0.9995)
 QUERIES = (10, 30, 100, 1000)

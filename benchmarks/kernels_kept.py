@@ -28,8 +28,8 @@ from raytriever.index.exact.search import top_k
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.cpu.attention import attend
 from raytriever.models.cpu.dropout import dropout as drop
-from raytriever.models.cpu.gelu import Gelu
 from raytriever.models.cpu.int8_linear import Int8Linear
+from raytriever.models.cpu.layers import Gelu
 
 THREADS = 2
 Pair = tuple[Callable[[], Any], Callable[[], Any]]

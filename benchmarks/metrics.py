@@ -21,8 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
 from raytriever.metrics.auc import auc_interval, count_ordered_pairs, pooled_auc
-from raytriever.metrics.ranking import measure_ranking
-from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.ranking import Relevance, measure_ranking
 from raytriever.metrics.significance import randomisation_test
 from raytriever.metrics.streaming import ScoreCounts, streaming_auc
 

@@ -24,15 +24,15 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.evaluation.corpus_sample import sample_corpus
+from raytriever.evaluation.datasets import sample_corpus
 from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
+from raytriever.models.files import quiet_transformers
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.recipes import pydocs
 from raytriever.training.loop import TrainingSetup, train

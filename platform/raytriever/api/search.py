@@ -11,8 +11,8 @@ from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
 from raytriever.errors import ConfigError
-from raytriever.index.approximate.config import INDEXES, IndexConfig, check_index
-from raytriever.options import check_options, did_you_mean
+from raytriever.index.approximate.config import INDEXES, IndexConfig
+from raytriever.options import check_changed, check_options, did_you_mean
 from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
@@ -144,7 +144,7 @@ def _approximate(
         raise ConfigError("an approximate index is kept in a directory", "output", "give output='indexes/mine'")
     config = IndexConfig(index=kind, **settings)
     check_options(config)
-    check_index(config)
+    check_changed(config)
     folder = path_of(output)
 
     from raytriever.search.approximate import IndexJob, run_index

@@ -56,8 +56,7 @@ def main(words: list[str]) -> None:
     models = read_models(arguments.models, model)
     session = encoding, output, arguments.fresh, arguments.trackers, warn
     if is_mteb:
-        from raytriever.mteb.job import TABLE, run_mteb
-        from raytriever.mteb.request import build_mteb_job
+        from raytriever.mteb.job import TABLE, build_mteb_job, run_mteb
 
         mteb_job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
         scores = evaluate_in_session(partial(run_mteb, mteb_job), *session)

@@ -16,8 +16,9 @@ from raytriever.cli.arguments import (
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
-from raytriever.index.approximate.config import IndexConfig, check_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.models.config import READING, ModelConfig
+from raytriever.options import check_changed
 from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -30,7 +31,7 @@ def main(words: list[str]) -> None:
     data = build_config(arguments, DataConfig)
     training = build_config(arguments, TrainingConfig)
     config = build_config(arguments, IndexConfig)
-    check_index(config)
+    check_changed(config)
     check_effects(arguments, model, data, training, config, needs={"top": ("query",)})
     if arguments.query is not None and not arguments.query.strip():
         raise ConfigError("the query is empty", "--query", 'give a few words, such as "read a file line by line"')

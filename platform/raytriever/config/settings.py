@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LossConfig, check_loss
-from raytriever.models.config import ModelConfig, check_lora
+from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options, did_you_mean, read_option, with_current_names
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.refresh.config import RefreshConfig, check_refresh
@@ -51,7 +51,7 @@ def check_config(config: Config) -> None:
     """Check every setting against its declaration and against the other settings; raises `ConfigError`."""
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
-    check_lora(config.model)
+    check_changed(config.model)
     check_loss(config.loss)
     if config.training.precision == "int8":
         raise ConfigError(

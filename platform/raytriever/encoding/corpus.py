@@ -206,10 +206,8 @@ def open_matching_store(
     """Open a finished store of a data set's passages, encoded by this retriever in any arithmetic and storage type.
 
     Args:
-        path: directory of the store.
         config: names the directory of the weights.
         retriever: loaded from this directory.
-        dataset: data set of the passages.
 
     Raises:
         StorageError: the store has other content, was never finished, or is damaged.

@@ -41,7 +41,6 @@ class CrashRecord:
     """Record of the processes that died while they encoded a shard.
 
     Args:
-        file: path of the record.
         deaths: numbers of the batches at which processes died.
         examined: batches whose texts were then encoded one by one.
         killers: rows of the shard that kill the process, with the reason.
@@ -106,7 +105,6 @@ def find_fatal_texts(load: Callable[[], Retriever], contents: Sequence[ndarray],
     Args:
         load: loads the encoder; sent to the processes.
         contents: token ids; see `Retriever.contents`.
-        side: side of the texts.
 
     Raises:
         ModelError: more than `MOST` texts do, or a process dies while it loads the encoder.

@@ -51,10 +51,6 @@ def encode_queries(
     """Return the embeddings of queries of a data set, each with its prompt.
 
     Args:
-        retriever: the encoder.
-        dataset: data set of the queries.
-        positions: positions of the queries.
-        title: label of the progress line.
         prompts: prompts of the data set, if it has other names than its own.
 
     Raises:
@@ -78,10 +74,6 @@ def encode_texts(
     """Return the embeddings of texts of one side, in the arithmetic of the retriever's weights.
 
     Args:
-        retriever: the encoder.
-        texts: the texts.
-        side: side of the texts.
-        title: label of the progress line.
         prompt: text in front of all texts, or one for each; by default the prompt of the side.
 
     Raises:
@@ -176,7 +168,6 @@ def start_encoding(
         retriever: on any device; it is put into evaluation mode.
         inputs: texts; see `Retriever.assemble`.
         rows: texts of each batch by their numbers; a batch may be empty.
-        side: side of the texts.
         before_batch: called before a batch is encoded, with the numbers of all batches that are being encoded then.
         on_progress: called with the number of texts of each batch when it is encoded, on a GPU when it is queued.
         prompt: prompt in front of all texts, or of each; by default that of the side.

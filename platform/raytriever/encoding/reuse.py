@@ -22,7 +22,7 @@ from numpy import ndarray
 from raytriever.activity import activity
 from raytriever.data.digests import check_directory
 from raytriever.data.keys import KeyIndex, Keys
-from raytriever.encoding.store import KEYS, PLAN, SHARDS, Keyed, StoredRows, read_stored
+from raytriever.encoding.store import KEYS, PLAN, SHARDS, StoredPlan, StoredRows, read_stored
 from raytriever.encoding.writer import NEXT, WORK, EmbeddingPlan, ShardMeta, StoreWriter
 from raytriever.errors import StorageError
 from raytriever.reading.arrays import read_array
@@ -40,7 +40,6 @@ class EarlierEmbeddings:
     """Places of the embeddings of a new store in earlier stores; sent to the processes that encode.
 
     Args:
-        plan: plan of the new store.
         file: array `[rows, 2]` with the index of an earlier shard and the row in it; -1 for a text without embedding.
         shards: folders of the earlier shards.
     """
@@ -84,7 +83,6 @@ def find_earlier(
     Args:
         writer: writer of the new store, after `begin`.
         missing: its missing shards.
-        keys_of_rows: computes the keys of some rows.
     """
     stores = _stores(writer) if missing else []
     if not stores:
@@ -113,11 +111,6 @@ def find_earlier(
     return EarlierEmbeddings(plan, file, shards)
 
 
-class _Planned(Keyed):
-    encoder: str
-    shard_rows: int
-
-
 def _stores(writer: StoreWriter) -> list[Path]:
     """Return the other stores of the same encoder, the newest first."""
     paths = [writer.path.parent] if writer.path.name == NEXT else []
@@ -125,7 +118,7 @@ def _stores(writer: StoreWriter) -> list[Path]:
     times: dict[str, float] = {}
     for path in paths:
         with suppress(OSError, StorageError):
-            if read_json(path / PLAN, _Planned, _REMEDY)["encoder"] == writer.plan.encoder:
+            if read_json(path / PLAN, StoredPlan, _REMEDY)["encoder"] == writer.plan.encoder:
                 times[os.path.realpath(path)] = path.stat().st_mtime
     times.pop(os.path.realpath(writer.path), None)
     return [Path(path) for path in sorted(times, key=lambda path: -times[path])]
@@ -134,7 +127,7 @@ def _stores(writer: StoreWriter) -> list[Path]:
 def _shards(store: Path) -> Iterator[tuple[Path, Keys, Bool[ndarray, " rows"]]]:
     """Yield the folder of each undamaged shard of a store, its keys, and the rows that have an embedding."""
     try:
-        planned = read_json(store / PLAN, _Planned, _REMEDY)
+        planned = read_json(store / PLAN, StoredPlan, _REMEDY)
         folders = sorted(path for path in (store / SHARDS).iterdir() if path.name.isdecimal())
     except (OSError, StorageError):  # removed meanwhile
         return

@@ -43,8 +43,6 @@ class SideTexts:
     """Texts and contents of one side of a data set, by position.
 
     Args:
-        dataset: the data set.
-        side: side of the texts.
         prompts: prompts of the data set; by default those that the retriever has for its name.
     """
 
@@ -96,7 +94,6 @@ class ShardEncoder:
     """Encoder of shards; it is sent to worker processes, which load the encoder and open the data set.
 
     Args:
-        writer: writer of the store.
         load: loads the encoder onto the device of this process.
         dataset_path: path or name under which any process opens the data set; see `RetrievalDataset`.
         on_progress: called with the number of encoded texts after each batch.

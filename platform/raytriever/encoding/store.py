@@ -104,9 +104,7 @@ def read_embeddings(
     The mapping is copy-on-write, because torch warns of arrays that are read-only.
 
     Args:
-        folder: folder of the files.
         shape: expected numbers of rows and components; None where unknown.
-        rows: selection of rows.
 
     Raises:
         StorageError: a file has another type or shape.
@@ -123,6 +121,14 @@ class Keyed(TypedDict):
     """The key of a plan, stored in every file that was written by this plan."""
 
     key: str
+
+
+class StoredPlan(Keyed):
+    """Fields of `plan.json` by which other stores find the store; see `writer.EmbeddingPlan`."""
+
+    encoder: str
+    dataset: str
+    shard_rows: int
 
 
 class _StoreMeta(Keyed):
@@ -144,7 +150,6 @@ class EmbeddingStore:
     """Store of the embeddings of a data set's documents or queries.
 
     Args:
-        path: directory of the store.
         meta: fields of `writer.EmbeddingPlan`, and `left_out`, the rows without an embedding.
     """
 

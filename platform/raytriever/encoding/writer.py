@@ -33,6 +33,7 @@ from raytriever.encoding.store import (
     VERSION,
     EmbeddingStore,
     Keyed,
+    StoredPlan,
     StoredRows,
     plan_key,
     shard_folder,
@@ -271,11 +272,6 @@ class _Sharded(Keyed):
     shard_rows: int
 
 
-class _Planned(Keyed):
-    encoder: str
-    dataset: str
-
-
 def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
     """Return the writer of a plan for a directory of the user.
 
@@ -318,7 +314,7 @@ def put_next_in_place(path: Path) -> None:
 
 def _is_earlier_version(path: Path, plan: EmbeddingPlan) -> bool:
     with suppress(OSError, StorageError):
-        planned = read_json(path / PLAN, _Planned, "encode again")
+        planned = read_json(path / PLAN, StoredPlan, "encode again")
         return (planned["encoder"], planned["dataset"]) == (plan.encoder, plan.dataset)
     return False
 

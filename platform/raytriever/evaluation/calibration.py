@@ -19,11 +19,16 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.request import EvaluationJob, OpenPart
-from raytriever.metrics.calibration import WantedAim, calibrate
-from raytriever.metrics.miscalibration import CalibrationError, calibration_error
-from raytriever.metrics.probability import IsotonicMap, PlattMap, fit_isotonic, fit_platt
-from raytriever.metrics.top_answers import ScoredPools, ranked_pairs
+from raytriever.evaluation.request import EvaluationJob
+from raytriever.metrics.calibration import ScoredPools, WantedAim, calibrate, ranked_pairs
+from raytriever.metrics.probability import (
+    CalibrationError,
+    IsotonicMap,
+    PlattMap,
+    calibration_error,
+    fit_isotonic,
+    fit_platt,
+)
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM
@@ -40,13 +45,6 @@ FEWEST_QUERIES = 50
 # A curve of any shape needs as many relevant pairs, and as many others.
 FEWEST_FOR_ISOTONIC = 500
 FIRST, LATER = range(1), range(1, 10)
-
-
-def check_splits(job: EvaluationJob, opened: Sequence[Sequence[OpenPart]]) -> None:
-    """Check each data set of an evaluation with thresholds by `check_apart`."""
-    for source, parts in zip(job.datasets, opened, strict=True):
-        for part in parts if job.aims else ():
-            check_apart(part.dataset, job.calibration_split, source.split)
 
 
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:

@@ -1,7 +1,11 @@
-"""Data sets of an evaluation: single ones, those divided into parts, and the whole suite of BEIR.
+"""Data sets of an evaluation: single ones, those divided into parts, the whole suite of BEIR, and samples of a corpus.
 
 A folder that is no data set itself, but holds folders in BEIR layout, is one data set of several parts. Its metrics are
 means over the parts, as BEIR counts CQADupStack.
+
+Encoding a whole corpus for every checkpoint is expensive. A sample holds all judged documents and as many others as
+wanted: half of these are BM25's best results for the queries, taken rank by rank, and the rest is drawn at random.
+Figures on a sample are higher than on the whole corpus, and comparable only with each other.
 """
 
 from __future__ import annotations
@@ -12,9 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.paths import expanded
 
 CORPUS = ("corpus.jsonl", "corpus.jsonl.gz")
@@ -27,9 +37,7 @@ class EvaluationDataset:
     """One data set of an evaluation.
 
     Args:
-        name: name in tables and file names.
         parts: path or hub name of each part, by the part's name. An undivided data set has one part of its own name.
-        split: split that is evaluated.
         task: name in MTEB, if it has one.
     """
 
@@ -79,10 +87,8 @@ class _Member:
     """Data set of BEIR: its names elsewhere, if they differ from BEIR's, and the split with judgements.
 
     Args:
-        task: name in MTEB.
         registered: name below `beir/` in `ir_datasets`.
         hub: name below `mteb/` on the Hugging Face hub.
-        split: split that is evaluated.
     """
 
     task: str
@@ -194,9 +200,13 @@ def find_parts(source: str) -> list[str]:
     if source.startswith(IR_DATASETS):
         return _registered_parts(source.removeprefix(IR_DATASETS))
     folder = expanded(source)
-    if not folder.is_dir() or _is_beir(folder) or any(_is_data(one) for one in folder.iterdir()):
+    if not folder.is_dir() or _is_beir(folder):
         return []
-    return sorted(str(one) for one in folder.iterdir() if _is_visible(one) and _is_beir(one))
+    visible = [one for one in folder.iterdir() if not one.name.startswith((".", "_"))]
+    # A file may hold rows; notes next to the parts do not.
+    if any(one.is_file() and one.suffix not in ("", ".md", ".txt") for one in visible):
+        return []
+    return sorted(str(one) for one in visible if _is_beir(one))
 
 
 def _describe_dataset(source: str, split: str) -> EvaluationDataset:
@@ -227,18 +237,66 @@ def _is_beir(folder: Path) -> bool:
     return any((folder / name).is_file() for name in CORPUS)
 
 
-def _is_data(path: Path) -> bool:
-    """Return True if a file may hold rows; notes next to the parts do not."""
-    return path.is_file() and _is_visible(path) and path.suffix not in ("", ".md", ".txt")
-
-
-def _is_visible(path: Path) -> bool:
-    return not path.name.startswith((".", "_"))
-
-
 def _sources(root: Path | None, name: str, member: _Member) -> list[str]:
     """Return the paths and names under which a data set of BEIR may exist, the nearest first."""
     if root is not None and (root / name).is_dir():
         return [str(root / name)]
     hub = f"hf://datasets/mteb/{member.hub or name}"
     return [f"{IR_DATASETS}beir/{member.registered or name}", *([hub] if name != "cqadupstack" else [])]
+
+
+# Results of BM25 per query: the usual depth of the metrics.
+DEPTH = 100
+
+
+def sample_corpus(
+    dataset: RetrievalDataset, split: str, others: int, seed: int, index_of: Callable[[RetrievalDataset], Bm25Index]
+) -> RetrievalDataset:
+    """Return the data set with all documents that the split judges and `others` more, in their order.
+
+    A corpus without so many is kept whole. The result is in memory, without tokens and negatives; its queries keep
+    their positions. `index_of` builds the BM25 index of a data set, and is called only if it is needed.
+    """
+    judged = np.unique(dataset.judgements[split].documents)
+    total = len(dataset.documents)
+    if total <= len(judged) + others:
+        return dataset
+    chosen = judged
+    if others >= 2:
+        ranked = _best_documents(dataset, split, index_of(dataset))
+        hard = ranked[~np.isin(ranked, judged)][: others // 2]
+        chosen = np.union1d(judged, hard)
+    rest = np.setdiff1d(np.arange(total), chosen)
+    sample = np.random.default_rng(seed).choice(rest, len(judged) + others - len(chosen), replace=False)
+    return _select_documents(dataset, split, np.union1d(chosen, sample))
+
+
+def _best_documents(dataset: RetrievalDataset, split: str, index: Bm25Index) -> Int64[ndarray, " documents"]:
+    """Return BM25's results for the split's queries, each document once: all first ranks, then all second ranks."""
+    queries = np.unique(dataset.judgements[split].queries)
+    _, documents = index.search([dataset.queries.texts[int(query)] for query in queries], DEPTH)
+    by_rank = documents.T.reshape(-1)
+    _, first = np.unique(by_rank, return_index=True)
+    return by_rank[np.sort(first)]
+
+
+def _select_documents(
+    dataset: RetrievalDataset, split: str, positions: Int64[ndarray, " documents"]
+) -> RetrievalDataset:
+    """Return the data set with these documents only; positions are ascending."""
+    documents, rows = dataset.documents, dataset.judgements[split]
+    ids, titles, texts = (
+        [column[position] for position in positions.tolist()]
+        for column in (documents.ids, documents.titles, documents.texts)
+    )
+    moved = Judgements(
+        rows.queries, np.searchsorted(positions, rows.documents).astype(np.int64), rows.scores, rows.sources, rows.ranks
+    )
+    return replace(
+        dataset,
+        documents=Documents(ids, titles, texts),
+        judgements={split: moved},
+        tokens=None,
+        negatives=None,
+        location=None,
+    )

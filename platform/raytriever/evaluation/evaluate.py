@@ -32,8 +32,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.metrics.auc import auc_per_query, pooled_auc
-from raytriever.metrics.ranking import accuracy, measure_ranking
-from raytriever.metrics.relevance import PerQuery, Relevance
+from raytriever.metrics.ranking import PerQuery, Relevance, accuracy, measure_ranking
 from raytriever.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500
@@ -56,11 +55,8 @@ class Evaluation:
     Args:
         queries: positions in the data set, in the order of `per_query` and `ranking`.
         ranking: positions of the best documents, best first, -1 for none.
-        scores: scores of the ranking.
-        positive_scores, negative_scores: pooled scores.
         positive_queries, negative_queries: index into `queries` of each pooled score.
         per_query: values of each metric that has one per query.
-        metrics: means over the queries, and the pooled AUC.
     """
 
     queries: Int64[ndarray, " queries"]

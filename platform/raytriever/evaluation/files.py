@@ -12,21 +12,19 @@ from typing import Any, TypedDict
 from urllib.parse import quote
 
 import numpy as np
-from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
-from raytriever.evaluation.paper_table import latex, markdown, paper_tables
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
 from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol, format_absent
 from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
+from raytriever.evaluation.tables import latex, markdown, paper_tables
 from raytriever.metrics.ranking import mean, measure_ranking
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
@@ -191,7 +189,9 @@ def per_query_content(measured: DatasetMeasurement) -> str:
             entry = content["models"][model]
             entry["top"] += _top_documents(dataset, evaluation, grades)
             for name, values in evaluation.per_query.items():
-                entry["metrics"].setdefault(name, []).extend(_numbers(values))
+                entry["metrics"].setdefault(name, []).extend(
+                    value if np.isfinite(value) else None for value in values.tolist()
+                )
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
@@ -258,10 +258,6 @@ def _top_documents(
 def _excerpt(dataset: RetrievalDataset, document: int) -> Sequence[str]:
     documents = dataset.documents
     return str(documents.ids[document]), str(documents.titles[document]), str(documents.texts[document])[:CHARACTERS]
-
-
-def _numbers(values: ndarray) -> list[float | None]:
-    return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
 def _is_valid(name: str, entries: list[Any]) -> bool:

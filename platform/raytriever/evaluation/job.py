@@ -18,8 +18,7 @@ from numpy import ndarray
 
 from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
-from raytriever.evaluation.calibration import Calibrated, check_splits, save_calibrations, write_calibrations
-from raytriever.evaluation.copies import format_copies
+from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.differences.significance import (
     best_models,
@@ -32,7 +31,7 @@ from raytriever.evaluation.differences.significance import (
 )
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement
+from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement, format_copies
 from raytriever.evaluation.pooled_scores import (
     auc_lines,
     auc_points,
@@ -71,10 +70,8 @@ def run_evaluation(
     """Run an evaluation. All data sets and models are opened and checked before the first text is encoded.
 
     Args:
-        job: models, data sets and protocol.
         output: directory of the evaluation; results of the same command are replaced.
         fresh: replace results of another command too.
-        tracker: opens the run that keeps the results.
         log: called with a line for each step of the work.
         backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
@@ -93,7 +90,9 @@ def run_evaluation(
     opened = [
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
     ]
-    check_splits(job, opened)
+    for source, parts in zip(job.datasets, opened, strict=True):
+        for part in parts if job.aims else ():
+            check_apart(part.dataset, job.calibration_split, source.split)
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
@@ -107,7 +106,8 @@ def run_evaluation(
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             for one, parts in zip(job.datasets, opened, strict=True):
-                analyses = _analyse_bm25(one, parts) if job.has_bm25 else {}
+                bm25_parts = parts if job.has_bm25 else []
+                analyses = {one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts}
                 _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
                 for model, chosen in prompts[one.name].items():
                     log(f"{one.name}: {model}: {chosen}")
@@ -251,11 +251,6 @@ def _dataset_prompts(job: EvaluationJob, encoders: Encoders) -> dict[str, dict[s
             if any(one.query_name or one.passage_name for one in prompts):
                 lines[name][model.name] = "; ".join(map(str, prompts))
     return lines
-
-
-def _analyse_bm25(source: EvaluationDataset, parts: Sequence[OpenPart]) -> dict[str, Any]:
-    """Analyse the documents of each part as BM25 does; see `mining.analyser.Analysis`."""
-    return {source.label(part.name): Analysis.of(part.dataset.documents).content() for part in parts}
 
 
 def _log_dataset(

@@ -1,4 +1,8 @@
-"""Measurements of an evaluation: the models' results on one data set, and their store in `OUTPUT.unfinished`."""
+"""Measurements of an evaluation: the models' results on one data set, and their store in `OUTPUT.unfinished`.
+
+Copies of relevant passages count as not relevant, because judgements are of ids, as in trec_eval. Many copies ranked
+above the passages say that the figures are too low for people, who would accept them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,48 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.evaluation.copies import count_copies_above
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.commit import write_atomically
 from raytriever.store.parts import Parts
+
+
+def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
+    """Return the number of queries with a copy of a relevant passage ranked above that passage."""
+    copies, ranking = dataset.documents.copies, evaluation.ranking
+    if not len(copies):
+        return 0
+    relevant = judged.is_relevant & judged.is_in_corpus
+    rows, documents = judged.relevance.queries[relevant], judged.relevance.documents[relevant]
+    size = len(dataset.documents)
+    is_answer = np.isin(np.arange(len(ranking))[:, None] * size + ranking, rows * size + documents) & (ranking >= 0)
+    texts = np.arange(len(ranking))[:, None] * size + copies.first(ranking)
+    is_copy = np.isin(texts, rows * size + copies.first(documents)) & (ranking >= 0) & ~is_answer
+    count = 0
+    for row in np.flatnonzero(is_copy.any(1)).tolist():
+        own = documents[rows == row]
+        best = int(np.flatnonzero(is_copy[row])[0])
+        same = own[copies.first(own) == copies.first(ranking[row, best])]
+        count += not np.isin(same, ranking[row, :best]).all()
+    return count
+
+
+def format_copies(about: Mapping[str, Any]) -> str:
+    """Describe the counts of a data set in one line; empty if no system ranks a copy above a relevant passage."""
+    counts = {model: count for model, count in about.get("copies_above", {}).items() if count}
+    if not counts:
+        return ""
+    listed = ", ".join(f"{model} {count:,}" for model, count in counts.items())
+    return (
+        f"Queries of {about['queries']:,} with a copy of a relevant passage ranked above it: {listed}. The copy counts "
+        "as not relevant."
+    )
+
 
 UNFINISHED, FORMAT = ".unfinished", 1
 ARRAYS, MEASURED = "evaluation.npz", "measured.json"
@@ -52,9 +88,7 @@ class PartMeasurement:
     """Results of all models on an undivided data set, or on a part of a divided one.
 
     Args:
-        name: name of the part.
         dataset: data set, opened with the measured splits.
-        judged: judged queries of the evaluated split.
         evaluations: results on the evaluated split, by model.
         calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
     """
@@ -169,9 +203,7 @@ class MeasurementStore:
         """Return a stored measurement, or make it and store it.
 
         Args:
-            model, dataset, split: names, for the folder of the measurement.
             key: all that decides the figures.
-            measure: returns the evaluation and the seconds that it took.
 
         Raises:
             StorageError: the disk is full or forbidden.

@@ -22,7 +22,7 @@ from raytriever.metrics.calibration import (
     WantedAim,
     calibrate,
 )
-from raytriever.metrics.miscalibration import calibration_error_of_scores
+from raytriever.metrics.probability import calibration_error_of_scores
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
@@ -133,7 +133,7 @@ def calibration_rows(measured: DatasetMeasurement, split: str, aims: Sequence[Wa
           `relevant_pairs_above`, `relevant_pairs`, and `checked_precision` and `checked_recall` of pairs. Each share
           has its 95 % interval as `NAME_low` and `NAME_high`. A share of nothing is None.
         - `calibration_error`: error of scores as probabilities, between the splits, with its interval
-          (`metrics.miscalibration`).
+          (`metrics.probability`).
         - `notes`: sentences on missing or uncertain figures.
     """
     rows = []

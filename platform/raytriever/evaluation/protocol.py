@@ -20,8 +20,7 @@ from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.data.records import ANY_ANSWER
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.ranking import DEFAULT_METRICS, ranking_metric, title
-from raytriever.metrics.relevance import Relevance
+from raytriever.metrics.ranking import DEFAULT_METRICS, Relevance, ranking_metric, title
 from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
@@ -101,8 +100,6 @@ class JudgedQueries:
     and counts among the relevant documents, as in trec_eval.
 
     Args:
-        dataset: the data set.
-        level: lowest grade of a relevant document.
         drop_own: leave a document with the query's own id out of its results.
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.

@@ -56,9 +56,14 @@ class FormSystem:
 
     def evaluate(self, split: str, protocol: Protocol, judged: JudgedQueries) -> Evaluation:
         """Search the form with a split's queries, and measure the results; see `DenseSystem.evaluate`."""
-        whole = self.dense.queries(split)
-        corpus = _FormCorpus(self, self.form.rescore_multiplier * protocol.kept_of(judged.relevance))
-        queries = EncodedQueries(corpus, self._cut(whole.embeddings), whole.row)
+        whole, rescored = self.dense.queries(split), self.form.rescore_multiplier * protocol.kept_of(judged.relevance)
+
+        def search(queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
+            if self.quantised is None:
+                return top_k_of_blocks(queries, self.blocks(), depth, self.dense.ties)
+            return self.quantised.search(queries, depth, rescored)
+
+        queries = EncodedQueries(search, self._score, self._cut(whole.embeddings), whole.row)
         return evaluate(self.dense.dataset, split, queries, protocol, judged)
 
     @cached_property
@@ -90,24 +95,11 @@ class FormSystem:
         norms = np.linalg.norm(cut, axis=1, keepdims=True)
         return cut / np.maximum(norms, np.finfo(np.float32).tiny)
 
-
-@dataclass(frozen=True)
-class _FormCorpus:
-    """Documents of a form, of which the best `rescored` are scored again; see `systems.DenseCorpus`."""
-
-    system: FormSystem
-    rescored: int
-
-    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        if self.system.quantised is None:
-            return top_k_of_blocks(queries, self.system.blocks(), depth, self.system.dense.ties)
-        return self.system.quantised.search(queries, depth, self.rescored)
-
-    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        if self.system.quantised is not None:
-            return self.system.quantised.score(queries, rows, documents)
+    def _score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
+        if self.quantised is not None:
+            return self.quantised.score(queries, rows, documents)
         distinct, index = np.unique(documents, return_inverse=True)
-        return pair_scores(queries, self.system.read(distinct), rows, index)
+        return pair_scores(queries, self.read(distinct), rows, index)
 
 
 def form_rows(

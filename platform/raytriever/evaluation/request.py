@@ -34,7 +34,6 @@ class StoredForm:
     """Form in which a model's embeddings are stored and searched, made from those in fp32.
 
     Args:
-        model: name of the model.
         dtype: type of the components, one of `config.DTYPES`.
         width: number of first components; None for all.
         rescore_multiplier: candidates by the codes, for each result.
@@ -69,9 +68,7 @@ class EvaluationJob:
 
     Args:
         models: at least one model.
-        datasets: the data sets.
         baselines: names of the models that the others are compared with.
-        protocol: metrics and rules.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: another split of the data sets.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.

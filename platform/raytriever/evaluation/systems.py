@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 import torch
@@ -54,7 +53,6 @@ class Encoders:
 
     Args:
         models: all models of an evaluation; each is loaded once here.
-        precision, device: arithmetic and device of encoding.
         log: called with a line that says how each model reads texts.
         kept_bytes: bytes of weights that are kept in memory.
 
@@ -100,7 +98,11 @@ class Encoders:
             assert config is not None
             retriever = load_for_encoding(config, self._precision, self._device)
         self._loaded[name] = retriever
-        while len(self._loaded) > 1 and sum(map(_bytes, self._loaded.values())) > self._kept_bytes:
+        while (
+            len(self._loaded) > 1
+            and sum(tensor.nbytes for one in self._loaded.values() for tensor in (*one.parameters(), *one.buffers()))
+            > self._kept_bytes
+        ):
             del self._loaded[next(iter(self._loaded))]
         return retriever
 
@@ -116,48 +118,35 @@ def _check_forms(model: str, width: int, forms: Sequence[StoredForm]) -> None:
             )
 
 
-def _bytes(retriever: Retriever) -> int:
-    tensors = [*retriever.parameters(), *retriever.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-class DenseCorpus(Interface):
-    """Embedded documents that are searched and scored with embeddings of queries."""
-
-    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """Return scores and documents of the best results of each embedding, best first."""
-
-    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        """Return the score of each pair of a row of `queries` and a document."""
-
-
 @dataclass(frozen=True)
 class EncodedQueries:
     """Encoded queries and the corpus that they search: a `System`.
 
-    `row` is the row of each query of the data set in `embeddings`, -1 for those that are not encoded.
+    Args:
+        find: returns scores and documents of the best results of embeddings, best first.
+        pairs: returns the score of each pair of a row of some embeddings and a document.
+        row: row of each query of the data set in `embeddings`, -1 for those that are not encoded.
     """
 
-    corpus: DenseCorpus
+    find: Callable[[ndarray, int], tuple[ndarray, ndarray]]
+    pairs: Callable[[ndarray, ndarray, ndarray], ndarray]
     embeddings: Float32[ndarray, "queries width"]
     row: Int64[ndarray, " all_queries"]
 
-    @classmethod
-    def of(
-        cls, corpus: DenseCorpus, dataset: RetrievalDataset, positions: ndarray, embeddings: ndarray
-    ) -> EncodedQueries:
-        """Return the queries of a data set, given the positions of the embedded ones."""
-        row = np.full(len(dataset.queries), -1)
-        row[positions] = np.arange(len(positions))
-        return cls(corpus, embeddings, row)
-
     def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         """See `System.search`."""
-        return self.corpus.search(self.embeddings[self.row[queries]], depth)
+        return self.find(self.embeddings[self.row[queries]], depth)
 
     def score(self, queries: ndarray, documents: ndarray) -> ndarray:
         """See `System.score`."""
-        return self.corpus.score(self.embeddings, self.row[queries], documents)
+        return self.pairs(self.embeddings, self.row[queries], documents)
+
+
+def _rows_of(dataset: RetrievalDataset, positions: ndarray) -> Int64[ndarray, " all_queries"]:
+    """Return the row of each query of a data set, given the positions of the encoded ones; -1 for the others."""
+    row = np.full(len(dataset.queries), -1)
+    row[positions] = np.arange(len(positions))
+    return row
 
 
 @dataclass(frozen=True)
@@ -200,14 +189,12 @@ class DenseSystem:
     def encode(self, positions: Int64[ndarray, " queries"]) -> EncodedQueries:
         """Encode queries of the data set by their positions, to search the store with them."""
         embeddings = encode_queries(self.retriever, self.dataset, positions, prompts=self.prompts)
-        return EncodedQueries.of(self, self.dataset, positions, embeddings)
+        return EncodedQueries(self._search, self._score, embeddings, _rows_of(self.dataset, positions))
 
-    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        """See `DenseCorpus.search`."""
+    def _search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
         return self.backend.search(self.store, queries, depth, self.ties)
 
-    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        """See `DenseCorpus.score`."""
+    def _score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
         distinct, index = np.unique(documents, return_inverse=True)
         return pair_scores(queries, self.store.read(distinct), rows, index)
 
@@ -215,18 +202,6 @@ class DenseSystem:
 def evaluate_retriever(dataset: RetrievalDataset, split: str, config: ModelConfig, retriever: Retriever) -> Evaluation:
     """Evaluate a retriever on one split with the default protocol; `retriever` was loaded with `config`."""
     return DenseSystem(dataset, config, retriever).evaluate(split)
-
-
-@dataclass(frozen=True)
-class _CorpusInMemory:
-    embeddings: Float32[ndarray, "documents width"]
-    ties: Int64[ndarray, " documents"]
-
-    def search(self, queries: ndarray, depth: int) -> tuple[ndarray, ndarray]:
-        return top_k(queries, self.embeddings, depth, self.ties)
-
-    def score(self, queries: ndarray, rows: ndarray, documents: ndarray) -> ndarray:
-        return pair_scores(queries, self.embeddings, rows, documents)
 
 
 def evaluate_embeddings(
@@ -237,8 +212,13 @@ def evaluate_embeddings(
     protocol: Protocol | None = None,
 ) -> Evaluation:
     """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
-    corpus = _CorpusInMemory(documents, tie_order(dataset.documents.ids))
-    encoded = EncodedQueries.of(corpus, dataset, dataset.relevant_queries(split), queries)
+    ties = tie_order(dataset.documents.ids)
+    encoded = EncodedQueries(
+        lambda some, depth: top_k(some, documents, depth, ties),
+        lambda some, rows, of: pair_scores(some, documents, rows, of),
+        queries,
+        _rows_of(dataset, dataset.relevant_queries(split)),
+    )
     return evaluate(dataset, split, encoded, protocol)
 
 

@@ -1,15 +1,26 @@
-"""Plain-text tables of an evaluation: systems as rows, metrics as columns, and lines of tested differences."""
+"""Tables of an evaluation: as plain text, and as the papers print them, in Markdown and in LaTeX (booktabs).
+
+In a table of a paper the best figure is bold and the second is underlined if the difference is significant. Marks of
+significance are raised. Up to `WIDE` data sets are columns, each with all metrics, and each model is a row (Optimizing
+What Matters, Table 1). More data sets are rows, and each model is a column, in one table per metric (Training dense
+retrievers with multiple positive passages, Table 3). Averages are means over the data sets. Figures are multiplied by
+100.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from raytriever.evaluation.differences.significance import pair_lines
+import numpy as np
+
+from raytriever.evaluation.differences.significance import Best, best_rule, pair_lines
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.mining.analyser import analyser_line
-from raytriever.terminal import one_line
+from raytriever.terminal import markdown_cell, markdown_table, one_line
 
 # Least width of a column of figures.
 FIGURE_WIDTH = 12
@@ -66,3 +77,164 @@ def training_notes(figures: Mapping[str, Any], names: Mapping[str, str]) -> str:
     if analysis := figures.get("bm25_analyser"):
         lines += [analyser_line(analysis), analysis["warning"]]
     return "\n".join(filter(None, lines))
+
+
+WIDE = 4
+AVERAGE = "Average"
+Rows = Mapping[str, Mapping[str, Mapping[str, float]]]
+Marks = Mapping[tuple[str, str, str], str]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a table.
+
+    Args:
+        rank: 0 for the significantly best model, 1 for the second, otherwise None.
+    """
+
+    text: str
+    rank: int | None = None
+    mark: str = ""
+    behind: str = ""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Table that is not yet formatted.
+
+    Args:
+        groups: titles above groups of columns, each with its number of columns; empty for a single line of titles.
+        columns: titles of the columns; the first is above the rows' names.
+        rows: a name and a figure for each further column.
+    """
+
+    caption: str
+    groups: list[tuple[str, int]]
+    columns: list[str]
+    rows: list[tuple[str, list[Figure]]]
+
+
+def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str], best: Best) -> list[PaperTable]:
+    """Return the tables of an evaluation: one table, or one for each metric if there are more than `WIDE` data sets.
+
+    All models have the same metrics and data sets. `marks` are by data set, model and metric.
+    """
+    first = next(iter(models.values()))
+    datasets = list(first)
+    metrics = list(first[datasets[0]])
+    caption = _caption(split, baselines if any(marks.values()) else (), len(models))
+    averaged: list[str | None] = [*datasets, None] if len(datasets) > 1 else [*datasets]
+    names = dict(zip(averaged, unique_names([one or AVERAGE for one in averaged]), strict=True))
+    if len(datasets) <= WIDE:
+        columns = {(one, metric): _column(models, one, metric, marks, best) for one in averaged for metric in metrics}
+        rows = [(model, [column[row] for column in columns.values()]) for row, model in enumerate(models)]
+        titles = [metric_title(metric) for _, metric in columns]
+        return [PaperTable(caption, [(names[one], len(metrics)) for one in averaged], ["Model", *titles], rows)]
+    return [
+        PaperTable(
+            f"{metric_title(metric)}. {caption}",
+            [],
+            unique_names(["Data set", *models]),
+            [(names[one], _column(models, one, metric, marks, best)) for one in averaged],
+        )
+        for metric in metrics
+    ]
+
+
+def _column(models: Rows, dataset: str | None, metric: str, marks: Marks, best: Best) -> list[Figure]:
+    """Return a figure for each model: a metric on one data set, or its mean over all data sets."""
+    ahead = list(best.get((dataset, metric), ()))
+    figures = []
+    for model, rows in models.items():
+        value = float(np.mean([row[metric] for row in rows.values()])) if dataset is None else rows[dataset][metric]
+        mark = marks.get((dataset, model, metric), "") if dataset is not None else ""
+        figures.append(Figure(f"{100 * value:.2f}", ahead.index(model) if model in ahead else None, mark))
+    return figures
+
+
+def _caption(split: str, baselines: Sequence[str], models: int) -> str:
+    caption = f"Split {split}, x 100." + (f" {best_rule('paired t-test')}" if models > 1 else "")
+    for baseline, better, worse in zip(baselines, "+◆", "-◇", strict=False):
+        caption += f" {better} and {worse}: significantly above and below {baseline}."
+    return caption
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "<": "$<$",
+    ">": "$>$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+}
+_LATEX_MARKS = {"+": "+", "-": "-", "◆": r"\blacklozenge", "◇": r"\lozenge"}
+
+
+def markdown(tables: Sequence[PaperTable]) -> str:
+    """Format the tables in Markdown, each under its caption."""
+    return "\n".join(_markdown(table) for table in tables)
+
+
+def latex(tables: Sequence[PaperTable]) -> str:
+    """Format the tables as `table` environments; they need the packages booktabs and amssymb."""
+    return "% wants \\usepackage{booktabs,amssymb}\n" + "\n".join(_latex(table) for table in tables)
+
+
+def _markdown(table: PaperTable) -> str:
+    columns = [markdown_cell(title) for title in table.columns]
+    if table.groups:
+        # Markdown has one line of titles. With several groups each title gets its group's name, so all titles differ.
+        several = len(table.groups) > 1
+        over = [group if several or column == 0 else "" for group, width in table.groups for column in range(width)]
+        columns = [
+            columns[0],
+            *(f"{markdown_cell(group)} {title}".strip() for group, title in zip(over, columns[1:], strict=True)),
+        ]
+    rows = [[markdown_cell(name), *map(_markdown_figure, figures)] for name, figures in table.rows]
+    return f"{table.caption}\n\n{markdown_table([columns, *rows], right=1, escape=str)}"
+
+
+def _markdown_figure(figure: Figure) -> str:
+    text = {0: "**{}**", 1: "<u>{}</u>", None: "{}"}[figure.rank]
+    behind = f" {figure.behind}" if figure.behind else ""
+    return text.format(figure.text) + (f"<sup>{figure.mark}</sup>" if figure.mark else "") + behind
+
+
+def _latex(table: PaperTable) -> str:
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_escaped(table.caption)}}}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule"]
+    if table.groups:
+        over = [rf"\multicolumn{{{width}}}{{c}}{{{_escaped(group)}}}" for group, width in table.groups]
+        ends = [2 + sum(width for _, width in table.groups[:count]) for count in range(len(table.groups) + 1)]
+        rules = [rf"\cmidrule(lr){{{start}-{end - 1}}}" for start, end in pairwise(ends)]
+        lines += [_row(["", *over], str), " ".join(rules)]
+    lines += [_row(table.columns, _escaped), r"\midrule"]
+    for name, figures in table.rows:
+        lines.append(_row([_escaped(name), *map(_latex_figure, figures)], str))
+    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str], write: Callable[[str], str]) -> str:
+    return " & ".join(map(write, cells)) + r" \\"
+
+
+def _latex_figure(figure: Figure) -> str:
+    text = {0: r"\textbf{%s}", 1: r"\underline{%s}", None: "%s"}[figure.rank]
+    mark = "".join(_LATEX_MARKS[one] for one in figure.mark)
+    behind = f" {_escaped(figure.behind)}" if figure.behind else ""
+    return text % figure.text + (f"$^{{{mark}}}$" if mark else "") + behind
+
+
+def _escaped(text: str) -> str:
+    text = one_line(text)
+    for mark, command in (("◆", r"$\blacklozenge$"), ("◇", r"$\lozenge$")):
+        text = text.replace(mark, f"\0{command}\0")
+    # Every second piece between the null characters is already a command.
+    pieces = text.split("\0")
+    return "".join(
+        piece if index % 2 else "".join(_LATEX.get(character, character) for character in piece)
+        for index, piece in enumerate(pieces)
+    )

@@ -48,9 +48,7 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        name: name of the model.
         description: pooling, similarity, lengths and prompts of the model.
-        width: number of components of an embedding.
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
         trained: `metrics.json` of that run; empty if there is none.
@@ -75,6 +73,7 @@ def model_card(facts: CardFacts) -> str:
     """Return the text of a model's `README.md`. The metadata for the hub come first."""
     from huggingface_hub import ModelCardData
 
+    description, is_cosine = facts.description, facts.description.similarity == "cosine"
     base = facts.config.get("model", {}).get("model")
     base = PUBLISHED.get(base, base)
     data = ModelCardData(
@@ -90,10 +89,11 @@ def model_card(facts: CardFacts) -> str:
         f"# {facts.name}\n\n{_description(facts)}\n",
         READ.format(
             name=facts.name,
-            length=", normalize_embeddings=True" if _is_cut_after_normalisation(facts.description) else "",
+            # sentence-transformers cuts embeddings after normalisation, so their norm is below one.
+            length=", normalize_embeddings=True" if description.truncate_dim and is_cosine else "",
         ),
-        USE.format(similarity=facts.description.similarity.replace("dot", "dot product"), length=_length(facts)),
-        *_named_prompts(facts.description),
+        USE.format(similarity=description.similarity.replace("dot", "dot product"), length=description.passage_length),
+        *_named_prompts(description),
         *_training(facts),
         *_results(facts),
         *_calibration(facts.calibration),
@@ -134,15 +134,6 @@ def _named_prompts(description: Description) -> list[str]:
     table = markdown_table([["name", "text in front"], *rows])
     use = 'Choose one with `model.encode(texts, prompt_name="NAME")`. Names ending in `-query` are for queries.'
     return [f"## Prompts\n{use}\n\n{table}"]
-
-
-def _is_cut_after_normalisation(description: Description) -> bool:
-    """Return whether sentence-transformers cuts embeddings after normalisation, so that their norm is below one."""
-    return description.truncate_dim is not None and description.similarity == "cosine"
-
-
-def _length(facts: CardFacts) -> int:
-    return facts.description.passage_length
 
 
 def _training(facts: CardFacts) -> list[str]:

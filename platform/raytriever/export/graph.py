@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from jaxtyping import Float32
@@ -102,30 +101,18 @@ def _write_onnx(tower: Encoder, example: TokenBatch, path: Path) -> None:
     program.save(path, external_data=weights > _BYTES)
 
 
-class GraphRunner:
-    """Runner of an exported graph on the CPU in float32."""
+def open_graph(path: Path, form: str) -> Callable[[TokenBatch], Float32[ndarray, "texts width"]]:
+    """Return a function that embeds one padded batch by an exported graph, on the CPU in float32."""
+    if form == "onnx":
+        import onnxruntime
 
-    def __init__(self, path: Path, form: str) -> None:
-        self._run = _onnx(path) if form == "onnx" else _openvino(path)
-
-    def encode(self, tokens: TokenBatch) -> Float32[ndarray, "texts width"]:
-        """Return the embeddings of one padded batch."""
-        return self._run({name: tokens[name].numpy() for name in INPUTS})
-
-
-def _onnx(path: Path) -> Any:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run([EMBEDDING], inputs)[0]
-
-
-def _openvino(path: Path) -> Any:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return lambda tokens: session.run([EMBEDDING], {name: tokens[name].numpy() for name in INPUTS})[0]
     import openvino
 
     # By default OpenVINO computes in bf16 if the processor supports it.
     model = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return lambda inputs: model(inputs)[EMBEDDING]
+    return lambda tokens: model({name: tokens[name].numpy() for name in INPUTS})[EMBEDDING]
 
 
 @contextmanager

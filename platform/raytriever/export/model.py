@@ -25,14 +25,14 @@ from raytriever.evaluation.calibration import FOLDER
 from raytriever.evaluation.results import read_results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.export.config import ExportConfig
-from raytriever.export.graph import FILES, GraphRunner, check_packages, write_graph
+from raytriever.export.graph import FILES, check_packages, open_graph, write_graph
 from raytriever.models.config import ModelConfig
+from raytriever.models.files import quiet_transformers
 from raytriever.models.packing import TokenBatch
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.source import MINILM
-from raytriever.models.weights import quiet_transformers
 from raytriever.models.writer import write_model
 from raytriever.prompts import SIDES, Side
 from raytriever.reading.structured import conform, read_json, read_yaml
@@ -78,9 +78,7 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
     """Write a model, its graphs and its model card into a new directory.
 
     Args:
-        config: the model.
         settings: formats, evaluation, licence and repository.
-        output: the new directory.
         report: called with a progress line before each graph.
 
     Returns:
@@ -189,10 +187,10 @@ def _towers(retriever: Retriever, folder: Path) -> list[tuple[Side, Path]]:
 def _write_and_compare(retriever: Retriever, side: Side, form: str, directory: Path) -> Parity:
     batches = _samples(retriever, side)
     tower = retriever.query if side == "query" else retriever.passage
-    graph = GraphRunner(write_graph(tower, batches[0], form, directory), form)
+    embed = open_graph(write_graph(tower, batches[0], form, directory), form)
     with torch.inference_mode():
         expected = np.concatenate([tower(batch).float().numpy() for batch in batches])
-    actual = np.concatenate([graph.encode(batch) for batch in batches])
+    actual = np.concatenate([embed(batch) for batch in batches])
     parity = _compare(form, side, expected, actual)
     if not parity.difference <= TOLERANCE:
         raise ModelError(

@@ -88,7 +88,6 @@ class QuantisedDocuments:
     """Documents that are searched by their codes.
 
     Args:
-        quantiser: makes the codes.
         blocks: returns the blocks of the embeddings in fp32, see `index.exact.search.top_k_of_blocks`.
         read: returns the embeddings of some documents in fp32.
         ties: result of `index.exact.search.tie_order`.
@@ -106,7 +105,6 @@ class QuantisedDocuments:
 
         Args:
             queries: embeddings in fp32.
-            depth: number of results.
             rescored: number of candidates among which the first results are chosen. If it is below `depth`, further
                 documents of the search by codes follow, in order of their own scores.
         """

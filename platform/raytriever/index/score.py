@@ -19,6 +19,7 @@ float32 might overflow, and the bound is infinite."""
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 import numba
@@ -27,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.errors import ModelError
+from raytriever.errors import ConfigError, ModelError
 from raytriever.models.precision import choose_precision
 from raytriever.vectors import in_threads
 
@@ -172,7 +173,6 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     Args:
         norms: Norms of the queries, in float64.
         residuals: norms of their rounding errors.
-        width: number of components.
         unit: largest relative error of one addition of the matrix product.
     """
     terms = width + 16
@@ -183,3 +183,30 @@ def error_terms(norms: Values, residuals: Values, width: int, unit: float = UNIT
     b = norms + residuals
     c = _TINY * (2 * root * (norms + residuals) + 4 * width)
     return a * _SLACK, b * _SLACK, c * _SLACK
+
+
+# The threads of OpenMP do not survive a fork: FAISS and torch would hang there.
+_has_searched = _was_forked = False
+
+
+def refuse_forked() -> None:
+    """Check that this process may search; called before every search.
+
+    Raises:
+        ConfigError: this process was forked from a process that had searched.
+    """
+    global _has_searched
+    if _was_forked:
+        raise ConfigError(
+            "this process was forked from a process that had searched, and lacks its threads",
+            remedy='start processes that search with multiprocessing.get_context("spawn")',
+        )
+    _has_searched = True
+
+
+def _record_fork() -> None:
+    global _was_forked
+    _was_forked = _has_searched
+
+
+os.register_at_fork(after_in_child=_record_fork)

@@ -14,10 +14,8 @@ from raytriever.lazy import lazy_names
 if TYPE_CHECKING:
     from raytriever.metrics.auc import pooled_auc
     from raytriever.metrics.inputs import MetricInputError
-    from raytriever.metrics.miscalibration import CalibrationError, calibration_error
-    from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt
-    from raytriever.metrics.ranking import measure_ranking
-    from raytriever.metrics.relevance import Relevance
+    from raytriever.metrics.probability import CalibrationError, ScoreMap, calibration_error, fit_isotonic, fit_platt
+    from raytriever.metrics.ranking import Relevance, measure_ranking
     from raytriever.metrics.streaming import BoundedAuc, ScoreCounts, streaming_auc
 
 __all__ = [
@@ -38,11 +36,15 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.metrics.auc": ("pooled_auc",),
-        "raytriever.metrics.miscalibration": ("CalibrationError", "calibration_error"),
         "raytriever.metrics.inputs": ("MetricInputError",),
-        "raytriever.metrics.probability": ("ScoreMap", "fit_isotonic", "fit_platt"),
-        "raytriever.metrics.ranking": ("measure_ranking",),
-        "raytriever.metrics.relevance": ("Relevance",),
+        "raytriever.metrics.probability": (
+            "CalibrationError",
+            "ScoreMap",
+            "calibration_error",
+            "fit_isotonic",
+            "fit_platt",
+        ),
+        "raytriever.metrics.ranking": ("Relevance", "measure_ranking"),
         "raytriever.metrics.streaming": ("BoundedAuc", "ScoreCounts", "streaming_auc"),
     },
 )

@@ -1,8 +1,9 @@
 """Score thresholds: chosen on one split for a wanted value, and checked on another split.
 
 A value is the precision or recall of pairs, or the precision of the top answers, the share of answered queries, or F1
-of the decision to answer (`top_answers`). A check reports how many queries have an answer, how often the best answer is
-relevant, and precision and recall of pairs, each with an interval.
+of the decision to answer. The top answer of a query is its best-scoring document. A check reports how many queries have
+an answer, how often the best answer is relevant, and precision and recall of pairs, each with an interval: of
+independent cases, or of cases that are grouped by query.
 """
 
 from __future__ import annotations
@@ -12,13 +13,130 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
+from scipy.special import ndtri, stdtrit
 
 from raytriever.metrics.auc import sort_pools
-from raytriever.metrics.inputs import MetricInputError, scores_of
-from raytriever.metrics.proportions import wilson, wilson_by_query
-from raytriever.metrics.top_answers import ScoredPools, TopAnswers, queries_of, top_answers
+from raytriever.metrics.inputs import MetricInputError, check_confidence, check_queries, scores_of
+
+
+def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute Wilson's (1927) interval of a share of independent cases; 0 and 1 without trials.
+
+        (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
+
+    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
+    """
+    check_confidence(confidence)
+    if not 0 <= successes <= trials:
+        raise MetricInputError(f"{successes} of {trials}", "share", "give successes from 0 to the number of trials")
+    if not trials:
+        return 0.0, 1.0
+    return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
+
+
+def wilson_by_query(
+    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Compute an interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
+
+    It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
+
+        n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
+
+    V is the variance of the ratio over the Q queries with a case, by the linearisation of survey sampling (Korn &
+    Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
+    the variance within queries is unknown, and each query counts as one case: n = Q.
+    """
+    check_confidence(confidence)
+    if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
+        raise MetricInputError(
+            f"{len(parts)} parts of {len(wholes)} queries",
+            "share",
+            "give both for each query, with no part above its whole",
+        )
+    parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
+    queries, cases = len(wholes), float(wholes.sum())
+    if not queries:
+        return 0.0, 1.0
+    share = float(parts.sum()) / cases
+    if queries == 1:
+        return _wilson_bounds(share, 1.0, _normal_quantile(confidence))
+    residuals = parts - share * wholes
+    variance = queries / (queries - 1) * float(residuals @ residuals) / cases**2
+    effective = min(share * (1 - share) / variance, cases) if variance > 0 else float(queries)
+    return _wilson_bounds(share, effective, float(stdtrit(queries - 1, (1 + confidence) / 2)))
+
+
+def _normal_quantile(confidence: float) -> float:
+    return float(ndtri((1 + confidence) / 2))
+
+
+def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]:
+    middle = share + z * z / (2 * trials)
+    reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
+    whole = 1 + z * z / trials
+    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
+
+
+@dataclass(frozen=True)
+class ScoredPools:
+    """Pooled scores of a split, and the index of the query of each, from 0, if it is known."""
+
+    positives: Float[ndarray, " positives"]
+    negatives: Float[ndarray, " negatives"]
+    positive_queries: Int64[ndarray, " positives"] | None = None
+    negative_queries: Int64[ndarray, " negatives"] | None = None
+
+
+@dataclass(frozen=True)
+class TopAnswers:
+    """Top answer of each query of a split.
+
+    A query without a scored document has the score -inf. A best score that a relevant and another document share is not
+    right.
+    """
+
+    scores: Float64[ndarray, " queries"]
+    right: Bool[ndarray, " queries"]
+
+
+def ranked_pairs(
+    pools: ScoredPools, ranks: range
+) -> tuple[Float64[ndarray, " pairs"], Bool[ndarray, " pairs"], Int64[ndarray, " pairs"]]:
+    """Return the pairs at some ranks of each query's documents: score, relevance and query.
+
+    The best document has rank 0. Relevant documents come last among equal scores.
+    """
+    positives = scores_of(pools.positives, "scores of positives")
+    negatives = scores_of(pools.negatives, "scores of negatives")
+    of_positives = queries_of(pools.positive_queries, positives)
+    of_negatives = queries_of(pools.negative_queries, negatives)
+    scores = np.concatenate([negatives, positives]).astype(np.float64)
+    queries = np.concatenate([of_negatives, of_positives])
+    order = np.lexsort((np.arange(len(scores)) >= len(negatives), -scores, queries))
+    starts = np.searchsorted(queries[order], queries[order])
+    kept = order[np.isin(np.arange(len(order)) - starts, ranks)]
+    return scores[kept], kept >= len(negatives), queries[kept]
+
+
+def top_answers(pools: ScoredPools) -> TopAnswers:
+    """Return the top answer of each query of a split."""
+    scores, relevant, queries = ranked_pairs(pools, range(1))
+    count = int(queries.max(initial=-1)) + 1
+    best, right = np.full(count, -np.inf), np.zeros(count, bool)
+    best[queries], right[queries] = scores, relevant
+    return TopAnswers(best, right)
+
+
+def queries_of(queries: Int64[ndarray, " scores"] | None, scores: ndarray) -> Int64[ndarray, " scores"]:
+    """Return the queries of scores, checked."""
+    if queries is None:
+        raise MetricInputError("the queries of scores are unknown", "top answers", "give the query of each score")
+    check_queries(queries, scores, "top answers")
+    return queries
+
 
 # Precision of the top answers, share of answered queries, or F1 of the decision to answer.
 TopAim = Literal["top_precision", "answered", "f1"]
@@ -212,7 +330,7 @@ def calibrate(
     Queries are independent, so shares of queries have Wilson's interval. Pairs of one query are not: their shares have
     Wilson's interval for an effective number of pairs (`wilson_by_query`).
 
-    `miscalibration.calibration_error_of_scores` compares the splits without a threshold.
+    `probability.calibration_error_of_scores` compares the splits without a threshold.
 
     Args:
         choosing, checking: two splits whose pools were made in the same way.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raytriever.errors import ConfigError, setting
-from raytriever.options import check_changed, did_you_mean, option
+from raytriever.options import did_you_mean, option
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
 
@@ -117,11 +117,6 @@ class ModelConfig:
     activation_checkpointing: bool = option(
         False, "keep only the inputs of the blocks and recompute the rest in backward: less memory, more time"
     )
-
-
-def check_lora(config: ModelConfig) -> None:
-    """Check that adapter settings are not used without adapters; raises `ConfigError`."""
-    check_changed(config)
 
 
 def check_prompt_names(config: ModelConfig) -> None:

@@ -20,10 +20,17 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
-from raytriever.models.files import read_model_file, stored_tensors
+from raytriever.models.files import (
+    check_loaded,
+    check_sizes,
+    check_tokens,
+    load_config,
+    loading,
+    read_model_file,
+    stored_tensors,
+)
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
-from raytriever.models.weights import check_loaded, check_sizes, check_tokens, load_config, loading
 from raytriever.paths import expanded
 from raytriever.store.commit import sha256_of
 
@@ -40,8 +47,6 @@ class CrossEncoder:
     """Scorer of query-passage pairs; higher scores are more relevant.
 
     Args:
-        directory: directory of the model.
-        device: device of the model.
         precision: `fp32` or `bf16`, the type of the weights.
         length: largest number of tokens of a pair, including special tokens; by default the limit of the model.
 

@@ -28,10 +28,8 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
     the token in every library. A tokenizer that already ends its texts with a special token does not change.
 
     Args:
-        tokenizer: fast tokenizer of transformers.
         append_eos: `auto` and `no` leave the tokenizer as it is, and `auto` warns; `yes` appends the token.
         pooling: modes joined by `+`.
-        directory: directory of the model, for messages.
 
     Raises:
         ConfigError: the tokenizer has no end token to append.
@@ -84,9 +82,7 @@ def set_bidirectional(backbone: Any, bidirectional: bool | None, directory: Path
     `config.is_causal` decides this in transformers 5, and it is saved in `config.json`.
 
     Args:
-        backbone: loaded transformers model.
         bidirectional: None leaves the model as its `config.json` says.
-        directory: directory of the model, for messages.
 
     Raises:
         ModelError: transformers ignores the setting for this model.

@@ -113,7 +113,6 @@ def stored_description(directory: Path, config: ModelConfig) -> Description:
     """Read the description in a model directory.
 
     Args:
-        directory: directory of the model.
         config: settings of the user; some of the files are not needed with them.
 
     Raises:
@@ -123,8 +122,10 @@ def stored_description(directory: Path, config: ModelConfig) -> Description:
         return _check_ranges(_own_description(directory / OWN_FILE), directory / OWN_FILE)
     if (directory / MODULES).is_file():
         return _check_ranges(_sentence_transformers(directory, config), directory)
-    sides = lengths(directory)
-    pooling = "last" if _is_causal_decoder(directory) else "mean"
+    sides, settings = lengths(directory), check_config(directory)
+    # Of a causal language model, the last token alone has read the whole text.
+    is_causal = str((settings.get("architectures") or [""])[0]).endswith("ForCausalLM")
+    pooling = "last" if is_causal and settings.get("is_causal", True) is not False else "mean"
     return Description(pooling, query_length=sides["query"], passage_length=sides["passage"])
 
 
@@ -140,9 +141,7 @@ def head_modules(directory: Path, description: Description, config: ModelConfig)
     for the dot product of a model that is for the dot product.
 
     Args:
-        directory: directory of the model.
         description: what `describe` returned for the settings.
-        config: settings of the user.
     """
     is_exact = description.similarity == stored_description(directory, config).similarity == "dot"
     heads: dict[Side, tuple[Module, ...]] = {}
@@ -159,7 +158,6 @@ def prompt_table(description: Description, config: ModelConfig) -> PromptTable:
 
     Args:
         description: what `describe` returned for the settings.
-        config: settings of the user.
     """
     fixed = [
         side
@@ -204,8 +202,11 @@ def _check_ranges(described: Description, where: Path) -> Description:
 
 
 def _sentence_transformers(directory: Path, config: ModelConfig) -> Description:
-    sides = pipelines(directory)
-    poolings = {side: _pooling(pipeline, directory) for side, pipeline in sides.items()}
+    sides, poolings = pipelines(directory), dict[Side, tuple[str, bool]]()
+    for side, pipeline in sides.items():
+        if pipeline.pooling is None:
+            raise ModelError("has no Pooling module", str(directory / MODULES), "use a model with a Pooling module")
+        poolings[side] = read_pooling(pipeline.pooling)
     if poolings["query"] != poolings["passage"]:
         names = " and ".join(mode for mode, _ in poolings.values())
         raise ModelError(f"pools its two sides differently ({names})", str(directory), "use a model with one pooling")
@@ -266,19 +267,6 @@ def _log_prompts(library: _Library, prompts: dict[str, str], directory: Path, co
             f"{directory}: its default prompt {default} is neither for queries nor for documents, so no text gets it; "
             f"give {flag_of('query_prompt_name')} {default} for queries"
         )
-
-
-def _pooling(pipeline: Pipeline, directory: Path) -> tuple[str, bool]:
-    if pipeline.pooling is None:
-        raise ModelError("has no Pooling module", str(directory / MODULES), "use a model with a Pooling module")
-    return read_pooling(pipeline.pooling)
-
-
-def _is_causal_decoder(directory: Path) -> bool:
-    """Return true for a checkpoint of a causal language model, whose last token alone has read the whole text."""
-    settings = check_config(directory)
-    architectures = settings.get("architectures") or [""]
-    return str(architectures[0]).endswith("ForCausalLM") and settings.get("is_causal", True) is not False
 
 
 def _log_once(line: str) -> None:

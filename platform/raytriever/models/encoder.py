@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from raytriever.errors import ModelError
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import stored_tensors
+from raytriever.models.files import check_loaded, check_sizes, load_config, loading, stored_tensors
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
 from raytriever.models.pipeline.pooling import Mask, States, pool, pool_packed
 from raytriever.models.pipeline.transformer import config_settings
 from raytriever.models.varlen import packed_states
-from raytriever.models.weights import check_loaded, check_sizes, load_config, loading
 
 # Models with a decoder whose encoder transformers loads alone.
 ENCODERS_WITH_DECODER = ("t5", "mt5", "umt5")
@@ -78,7 +77,6 @@ class Encoder(nn.Module):
         """Encode one batch: packed, or padded `input_ids` and `attention_mask` (and `token_type_ids` where used).
 
         Args:
-            tokens: inputs of the backbone.
             left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
         """
         if is_packed(tokens):
@@ -110,7 +108,6 @@ def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Mod
     A pooler without weights in the files is removed, as in a model without a pooler.
 
     Args:
-        directory: transformers directory.
         dtype: type of the weights; stored weights of another type are converted one at a time.
 
     Raises:

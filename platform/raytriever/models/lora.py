@@ -92,9 +92,7 @@ def write_adapters(backbone: Any, config: ModelConfig, directory: Path) -> None:
     """Write the adapters in the form of `peft`, which sentence-transformers and transformers load onto the base.
 
     Args:
-        backbone: transformers model with adapters.
         config: settings of the model that names the base. A local base is named by its absolute path.
-        directory: existing directory.
     """
     (settings,) = backbone.peft_config.values()
     is_local = config.model == MINILM or expanded(config.model).exists()

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from raytriever.errors import ConfigError, setting
-from raytriever.models.config import ModelConfig, check_lora
+from raytriever.models.config import ModelConfig
 from raytriever.models.lora import add_adapters, share_frozen
 from raytriever.models.retriever import Retriever
+from raytriever.options import check_changed
 
 
 def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -> None:
@@ -19,13 +20,12 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
 
     Args:
         retriever: loaded retriever, on any device.
-        config: settings of the model.
         seed: decides the initial weights of the adapters; the generators of the process are not changed.
 
     Raises:
         ConfigError: settings contradict each other, a package is missing, or the encoder lacks support.
     """
-    check_lora(config)
+    check_changed(config)
     backbones = [retriever.query.backbone]
     if retriever.passage.backbone is not retriever.query.backbone:
         backbones.append(retriever.passage.backbone)

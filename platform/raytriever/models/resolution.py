@@ -1,13 +1,33 @@
-"""Resolution of a model's name to the directory of a whole model: adapters alone are merged into their base first."""
+"""Resolution of a model's name to the directory of a whole model: adapters alone are merged into their base first.
+
+`peft`, sentence-transformers and `--save-adapters` write directories that hold LoRA adapters alone. The base is named
+by `base_model_name_or_path` in `adapter_config.json`. The adapters are merged into it once, by `peft`, and the whole
+model is kept in the cache, under the digest of the adapters and the state of the base's files. So everything that reads
+a model directory reads adapters too.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import shutil
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
+from typing import Any, TypedDict
 
+from raytriever.activity import activity
+from raytriever.errors import ConfigError, ModelError
+from raytriever.models.files import CONFIG, INDEX, read_model_file, stored_tensors
+from raytriever.models.pipeline.modules import MODULES, read_pipeline
 from raytriever.models.source import ADAPTER, MINILM, find_model
 from raytriever.paths import expanded
-from raytriever.store.commit import complete
+from raytriever.reading.arrays import open_tensors
+from raytriever.store.cache import cache_folder, hold
+from raytriever.store.commit import MANIFEST, committed_directory, complete, sha256_of
+from raytriever.store.disk import files_below
+from raytriever.store.parts import make_once
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -26,11 +46,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
     """
     complete(Path(name))
     directory = find_model(name, revision, weights)
-    if not (directory / ADAPTER).is_file():
-        return directory
-    from raytriever.models.adapters import merged_model
-
-    return merged_model(directory, weights)
+    return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
@@ -44,3 +60,127 @@ def commit_of(name: str, revision: str | None = None) -> str | None:
     path = resolve_model(name, revision)
     # The cache of the hub has a folder for each commit.
     return path.name if _COMMIT.fullmatch(path.name) else revision
+
+
+WEIGHTS = "adapter_model.safetensors"
+_COLLECTION, _VERSION = "merged", 1
+# Files of a base that its copy needs; its weights are those of the merged model.
+_COPIED = (".json", ".txt", ".model", ".jinja")
+_PREFIX = re.compile(r"^base_model\.model\.(model\.)?")
+_LEFT_OUT = (ADAPTER, INDEX, MANIFEST)
+
+
+class _AdapterConfig(TypedDict, total=False):
+    base_model_name_or_path: str | None
+    peft_type: str | None
+    revision: str | None
+
+
+def merged_model(directory: Path, weights: bool = True) -> Path:
+    """Return the directory of the base with the adapters of a directory merged.
+
+    Args:
+        directory: with `adapter_config.json` and `adapter_model.safetensors`.
+        weights: False for the directory of the base, whose layers have the same shapes.
+
+    Raises:
+        ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
+        ConfigError: `peft` is not installed.
+        StorageError: the cache cannot be written.
+    """
+    settings = read_model_file(directory / ADAPTER, _AdapterConfig)
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"holds adapters of type {settings.get('peft_type')!r}", str(directory), "give LoRA adapters")
+    base = _base_of(directory, settings, weights)
+    if not weights:
+        return base
+    if not (directory / WEIGHTS).is_file():
+        raise ModelError(f"has no {WEIGHTS}", str(directory), "copy the adapters again, as safetensors")
+    parts = [_VERSION, sha256_of(directory / ADAPTER), sha256_of(directory / WEIGHTS), _state_of(base)]
+    parts += [_state_of(directory)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    folder = cache_folder() / _COLLECTION / key
+
+    def merge() -> None:
+        meta = {"kind": "merged adapters", "adapters": str(directory), "base": str(base)}
+        with activity("merging the adapters"), committed_directory(folder, meta, replace=folder.exists()) as aside:
+            _write(directory, base, aside)
+
+    make_once(folder, merge)
+    _hold(folder)
+    return folder
+
+
+@cache
+def _hold(folder: Path) -> None:
+    """Hold a merged model as long as the process lives: once, because each time opens a file."""
+    hold(folder, merged_model)
+
+
+def _base_of(directory: Path, settings: _AdapterConfig, weights: bool) -> Path:
+    name, remedy = settings.get("base_model_name_or_path") or "", f"correct base_model_name_or_path in {ADAPTER}"
+    if not name:
+        raise ModelError("does not name the model that its adapters belong to", str(directory), remedy)
+    try:
+        return find_model(name, None if Path(name).is_dir() else settings.get("revision"), weights)
+    except ModelError as error:
+        raise ModelError(
+            f"its adapters belong to {name}, which cannot be read ({error.args[0]})",
+            str(directory),
+            f"copy it there, or {remedy}",
+        ) from error
+
+
+def _write(directory: Path, base: Path, aside: Path) -> None:
+    """Write the whole model: files of the base, the merged weights, and the files next to the adapters."""
+    transformer = read_pipeline(base, "passage").transformer
+    if (directory / MODULES).is_file():  # the adapters come with modules of their own, such as the pooling
+        target = aside / read_pipeline(directory, "passage").transformer.relative_to(directory)
+        _copy((file for file in transformer.iterdir() if file.is_file()), transformer, target)
+    else:
+        target = aside / transformer.relative_to(base)
+        _copy(files_below(base), base, aside)
+    _merge(directory, transformer, target)
+    shutil.copyfile(transformer / CONFIG, target / CONFIG)  # as the base has it
+    _copy(files_below(directory), directory, aside)
+
+
+def _copy(files: Iterable[Path], source: Path, target: Path) -> None:
+    for file in files:
+        if file.suffix in _COPIED and file.name not in _LEFT_OUT:
+            (target / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target / file.relative_to(source))
+
+
+def _merge(directory: Path, transformer: Path, target: Path) -> None:
+    """Write a transformer with the adapters merged, in the type of its files."""
+    try:
+        from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+    except ImportError as error:
+        raise ConfigError("peft is not installed", str(directory), "pip install 'raytriever[lora]'") from error
+    import torch
+
+    from raytriever.models.encoder import load_backbone
+    from raytriever.models.lora import merged_weights
+
+    kinds = {one.kind for one in stored_tensors(transformer).values()}
+    backbone: Any = load_backbone(transformer, torch.bfloat16 if kinds == {"BF16"} else torch.float32)
+    remedy = f"correct base_model_name_or_path in {ADAPTER}, or copy the adapters again"
+    try:
+        settings = PeftConfig.from_pretrained(str(directory))
+        inject_adapter_in_model(settings, backbone)
+        # A language model has its transformer as `model`.
+        with open_tensors(directory / WEIGHTS, remedy, ModelError) as file:
+            stored = {_PREFIX.sub("", name): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        unexpected = set_peft_model_state_dict(backbone, stored).unexpected_keys
+    except (ValueError, KeyError, RuntimeError, TypeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"its adapters do not fit {transformer} ({reason})", str(directory), remedy) from error
+    if unexpected:
+        raise ModelError(f"its adapters do not fit {transformer}, which has no {unexpected[0]}", str(directory), remedy)
+    backbone.save_pretrained(target, state_dict=merged_weights(backbone))
+
+
+def _state_of(directory: Path) -> list[list[Any]]:
+    states = [(file, file.stat()) for file in files_below(directory.resolve())]
+    return [[str(file), one.st_size, one.st_mtime_ns] for file, one in states]

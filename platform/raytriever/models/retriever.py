@@ -23,6 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import append_end_token, set_bidirectional
 from raytriever.models.description import Description, describe, head_modules, pipelines, prompt_table
 from raytriever.models.encoder import Encoder, load_backbone
+from raytriever.models.files import check_tokens
 from raytriever.models.packing import Buckets, TokenBatch, fill_buckets, is_packed, join_sides, pack
 from raytriever.models.pipeline.head import head_text, load_head
 from raytriever.models.pipeline.modules import Module
@@ -34,7 +35,6 @@ from raytriever.models.varlen import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
-from raytriever.models.weights import check_tokens
 from raytriever.prompts import SIDES, TASK_TYPE, TITLE, Prompts, PromptTable, Side, check_length, fill_title
 
 log = logging.getLogger(__name__)
@@ -47,9 +47,6 @@ class Retriever(nn.Module):
     """Two towers (the same module if shared) with their tokenizer.
 
     Args:
-        query, passage: the towers.
-        tokenizer: Tokenizer of both.
-        description: how they read texts.
         prompts: prompts by data set; by default those of the description.
 
     Attributes:
@@ -163,8 +160,6 @@ class Retriever(nn.Module):
         They have no special tokens and are not truncated.
 
         Args:
-            texts: the texts.
-            side: side of the texts.
             prompt: text in front of all texts, or one for each; by default that of the side. A place for the title
                 in the prompt of all texts becomes `none`.
         """
@@ -220,8 +215,6 @@ class Retriever(nn.Module):
 
         Args:
             prompt: prompt of all texts, or of each; by default that of the side.
-            side: side of the texts.
-            texts: number of texts.
         """
         if self.description.pool_prompt:
             return None
@@ -278,7 +271,6 @@ def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> R
     """Load the model a configuration names, in evaluation mode.
 
     Args:
-        config: names the model and how it reads texts.
         dtype: type of the weights of its transformers.
 
     Raises:
@@ -334,8 +326,6 @@ def _load_tower(
 
     Args:
         source: directory of the transformer, or the loaded transformer of the other tower.
-        description: settings of the model.
-        head: modules after the pooling.
         loaded: modules of the other tower by their folders, which this tower shares.
         dtype: type of the weights of the transformer; modules after the pooling are float32.
     """

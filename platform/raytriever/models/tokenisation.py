@@ -21,9 +21,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from raytriever.errors import ModelError
-from raytriever.models.files import CONFIG, check_tokenizer_files, first_line
+from raytriever.models.files import CONFIG, check_tokenizer_files, first_line, load_config, quiet_transformers
 from raytriever.models.pipeline.transformer import lowers_case, tokenizer_settings
-from raytriever.models.weights import load_config, quiet_transformers
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +165,6 @@ class Template:
     """Template by which a tokenizer turns the content of a text into the input of an encoder.
 
     Args:
-        before: special tokens before the content.
-        after: special tokens after the content.
         keep_end: truncate a long text at its beginning, not at its end.
         pad_token: token that pads the short texts of a batch.
         pad_left: pad before the text, not after it.

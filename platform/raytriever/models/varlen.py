@@ -96,7 +96,6 @@ def attention(
         query, key, value: states, `[1, heads, tokens, width]`; fewer heads of keys and values serve several queries.
         attention_mask: `starts` of packed texts, `[1, 1, 1, texts + 1]`; a mask of padding if `max_length_q` is None.
         scaling: factor of the scores; 1 / sqrt(width) by default.
-        dropout: dropout probability of the weights.
         sliding_window: distance from which on tokens do not attend to each other; None for no limit.
         max_length_q: tokens of the longest text of a packed batch; None for a padded batch.
 

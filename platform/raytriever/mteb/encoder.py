@@ -39,8 +39,6 @@ class MtebEncoder:
     """Methods by which an encoder passes as a model for `mteb.evaluate`.
 
     Attributes:
-        config: settings of how texts are read.
-        retriever: the loaded towers and tokenizer.
         label: name of a local model in MTEB's results; None for the name of its directory.
     """
 

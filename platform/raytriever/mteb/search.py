@@ -1,15 +1,16 @@
 """Search of a retrieval or reranking task: MTEB's `SearchProtocol` by our encoders, exact search and evaluation.
 
 MTEB passes a corpus to `index`, then queries to `search`, and computes its metrics from the results. The corpus is
-encoded by the pool of the evaluation and searched exactly, once. The same results give our figures: the metrics of
-`--metrics` with the pooled AUC, thresholds, and results per query, in a directory next to MTEB's result of the task.
+written once to the cache, in BEIR layout, and prepared there, so that actors on any node read it as that of any data
+set. It is encoded by the pool of the evaluation and searched exactly, once. The same results give our figures: the
+metrics of `--metrics` with the pooled AUC, thresholds, and results per query, in a directory next to MTEB's result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,9 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import in_processes
+from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.evaluate import Evaluation, evaluate
@@ -32,10 +36,71 @@ from raytriever.evaluation.systems import DenseSystem, EncodedQueries, Retrieval
 from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
-from raytriever.mteb.corpus import SPLIT, open_split
 from raytriever.mteb.encoder import MtebEncoder
 from raytriever.prompts import names_of_task
 from raytriever.store.commit import committed_directory, read_manifest
+
+# Split of the data set that holds the judgements; MTEB's own names of splits may not be names of files.
+SPLIT = "test"
+# Text of documents and queries that have none: MTEB encodes them, and data sets here hold no empty text. It is a space
+# without width, which WordPiece and SentencePiece tokenizers read as no text.
+NO_TEXT = "\u200b"
+_BATCH = 1024
+
+
+def open_split(
+    corpus: Any,
+    queries: Any,
+    relevant: Mapping[str, Mapping[str, int]],
+    task_metadata: Any,
+    name: str,
+    max_bad_rows: float,
+) -> RetrievalDataset:
+    """Return a split of a task as a prepared data set with the split `SPLIT`.
+
+    `relevant` has the grades of documents by query.
+
+    Raises:
+        DataError: too many rows are bad, such as repeated ids.
+    """
+    texts = dict(zip(queries["id"], query_texts(queries, task_metadata), strict=True))
+
+    def documents() -> Iterator[Row]:
+        for row in corpus:
+            title, text = row.get("title") or "", row["text"] or ""
+            blank = not title.strip() and not text.strip()
+            # A title without a text becomes the text: the model reads the same.
+            yield (
+                {"_id": row["id"], "title": title, "text": text}
+                if text.strip()
+                else {"_id": row["id"], "text": NO_TEXT if blank else title}
+            )
+
+    def judgements() -> Iterator[Row]:
+        for query, grades in relevant.items():
+            for document, grade in grades.items() if query in texts else ():
+                yield {"query-id": query, "corpus-id": document, "score": int(grade)}
+
+    rows: dict[str, Rows] = {
+        "corpus.jsonl": documents,
+        "queries.jsonl": lambda: (
+            {"_id": key, "text": text if text.strip() else NO_TEXT} for key, text in texts.items()
+        ),
+        f"qrels/{SPLIT}.jsonl": judgements,
+    }
+    titles = {"corpus.jsonl": "documents", "queries.jsonl": "queries", f"qrels/{SPLIT}.jsonl": "judgements"}
+    folder = Files(rows, {file: f"{title} of {name}" for file, title in titles.items()}).write(name)
+    return open_dataset(str(folder), [SPLIT], max_bad_rows=max_bad_rows, run=in_processes)
+
+
+def query_texts(queries: Any, task_metadata: Any) -> list[str]:
+    """Return the text of each query as MTEB gives it to encoders: with its instruction, or a conversation as text."""
+    from mteb._create_dataloaders import create_dataloader
+    from mteb.types import PromptType
+
+    loader = create_dataloader(queries, task_metadata=task_metadata, prompt_type=PromptType.query, batch_size=_BATCH)
+    return [text for batch in loader for text in batch["text"]]
+
 
 # Folder of our directories, next to MTEB's results of a model.
 RETRIEVAL = "retrieval"
@@ -225,28 +290,22 @@ class RankedQueries:
 
     def results(self, queries: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return the `top_k` scores of queries by document, as MTEB reads them."""
-        ids, known = self._dataset.documents.ids, self._dataset.queries.ids
-        rows = dict(zip(known, zip(*(one.tolist() for one in self._limited), strict=True), strict=True))
+        ids, known = self.system.dataset.documents.ids, self.system.dataset.queries.ids
+        best = self.search(np.arange(len(known)), self.top_k)
+        rows = dict(zip(known, zip(*(one.tolist() for one in best), strict=True), strict=True))
         return {
             query: {str(ids[document]): score for score, document in zip(*rows[query], strict=True) if document >= 0}
             for query in queries
             if query in rows
         }
 
-    @property
-    def _dataset(self) -> RetrievalDataset:
-        return self.system.dataset
-
-    @property
-    def _limited(self) -> tuple[ndarray, ndarray]:
-        return self.search(np.arange(len(self._dataset.queries)), self.top_k)
-
     def _deepest(self, depth: int) -> tuple[ndarray, ndarray]:
         if self.candidates is not None:
             return self._reranked
-        depth = min(len(self._dataset.documents), max(depth, self.top_k))
+        dataset = self.system.dataset
+        depth = min(len(dataset.documents), max(depth, self.top_k))
         if self._ranking is None or self._ranking[0].shape[1] < depth:
-            self._ranking = self.encoded.search(np.arange(len(self._dataset.queries)), depth)
+            self._ranking = self.encoded.search(np.arange(len(dataset.queries)), depth)
         return self._ranking
 
     @cached_property

@@ -15,7 +15,7 @@ from raytriever.data.negatives import ROW_BYTES
 from raytriever.data.prepare.pipeline import chunk_bytes
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import CODES, POINTS, default_code_bytes, default_lists
-from raytriever.index.exact.scan_torch import DOCUMENT_SHARE
+from raytriever.index.exact.device import DOCUMENT_SHARE
 from raytriever.mining.bm25 import BLOCK as BM25_BLOCK
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.miner import BLOCK as CANDIDATES

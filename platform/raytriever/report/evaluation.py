@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.evaluation.copies import format_copies
 from raytriever.evaluation.differences.significance import read_best_rows
 from raytriever.evaluation.files import read_queries
+from raytriever.evaluation.measurements import format_copies
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
 from raytriever.report.page import Page, Picture, write_page

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.metrics.auc import pooled_auc
-from raytriever.metrics.curves import roc_curve
-from raytriever.metrics.proportions import wilson
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.auc import pooled_auc, roc_curve
+from raytriever.metrics.calibration import ScoredPools, wilson
 from raytriever.report.figures import COLOURS, WIDTH, Styles, label, picture, styles_of
 
 ROC_POINTS = 150

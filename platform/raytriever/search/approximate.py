@@ -26,17 +26,17 @@ from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import DocumentVectors, build_index
-from raytriever.index.approximate.config import IndexConfig, check_index
+from raytriever.index.approximate.build import DocumentVectors, build_index, update_index
+from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
-from raytriever.index.approximate.update import update_index
 from raytriever.index.exact.search import tie_order
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
+from raytriever.options import check_changed
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
 from raytriever.store.cache import cache_folder
@@ -56,11 +56,8 @@ class IndexJob:
 
     Args:
         dataset: path, URI or name.
-        config: settings of the index.
-        model: encoder.
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
-        seed: seed of the random numbers of the index.
         split: split whose queries the caller will use, if any.
         embeddings: store of the passage embeddings, written by `model` for this data set; by default the cache.
     """
@@ -105,15 +102,10 @@ class IndexResult:
 def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> IndexResult:
     """Build an index and commit it to `output`, or open the one that is there; it is updated if the data set changed.
 
-    Args:
-        job: inputs and settings.
-        output: directory of the index.
-        report: receives warnings and progress lines.
-
     Raises:
         UserError: an error that the user can correct, such as another index at `output`; nothing is written.
     """
-    check_index(job.config)
+    check_changed(job.config)
     training_split = (job.config.training_split or _TRAINING_SPLIT) if job.config.index == "roargraph" else None
     if training_split and training_split == job.split:
         raise ConfigError(
@@ -206,13 +198,7 @@ def _updated(
 
 
 def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the bytes of an index without its embeddings, on the disk and in memory.
-
-    Args:
-        config: settings of the index.
-        rows: number of passages.
-        width: components of an embedding.
-    """
+    """Estimate the bytes of an index without its embeddings, on the disk and in memory."""
     vectors, halves, positions = 4 * width, 2 * width, 8
     neighbours = 4 * config.value("degree")
     of_row = {

@@ -50,7 +50,6 @@ class AnswerThreshold:
 
     Args:
         aim, wanted: how it was chosen; see `metrics.calibration`.
-        score: the threshold.
         answered: queries whose best passage scores at least this, of all queries.
         top_precision: queries whose best passage is relevant, of those.
     """
@@ -77,7 +76,7 @@ class Calibration:
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
         first: map from the score of a query's best passage to the probability that it is relevant.
         later: the same for the passages at ranks 2 to 10.
-        first_error, later_error: calibration error of both maps on the checked split (`metrics.miscalibration`).
+        first_error, later_error: calibration error of both maps on the checked split (`metrics.probability`).
         first_error_interval, later_error_interval: their 95 % intervals. None in files of earlier versions, which
             overstate the errors.
         int8: whether the texts were encoded in 8-bit integers.
@@ -148,8 +147,6 @@ def current_calibration(
 
     Args:
         config: the model and how it reads texts.
-        dataset: name of the data set.
-        documents: the corpus.
         report: called with a line if the calibration is damaged or stale.
         int8: whether the texts are encoded in 8-bit integers.
 

@@ -1,12 +1,22 @@
-"""Exact search of an embedding store, in all or some of its shards, and of a data set."""
+"""Exact search of an embedding store, in all or some of its shards, and of a data set.
+
+A search that was killed is continued from the best documents of each query so far, as keys of eight bytes. The name is
+a digest of all that decides the result; see `store.parts`:
+
+    FOLDER/search-0123456789abcdef/ranking.npy, manifest.json with the number of shards that were searched
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -22,15 +32,18 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
 from raytriever.index.exact.search import Corpus, best_keys, tie_order
-from raytriever.index.ranking import TieOrder
+from raytriever.index.ranking import NONE, TieOrder
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
+from raytriever.reading.arrays import read_array
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, current_calibration
-from raytriever.search.unfinished import UnfinishedSearch
 from raytriever.store.disk import disk_errors
+from raytriever.store.parts import Parts, Savepoint
 from raytriever.terminal import one_line, warn
+
+_RANKING = "ranking.npy"
 
 
 @activity("searching the embeddings")
@@ -53,14 +66,37 @@ def search_store(
         ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
-    order, rows = TieOrder.of(ties), store.meta["shard_rows"]
-    search = UnfinishedSearch.of(unfinished, store, queries, max(0, min(k, len(ties))), ties, exclude)
-    for group in search.groups(-(-len(store) // rows)):
-        blocks = searchable_blocks(store, group)
+    order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
+    name = "" if unfinished is None else _name_of(store, count, queries, ties, exclude)
+    savepoint = Savepoint(Parts(unfinished, optional="a search"), name)
+
+    def load(path: Path, meta: dict[str, Any]) -> tuple[int, ndarray]:
+        return int(meta["shards"]), read_array(path / _RANKING, ["uint64"], (len(queries), count), "search again")
+
+    def save(path: Path) -> None:
+        np.save(path / _RANKING, keys)
+
+    done, keys = savepoint.parts.read(name, load) or (0, np.full((len(queries), count), NONE))
+    shards = -(-len(store) // rows)
+    # A group takes about half of the time from one saving to the next, and is at most eight times the one before.
+    size = 1 if savepoint.parts.folder else shards
+    while done < shards:
+        group, began = range(done, min(done + size, shards)), monotonic()
         most = min(len(store), len(group) * rows)
-        search.keys = best_keys(queries, blocks, k, order, exclude, documents=most, before=search.keys)
-    search.savepoint.remove()
-    return order.read(search.keys)
+        keys = best_keys(queries, searchable_blocks(store, group), k, order, exclude, documents=most, before=keys)
+        seconds, done = (monotonic() - began) / len(group), group.stop
+        if done < shards:
+            savepoint.offer(save, keys.nbytes, {"shards": done})
+        size = max(1, min(8 * size, int(savepoint.pause / 2 / max(seconds, 1e-9))))
+    savepoint.remove()
+    return order.read(keys)
+
+
+def _name_of(store: EmbeddingStore, k: int, *arrays: ndarray | None) -> str:
+    """Return the name of a search: a digest of all that decides its result."""
+    digests = [hashlib.sha256(np.ascontiguousarray(one).data).hexdigest() for one in arrays if one is not None]
+    decides = [store.meta["key"], store.meta["shard_rows"], k, *digests]
+    return f"search-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]}"
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
@@ -164,7 +200,6 @@ def hits_of(
 
     Args:
         dataset: data set of the passages.
-        scores, ranking: scores and positions of the best passages.
         threshold: lowest score of a hit.
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
     """
@@ -215,8 +250,6 @@ class ExactIndex:
 
     Args:
         dataset: data set whose passages are searched.
-        retriever: encoder of the queries.
-        passages: embeddings of the passages.
         calibration: what the scores mean; None if it is unknown.
     """
 

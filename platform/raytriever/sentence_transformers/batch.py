@@ -8,7 +8,6 @@ they are in the batch, so a copy of a positive is no negative. Rows with equal a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -27,38 +26,28 @@ from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_releva
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
 
 
-@dataclass(frozen=True)
-class ColumnOrder:
-    """Meaning of the columns of a batch.
-
-    Args:
-        positives: number of columns of positives, after that of the anchors.
-        both_ways: passages search for anchors too.
-        seed: seed of `rand1`.
-    """
-
-    positives: int
-    both_ways: bool = False
-    seed: int = 0
-
-
 def find_ids(
     columns: Sequence[Mapping[str, Any]],
-    order: ColumnOrder,
+    positives: int,
     workers: WorkerGroup,
     device: torch.device,
     documents: Int64[Tensor, "rows documents"] | None = None,
     teacher: Float[Tensor, "rows documents"] | None = None,
+    *,
+    both_ways: bool = False,
+    seed: int = 0,
 ) -> BatchIds | None:
     """Return the ids of the texts of a batch, with their relevance; None if no pair of the global batch is negative.
 
     Args:
         columns: features of the anchors and of each column of documents.
-        order: meaning of the columns.
+        positives: number of columns of positives, after that of the anchors.
         workers: the data-parallel group; all workers call this function.
         device: Device of the embeddings.
         documents: ids of the documents, instead of their tokens.
         teacher: a teacher's scores of the documents.
+        both_ways: passages search for anchors too.
+        seed: seed of `rand1`.
 
     Raises:
         LossInputError: the workers have unequal numbers of rows, or an id or score is out of range.
@@ -67,20 +56,20 @@ def find_ids(
     own = np.stack(rest, 1) if documents is None else documents.cpu().numpy()
     table = _gather(np.concatenate([anchors[:, None], own], 1), workers, device)
     queries, everyones = np.ascontiguousarray(table[:, 0]), table[:, 1:]
-    positives = np.ascontiguousarray(everyones[:, : order.positives])
+    known = np.ascontiguousarray(everyones[:, :positives])
     # Embeddings are in the order of worker, column, row.
     passages = everyones.reshape(workers.size, *own.shape).transpose(0, 2, 1).reshape(-1)
-    everything = GlobalIds(queries, positives, passages, *_known_positives(queries, positives))
+    everything = GlobalIds(queries, known, passages, *_known_positives(queries, known))
     scored = None if teacher is None else (own, teacher.cpu().numpy())
     try:
-        relevance = find_relevance(everything, workers.rank, workers.size, scored, order.both_ways)
+        relevance = find_relevance(everything, workers.rank, workers.size, scored, both_ways)
     except NoNegativesError:
         return None
     return BatchIds(
         torch.from_numpy(anchors),
-        torch.from_numpy(own[:, : order.positives]),
+        torch.from_numpy(own[:, :positives]),
         torch.from_numpy(own.T.reshape(-1)),
-        seed=order.seed,
+        seed=seed,
         # A draw of `rand1` depends on the batch, so that epochs differ and a resumed run repeats no draws.
         step=_digest(queries.tobytes()),
         relevance=copy_all(relevance.map, device),

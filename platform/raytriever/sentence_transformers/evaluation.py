@@ -20,8 +20,7 @@ from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Quer
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.evaluation.systems import evaluate_embeddings
-from raytriever.metrics.calibration import best_f1_threshold, choose_threshold
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools, best_f1_threshold, choose_threshold
 
 _SPLIT, _NDCG = "dev", "ndcg_at_10"
 

@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.sentence_transformers import citations
-from raytriever.sentence_transformers.retrieval_loss import CachedRetrievalLoss, RetrievalLoss
+from raytriever.sentence_transformers.retrieval_loss import (
+    INFONCE,
+    KL,
+    MANN_WHITNEY,
+    MARGIN_MSE,
+    MULTI_POSITIVE,
+    TRIPLET,
+    CachedRetrievalLoss,
+    RetrievalLoss,
+)
 
 _VARIANTS = ("maxp", "maxn", "minp", "minp-maxn")
 
@@ -31,7 +39,7 @@ class MannWhitneyLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "mw"
-    paper: ClassVar[str] = citations.MANN_WHITNEY
+    paper: ClassVar[str] = MANN_WHITNEY
     temperature: float = 0.01
     reduction: Literal["mean", "sum"] = "mean"
 
@@ -45,7 +53,7 @@ class InfoNCELoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "infonce"
-    paper: ClassVar[str] = citations.INFONCE
+    paper: ClassVar[str] = INFONCE
     temperature: float = 0.01
 
 
@@ -58,7 +66,7 @@ class SymmetricInfoNCELoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "infonce-symmetric"
-    paper: ClassVar[str] = citations.INFONCE
+    paper: ClassVar[str] = INFONCE
     temperature: float = 0.01
 
 
@@ -72,13 +80,9 @@ class Rand1Loss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "rand1"
-    paper: ClassVar[str] = citations.MULTI_POSITIVE
+    paper: ClassVar[str] = MULTI_POSITIVE
     temperature: float = 0.01
     seed: int = 0
-
-    @property
-    def _draw_seed(self) -> int:
-        return self.seed
 
 
 @dataclass(eq=False, repr=False)
@@ -90,7 +94,7 @@ class JointLikelihoodLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "joint"
-    paper: ClassVar[str] = citations.MULTI_POSITIVE
+    paper: ClassVar[str] = MULTI_POSITIVE
     temperature: float = 0.01
 
 
@@ -103,7 +107,7 @@ class SumMarginalLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "summarg"
-    paper: ClassVar[str] = citations.MULTI_POSITIVE
+    paper: ClassVar[str] = MULTI_POSITIVE
     temperature: float = 0.01
 
 
@@ -118,7 +122,7 @@ class LSEPairLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "lsepair"
-    paper: ClassVar[str] = citations.MULTI_POSITIVE
+    paper: ClassVar[str] = MULTI_POSITIVE
     temperature: float = 0.01
     variant: Literal["maxp", "maxn", "minp", "minp-maxn"] | None = None
 
@@ -139,7 +143,7 @@ class TripletMarginLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "triplet"
-    paper: ClassVar[str] = citations.TRIPLET
+    paper: ClassVar[str] = TRIPLET
     margin: float = 0.1
 
 
@@ -172,7 +176,7 @@ class KLLoss(_TeacherLoss):
     """
 
     loss_name: ClassVar[str] = "kl"
-    paper: ClassVar[str] = citations.KL
+    paper: ClassVar[str] = KL
     temperature: float = 0.01
     teacher_temperature: float = 1.0
 
@@ -190,7 +194,7 @@ class MarginMSELoss(_TeacherLoss):
     """
 
     loss_name: ClassVar[str] = "margin-mse"
-    paper: ClassVar[str] = citations.MARGIN_MSE
+    paper: ClassVar[str] = MARGIN_MSE
     temperature: float = 0.01
     teacher_temperature: float = 1.0
 

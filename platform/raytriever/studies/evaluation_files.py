@@ -20,7 +20,7 @@ from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import AUC
 from raytriever.evaluation.results import read_results
 from raytriever.metrics.auc import auc_pseudo_values
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import default_device
 from raytriever.models.resolution import resolve_model

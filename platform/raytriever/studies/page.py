@@ -2,7 +2,7 @@
 
 Metrics are printed times 100, with their deviation over seeds. Each block of rows (for example one size of encoder)
 has its own table, and p-values are corrected over its data sets. Up to `WIDE` data sets are columns; more data sets
-are rows, in one table per metric, as in `evaluation.paper_table`."""
+are rows, in one table per metric, as in `evaluation.tables`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults
 from raytriever.evaluation.differences.significance import best_rule
 from raytriever.evaluation.names import unique_names
-from raytriever.evaluation.paper_table import AVERAGE, WIDE, Figure, PaperTable, markdown
 from raytriever.evaluation.protocol import metric_title
+from raytriever.evaluation.tables import AVERAGE, WIDE, Figure, PaperTable, markdown
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.terminal import markdown_table

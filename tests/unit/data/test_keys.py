@@ -21,8 +21,8 @@ from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.prepared import prepared_meta
 from raytriever.data.sampling.examples import Examples
 from raytriever.errors import DataError
-from raytriever.evaluation.copies import count_copies_above, format_copies
 from raytriever.evaluation.evaluate import evaluate
+from raytriever.evaluation.measurements import count_copies_above, format_copies
 from raytriever.evaluation.protocol import Protocol, select_judged_queries
 from raytriever.mining.filters import ExcludedDocuments
 

@@ -18,8 +18,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.prepared import read_prepared
 from raytriever.data.statistics import describe
-from raytriever.evaluation.corpus_sample import sample_corpus
-from raytriever.evaluation.datasets import describe_datasets
+from raytriever.evaluation.datasets import describe_datasets, sample_corpus
 from raytriever.evaluation.files import write_run
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.protocol import Protocol

@@ -9,7 +9,7 @@ import pytest
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.corpus_sample import sample_corpus
+from raytriever.evaluation.datasets import sample_corpus
 from raytriever.mining.bm25 import Bm25Index
 
 

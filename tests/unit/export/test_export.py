@@ -15,7 +15,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from raytriever.cli.main import run
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.export.config import ExportConfig
-from raytriever.export.graph import FILES, PACKAGES, GraphRunner
+from raytriever.export.graph import FILES, PACKAGES, open_graph
 from raytriever.export.model import export
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
@@ -45,7 +45,7 @@ def test_a_graph_has_the_dense_module(tiny_encoder: Path, tmp_path: Path, form: 
     exported = load_retriever(ModelConfig(str(tmp_path / "out")))
     assert exported.width == 12
     batch = exported.pad(exported.token_ids(TEXTS, "passage"))
-    graph = GraphRunner(tmp_path / "out" / FILES[form], form).encode(batch)
+    graph = open_graph(tmp_path / "out" / FILES[form], form)(batch)
     with torch.inference_mode():
         np.testing.assert_allclose(graph, exported.encode(batch, "passage").numpy(), atol=1e-5)
 
@@ -101,7 +101,7 @@ def test_graphs_give_the_embeddings_of_the_encoder(
         expected = exported.encode(batch, "passage").numpy()
     passage_tower = tmp_path / "out" if towers == "shared" else tmp_path / "out" / "document_0_Transformer"
     for form in ("onnx", "openvino"):
-        np.testing.assert_allclose(GraphRunner(passage_tower / FILES[form], form).encode(batch), expected, atol=2e-6)
+        np.testing.assert_allclose(open_graph(passage_tower / FILES[form], form)(batch), expected, atol=2e-6)
     model = SentenceTransformer(str(tmp_path / "out"), device="cpu")
     np.testing.assert_allclose(model.encode_document(TEXTS), expected, atol=2e-6)
     assert "onnx/model.onnx" in (tmp_path / "out" / "README.md").read_text()
@@ -110,17 +110,13 @@ def test_graphs_give_the_embeddings_of_the_encoder(
 def test_a_graph_with_other_embeddings_is_refused(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Wrong:
-        """A runtime that rounds to two digits."""
+    tower: Encoder = load_retriever(ModelConfig(str(tiny_encoder))).passage.eval()
 
-        def __init__(self, path: Path, form: str) -> None:
-            self.tower: Encoder = load_retriever(ModelConfig(str(tiny_encoder))).passage.eval()
+    def rounded(tokens: dict[str, torch.Tensor]) -> np.ndarray:
+        with torch.inference_mode():
+            return tower(tokens).numpy().round(2)
 
-        def encode(self, tokens: dict[str, torch.Tensor]) -> np.ndarray:
-            with torch.inference_mode():
-                return self.tower(tokens).numpy().round(2)
-
-    monkeypatch.setattr("raytriever.export.model.GraphRunner", Wrong)
+    monkeypatch.setattr("raytriever.export.model.open_graph", lambda path, form: rounded)
     monkeypatch.setattr("raytriever.export.model.write_graph", lambda *_: tmp_path)
     with pytest.raises(ModelError, match="the graph differs from the encoder: onnx"):
         export(ModelConfig(str(tiny_encoder)), ExportConfig(formats="onnx"), tmp_path / "out", ignore)

@@ -12,8 +12,9 @@ import torch
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.index.exact import resident, scan_torch, search
-from raytriever.index.exact.resident import ResidentDocuments
+from raytriever.index.exact import device as device_search
+from raytriever.index.exact import search
+from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
 
@@ -26,9 +27,9 @@ SMALL_TILE = 2**18
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_torch, "TILE_BYTES", SMALL_TILE)
-    monkeypatch.setattr(scan_torch, "QUERY_TILE", 16)
-    monkeypatch.setattr(resident, "STAGING_BYTES", 2**14)
+    monkeypatch.setattr(device_search, "TILE_BYTES", SMALL_TILE)
+    monkeypatch.setattr(device_search, "QUERY_TILE", 16)
+    monkeypatch.setattr(device_search, "STAGING_BYTES", 2**14)
 
 
 def embeddings(rows: int, width: int = 40, seed: int = 0) -> ndarray:
@@ -76,19 +77,19 @@ def test_vectors_of_extreme_lengths(scale: str, cuda: torch.device) -> None:
 
 def test_a_corpus_beyond_the_memory_is_searched_in_parts(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = 700
-    needed = rows * ResidentDocuments.bytes_per_row(40, scan_torch.quick_precision(cuda))
-    monkeypatch.setattr(scan_torch, "free_bytes", lambda device: int(needed / scan_torch.DOCUMENT_SHARE) + 1)
+    needed = rows * ResidentDocuments.bytes_per_row(40, device_search.quick_precision(cuda))
+    monkeypatch.setattr(device_search, "free_bytes", lambda device: int(needed / device_search.DOCUMENT_SHARE) + 1)
     sizes = []
-    search_all = scan_torch.TorchScan._search_all
+    search_all = device_search.TorchScan._search_all
 
-    def counting(scan: scan_torch.TorchScan) -> None:
+    def counting(scan: device_search.TorchScan) -> None:
         sizes.append(scan._part.count)
         search_all(scan)
 
-    monkeypatch.setattr(scan_torch.TorchScan, "_search_all", counting)
+    monkeypatch.setattr(device_search.TorchScan, "_search_all", counting)
     assert_equal_to_the_cpu(embeddings(20), embeddings(2_000, seed=1), 100, cuda)
     assert sizes == [700, 700, 600]
-    monkeypatch.setattr(scan_torch, "free_bytes", lambda device: 100)
+    monkeypatch.setattr(device_search, "free_bytes", lambda device: 100)
     with pytest.raises(ConfigError, match="0 MB are free for documents, too little for a search; end the processes"):
         top_k(embeddings(1), embeddings(5), 1, np.arange(5), device=cuda)
 
@@ -111,8 +112,8 @@ def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
     queries, documents = embeddings(48), embeddings(6_000, seed=1)
     with sham_device() as counts:
         top_k(queries, documents, 100, np.arange(6_000), device=CUDA)
-    file = f"index/exact/{Path(resident.__file__).name}"
-    pieces = -(-6_000 * 40 * 4 // resident.STAGING_BYTES)
+    file = f"index/exact/{Path(device_search.__file__).name}"
+    pieces = -(-6_000 * 40 * 4 // device_search.STAGING_BYTES)
     assert sum(counts.pinned.values()) == pytest.approx(pieces, abs=1)
     assert all(line.startswith(f"to the device {file}") for line in counts.pinned)
     pageable = sum(counts.pageable.values())
@@ -143,9 +144,9 @@ def test_a_corpus_that_does_not_fit_is_copied_for_each_search(
     cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = embeddings(2_000, seed=1)
-    needed = 700 * ResidentDocuments.bytes_per_row(40, scan_torch.quick_precision(cuda))
-    for module in (scan_torch, search):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(needed / scan_torch.DOCUMENT_SHARE) + 1)
+    needed = 700 * ResidentDocuments.bytes_per_row(40, device_search.quick_precision(cuda))
+    for module in (device_search, search):
+        monkeypatch.setattr(module, "free_bytes", lambda device: int(needed / device_search.DOCUMENT_SHARE) + 1)
     corpus = Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(2_000)), cuda)
     for k in (3, 10):
         expected = top_k(embeddings(20), documents, k, np.arange(2_000), device=CPU)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -14,7 +16,8 @@ from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index import score as arithmetic
-from raytriever.index.exact import scan, scan_torch, search
+from raytriever.index.exact import device as device_search
+from raytriever.index.exact import search
 from raytriever.index.exact.search import best_keys, tie_order, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder, merge_keys
 from raytriever.index.score import pair_scores
@@ -26,10 +29,10 @@ KINDS = st.sampled_from(["plain", "ties", "alike", "copies", "norms", "huge", "t
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small tiles and compiled scores, so that small cases need several of them."""
     monkeypatch.setattr(arithmetic, "FEW_PAIRS", -1)
-    monkeypatch.setattr(scan, "QUERY_TILE", 3)
-    monkeypatch.setattr(scan, "MORE", 2)
-    monkeypatch.setattr(scan_torch, "QUERY_TILE", 3)
-    monkeypatch.setattr(scan_torch, "TILE_BYTES", 3 * 4 * 128)
+    monkeypatch.setattr(search, "QUERY_TILE", 3)
+    monkeypatch.setattr(search, "MORE", 2)
+    monkeypatch.setattr(device_search, "QUERY_TILE", 3)
+    monkeypatch.setattr(device_search, "TILE_BYTES", 3 * 4 * 128)
     monkeypatch.setattr(search, "FEWEST_ROWS", 96)
 
 
@@ -122,9 +125,9 @@ def test_the_search_in_torch_has_the_same_bytes(
     expected = top_k(queries, documents, k, ties, exclude)
     order = TieOrder.of(ties)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan_torch, "TILE_BYTES", tile)
-        patch.setattr(scan_torch, "quick_precision", lambda device: precision)
-        walk = scan_torch.TorchScan(
+        patch.setattr(device_search, "TILE_BYTES", tile)
+        patch.setattr(device_search, "quick_precision", lambda device: precision)
+        walk = device_search.TorchScan(
             queries=queries,
             k=min(k, 900),
             order=order,
@@ -241,3 +244,30 @@ def test_user_errors_are_one_line() -> None:
     assert_refused(lambda: top_k(queries, documents[:, :3], 1, np.arange(5)), ModelError, "(5, 3)", "width 4")
     with pytest.raises(ValueError, match="documents 3 to 7 of 5"):
         top_k_of_blocks(queries, [(3, documents)], 1, np.arange(5))
+
+
+FORK = """
+import os, sys
+import numpy as np
+from raytriever.errors import ConfigError
+from raytriever.index.exact.search import top_k
+one = np.ones((1, 4), np.float32)
+search = lambda: top_k(one, one, 1, np.arange(1))
+def in_child():
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        search()
+    except ConfigError as error:
+        os._exit(3 if "spawn" in str(error) else 4)
+    os._exit(0)
+assert in_child() == 0  # no search yet
+search()
+assert in_child() == 3
+"""
+
+
+@pytest.mark.slow
+def test_a_process_forked_after_a_search_is_refused() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from numpy import ndarray
 
 from raytriever.errors import DataError, StorageError
-from raytriever.index.approximate.graph import Graph, mark_reachable, walk_all
+from raytriever.index.approximate import roargraph
+from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, walk_all
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.pruning import choose_neighbours
-from raytriever.index.approximate.roargraph import RoarGraph, connect, project
+from raytriever.index.approximate.roargraph import BATCHES, SMALLEST_BATCH, RoarGraph, connect, project
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
@@ -22,31 +23,37 @@ from raytriever.index.score import read_only
 SET = control(1_500, 60, width=24, rank=8, common=4, own=2)
 
 
-def literal_walk(graph: Graph, query: ndarray, documents: ndarray, beam: int) -> tuple[list[int], int]:
-    scores = (documents.astype(np.float32) @ query).tolist()
-    seen, expanded, pool = {graph.entry}, set(), [graph.entry]
-    while waiting := [row for row in pool if row not in expanded]:
-        row = waiting[0]
-        expanded.add(row)
-        fresh = [int(other) for other in graph.neighbours[row, : graph.degrees[row]] if int(other) not in seen]
-        seen |= set(fresh)
-        pool = sorted([*pool, *fresh], key=lambda row: (-scores[row], row))[:beam]
-    return pool, len(seen)
+Edges = list[list[int]]
 
 
-def literal_choice(row: int, candidates: list[int], documents: ndarray, room: int, fill: bool) -> list[int]:
-    def squared_distance(one: int, other: int) -> float:
-        return float(np.square(documents[one] - documents[other]).sum())
+def squared_distance(documents: ndarray, one: int, other: int) -> float:
+    return float(np.square(documents[one] - documents[other]).sum())
 
-    ordered = sorted(set(candidates) - {row}, key=lambda other: (squared_distance(row, other), other))
-    chosen: list[int] = []
-    for other in ordered:
-        if len(chosen) < room and all(
-            squared_distance(row, other) < squared_distance(other, before) for before in chosen
+
+def near(documents: ndarray, row: int, others: set[int]) -> list[int]:
+    return sorted(others - {row}, key=lambda other: (squared_distance(documents, row, other), other))
+
+
+def chosen(documents: ndarray, row: int, others: set[int], room: int, fill: bool = False) -> list[int]:
+    edges: list[int] = []
+    for other in near(documents, row, others):
+        if len(edges) < room and all(
+            squared_distance(documents, row, other) < squared_distance(documents, other, one) for one in edges
         ):
-            chosen.append(other)
-    rest = [other for other in ordered if other not in chosen]
-    return chosen + rest[: room - len(chosen)] if fill else chosen
+            edges.append(other)
+    rest = [other for other in near(documents, row, others) if other not in edges] if fill else []
+    return [*edges, *rest][:room]
+
+
+def walked(edges: Edges, entry: int, worth: Callable[[int], tuple[float, int]], beam: int) -> tuple[list[int], int]:
+    """Rows of the pool, the smallest worth first, and how many rows were met."""
+    seen, expanded, pool = {entry}, set(), [entry]
+    while waiting := [row for row in pool if row not in expanded]:
+        expanded.add(waiting[0])
+        fresh = [other for other in edges[waiting[0]] if other not in seen]
+        seen |= set(fresh)
+        pool = sorted([*pool, *fresh], key=worth)[:beam]
+    return pool, len(seen)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.booleans())
@@ -57,7 +64,7 @@ def test_neighbours_are_chosen_by_the_rule(seed: int, room: int, fill: bool) -> 
     candidates = rng.integers(0, 30, 25).astype(np.int32)
     out = np.empty(room, np.int32)
     count = choose_neighbours(np.int64(5), candidates, documents, fill, out)
-    assert out[:count].tolist() == literal_choice(5, candidates.tolist(), documents, room, fill)
+    assert out[:count].tolist() == chosen(documents, 5, set(candidates.tolist()), room, fill)
 
 
 def test_a_walk_equals_a_plain_loop() -> None:
@@ -68,10 +75,12 @@ def test_a_walk_equals_a_plain_loop() -> None:
     degrees = rng.integers(0, 8, 300).astype(np.int32)
     degrees[17] = 7
     graph = Graph(neighbours, degrees, 17)
+    edges = [own[:degree].tolist() for own, degree in zip(neighbours, degrees, strict=True)]
     for beam in (5, 40):
         rows, candidates = walk_all(graph, queries, documents, 5, beam, 2)
         for query, actual, scored in zip(queries, rows, candidates, strict=True):
-            pool, seen = literal_walk(graph, query, documents, beam)
+            scores = documents @ query
+            pool, seen = walked(edges, 17, lambda row: (-scores[row], row), beam)  # noqa: B023
             assert actual[actual >= 0].tolist() == pool[:5]
             assert scored == seen
 
@@ -79,12 +88,12 @@ def test_a_walk_equals_a_plain_loop() -> None:
 def test_documents_near_a_query_are_connected_through_its_pivot() -> None:
     _, nearest = top_k(SET.training, SET.documents, 10, np.arange(1_500))
     neighbours, degrees = project(nearest.astype(np.int32), SET.documents, 6)
-    candidates: dict[int, list[int]] = {}
+    candidates: dict[int, set[int]] = {}
     for row in nearest.tolist():
-        candidates.setdefault(row[0], []).extend(row)
+        candidates.setdefault(row[0], set()).update(row)
     back: dict[int, set[int]] = {}
-    for pivot, near in candidates.items():
-        for other in literal_choice(pivot, near, SET.documents, 6, True):
+    for pivot, others in candidates.items():
+        for other in chosen(SET.documents, pivot, others, 6, fill=True):
             back.setdefault(other, set()).add(pivot)
             back.setdefault(pivot, set()).add(other)
     for row in range(1_500):
@@ -139,3 +148,73 @@ def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path)
     np.save(tmp_path / "neighbours.npy", np.array([[7], [0]], np.int32))
     with pytest.raises(StorageError, match="not a graph of 2 documents"):
         Graph.load(tmp_path, 2)
+
+
+def reached_from(edges: Edges, entry: int) -> set[int]:
+    reached, waiting = {entry}, [entry]
+    while waiting:
+        fresh = set(edges[waiting.pop()]) - reached
+        reached |= fresh
+        waiting += fresh
+    return reached
+
+
+def literal_connect(projected: Edges, documents: ndarray, degree: int, beam: int, seed: int) -> tuple[Edges, int]:
+    count, edges = len(documents), [list(own) for own in projected]
+    some = [row for row in range(count) if projected[row]] or range(count)
+    centre = documents.mean(0, dtype=np.float64)
+    entry = min(some, key=lambda row: (np.square(documents[row] - centre).sum(), row))
+    order, start = np.random.default_rng(seed).permutation(count).tolist(), 0
+    while start < count:
+        batch = order[start : start + max(SMALLEST_BATCH, min(start, count // BATCHES))]
+        start += len(batch)
+        new = {}
+        for row in batch:
+            met = walked(edges, entry, lambda other: (squared_distance(documents, row, other), other), beam)[0]  # noqa: B023
+            result = chosen(documents, row, set(met), degree)
+            new[row] = [other for other in result if other not in edges[row]][: 2 * degree - len(edges[row])]
+        for row in batch:
+            edges[row] += new[row]
+        back: dict[int, set[int]] = {}
+        for row in batch:
+            for other in edges[row][len(projected[row]) :]:
+                back.setdefault(other, set()).add(row)
+        for row, sources in back.items():
+            room = 2 * degree - len(projected[row])
+            candidates = {*edges[row][len(projected[row]) :], *(sources - set(projected[row]))}
+            edges_of_row = candidates if len(candidates) <= room else chosen(documents, row, candidates, room)
+            edges[row] = [*projected[row], *edges_of_row]
+    for lost in range(count):
+        reached = reached_from(edges, entry)
+        if lost not in reached:
+            free = {row for row in reached if len(edges[row]) < 2 * degree}
+            edges[near(documents, lost, free)[0]].append(lost)
+    return edges, entry
+
+
+def edges_of(graph: Graph) -> list[set[int]]:
+    return [set(row[:degree].tolist()) for row, degree in zip(graph.neighbours, graph.degrees, strict=True)]
+
+
+@pytest.mark.parametrize("queries", [0, 40], ids=["documents-alone", "queries"])
+def test_documents_are_connected_as_by_a_plain_loop(queries: int) -> None:
+    rng = np.random.default_rng(11)
+    # Exact distances, lengths that differ, and a cloud of its own that no walk finds.
+    documents = rng.integers(-4, 5, (700, 5)).astype(np.float32) * rng.integers(1, 4, (700, 1)).astype(np.float32)
+    documents[:30] += 200
+    degree, beam = 4, 12
+    nearest = np.array([rng.permutation(670)[:6] + 30 for _ in range(queries)], np.int32).reshape(queries, 6)
+    neighbours, degrees = project(nearest, documents, degree)
+    projected = [row[:count].tolist() for row, count in zip(neighbours, degrees, strict=True)]
+    expected, entry = literal_connect(projected, documents, degree, beam, 3)
+    graph = connect(neighbours, degrees, documents, beam, 3)
+    assert graph.entry == entry
+    assert edges_of(graph) == [set(own) for own in expected]
+
+
+def test_pieces_of_training_queries_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = control(300, 1, width=24, rank=8, common=4, own=2)
+    whole = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
+    monkeypatch.setattr(roargraph, "PIECE", 70)
+    pieces = RoarGraph.build(drawn.documents, drawn.training, 6, 10, 20, 0, 1).graph
+    assert pieces.neighbours.tobytes() == whole.neighbours.tobytes()

@@ -1,12 +1,15 @@
-"""AUC against scikit-learn and against its definition."""
+"""AUC and its curve against scikit-learn and their definitions; pseudo-values have its mean and its clustered error."""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
+from sklearn.metrics import roc_curve as sklearn_curve
 
-from raytriever.metrics.auc import auc_per_query, pooled_auc
+from raytriever.metrics.auc import auc_interval, auc_per_query, auc_pseudo_values, pooled_auc, roc_curve
 from raytriever.metrics.inputs import MetricInputError
 
 
@@ -68,3 +71,94 @@ def test_a_score_without_a_query_is_an_error(queries: list[int]) -> None:
     one, zero = np.array([1.0]), np.array([0])
     with pytest.raises(MetricInputError, match="scores of negatives: some scores have no query"):
         auc_per_query(one, zero, one, np.array(queries), 1)
+
+
+Pools = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def pools(seed: int, queries: int = 60) -> Pools:
+    """Scores that rise and fall with their query, with ties, each query with one positive and five negatives."""
+    rng = np.random.default_rng(seed)
+    level = rng.normal(size=queries)
+    of, to = np.arange(queries), np.repeat(np.arange(queries), 5)
+    positives = np.round(level[of] + rng.normal(1, 1, queries), 1)
+    negatives = np.round(level[to] + rng.normal(0, 1, len(to)), 1)
+    order = rng.permutation(len(to))
+    return positives, negatives[order], of, to[order]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_their_mean_is_the_auc(seed: int) -> None:
+    result = pools(seed)
+    assert auc_pseudo_values(*result, 60).mean() == pytest.approx(pooled_auc(result[0], result[1]), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_error_of_their_mean_is_the_clustered_one(seed: int) -> None:
+    result = pools(seed)
+    values = auc_pseudo_values(*result, 60)
+    # All queries have both kinds of scores, so that the three factors I / (I - 1) are the same.
+    assert values.std(ddof=1) / np.sqrt(60) == pytest.approx(auc_interval(*result).standard_error, rel=1e-9)
+
+
+def test_a_query_whose_scores_move_moves_its_own_value_most() -> None:
+    positives, negatives, of, to = pools(0)
+    before = auc_pseudo_values(positives, negatives, of, to, 60)
+    raised = positives + 9.0 * (of == 7)
+    moved = auc_pseudo_values(raised, negatives, of, to, 60) - before
+    assert int(np.abs(moved).argmax()) == 7
+    assert moved[7] > 0
+
+
+def test_a_query_without_scores_has_the_auc_itself() -> None:
+    result = pools(1)
+    assert auc_pseudo_values(*result, 61)[60] == pytest.approx(pooled_auc(result[0], result[1]))
+
+
+def test_an_empty_pool_is_refused() -> None:
+    none, some, of = np.zeros(0), np.ones(1), np.zeros(1, np.int64)
+    with pytest.raises(MetricInputError, match="a pool without scores"):
+        auc_pseudo_values(none, some, np.zeros(0, np.int64), of, 1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), points=st.integers(1, 60), digits=st.integers(0, 6))
+def test_kept_points_are_exact_and_near_each_other(seed: int, points: int, digits: int) -> None:
+    rng = np.random.default_rng(seed)
+    up, down = np.round(rng.normal(1, 1, 70), digits), np.round(rng.normal(0, 1, 300), digits)
+    result = roc_curve(up, down, points)
+    for threshold, false, true in zip(
+        result.thresholds[1:], result.false_positive_rate[1:], result.true_positive_rate[1:], strict=True
+    ):
+        assert true == pytest.approx((up >= threshold).mean(), abs=1e-12)
+        assert false == pytest.approx((down >= threshold).mean(), abs=1e-12)
+    for rates, pool in ((result.true_positive_rate, up), (result.false_positive_rate, down)):
+        assert (rates[0], rates[-1]) == (0, pytest.approx(1))
+        most_equal = np.unique(pool, return_counts=True)[1].max()
+        assert (np.diff(rates) >= 0).all()
+        assert np.diff(rates).max() <= 1 / points + (1 + most_equal) / len(pool)
+    assert (result.low <= result.true_positive_rate).all()
+    assert (result.true_positive_rate <= result.high).all()
+
+
+def test_with_a_point_for_every_score_it_is_the_whole_curve() -> None:
+    rng = np.random.default_rng(0)
+    up, down = np.r_[np.inf, rng.integers(0, 30, 50)], np.r_[-np.inf, rng.integers(-10, 20, 90)]
+    result = roc_curve(up, down, 1000)
+    labels = np.r_[np.ones(len(up)), np.zeros(len(down))]
+    finite = np.nan_to_num(np.r_[up, down], posinf=99, neginf=-99)
+    false, true, _ = sklearn_curve(labels, finite, drop_intermediate=False)
+    np.testing.assert_allclose(result.false_positive_rate, false)
+    np.testing.assert_allclose(result.true_positive_rate, true)
+    assert np.trapezoid(result.true_positive_rate, result.false_positive_rate) == pytest.approx(pooled_auc(up, down))
+
+
+def test_the_band_holds_the_whole_true_curve_as_often_as_it_says() -> None:
+    # Uniform on [0, 1] against its square root: the true curve is 1 - (1 - x)^2.
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(200):
+        result = roc_curve(np.sqrt(rng.random(60)), rng.random(120), confidence=0.8)
+        truth = 1 - (1 - result.false_positive_rate) ** 2
+        held += bool(((result.low <= truth) & (truth <= result.high)).all())
+    assert 0.8 <= held / 200 < 1

@@ -1,6 +1,8 @@
-"""Thresholds checked on another split, their intervals, and the calibration error."""
+"""Thresholds: chosen by trying every score, checked on another split, with intervals that hold the truth."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,14 +12,19 @@ from scipy.stats import binomtest
 from scipy.stats import t as student
 
 from raytriever.metrics.calibration import (
+    FEWEST_ANSWERED,
     Proportion,
     ScoredPools,
     achieve,
     best_f1_threshold,
     calibrate,
+    choose_threshold,
+    ranked_pairs,
+    top_answers,
+    wilson,
+    wilson_by_query,
 )
 from raytriever.metrics.inputs import MetricInputError
-from raytriever.metrics.proportions import wilson, wilson_by_query
 
 AIMS = [("precision", 0.7), ("recall", 0.8), ("precision", 0.999)]
 
@@ -175,3 +182,153 @@ def test_the_highest_of_thresholds_with_one_f1_is_chosen() -> None:
     """F1 is 2/3 at 0 and at 0.5; as a product of precision and recall, the two differ in the last bit."""
     positives, negatives = np.array([0, 0.5, 0.5, 0.625]), np.array([0.25, 0.5, 0.5, 0.375])
     assert best_f1_threshold(positives, negatives) == (0.5, 3 / 5, 3 / 4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32 - 1), aim=st.sampled_from(["precision", "recall"]), tenths=st.integers(1, 10))
+def test_equals_trying_every_score(seed: int, aim: str, tenths: int) -> None:
+    rng = np.random.default_rng(seed)
+    positives, negatives = rng.integers(0, 12, rng.integers(1, 12)), rng.integers(-4, 9, rng.integers(0, 40))
+    tried = {}
+    for score in sorted({*positives.tolist(), *negatives.tolist()}):
+        true, false = (positives >= score).sum(), (negatives >= score).sum()
+        tried[score] = {"precision": true / (true + false), "recall": true / len(positives)}
+    enough = [score for score, result in tried.items() if result[aim] >= tenths / 10]
+    result = choose_threshold(ScoredPools(positives.astype(np.float32), negatives.astype(np.float64)), aim, tenths / 10)
+    assert result.reached == bool(enough)
+    if enough:
+        assert result.score == (min(enough) if aim == "precision" else max(enough))
+        assert (result.precision, result.recall) == (tried[result.score]["precision"], tried[result.score]["recall"])
+    else:
+        assert aim == "precision"
+        assert result.score == np.inf
+        assert result.precision == max(each["precision"] for each in tried.values())
+
+
+def test_ties_are_taken_all_or_none() -> None:
+    # Four of the five best scores are equal: half of the positives cannot be taken apart.
+    result = choose_threshold(ScoredPools(np.array([5.0, 3.0, 3.0]), np.array([3.0, 3.0, 1.0])), "recall", 0.5)
+    assert (result.score, result.recall, result.precision) == (3, 1, 3 / 5)
+
+
+def test_unreachable_precision_is_reported() -> None:
+    result = choose_threshold(ScoredPools(np.array([1.0, 0.5]), np.array([2.0, 0.1])), "precision", 0.9)
+    assert (result.reached, result.score, result.precision) == (False, np.inf, 2 / 3)
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.01, float("nan")])
+def test_refuse_aims_out_of_range(wanted: float) -> None:
+    with pytest.raises(MetricInputError, match="give a precision or recall"):
+        choose_threshold(ScoredPools(np.ones(2), np.zeros(2)), "recall", wanted)
+
+
+def test_without_positives_there_is_none() -> None:
+    with pytest.raises(MetricInputError, match="no positives"):
+        choose_threshold(ScoredPools(np.ones(0), np.zeros(2)), "recall", 0.5)
+
+
+def pools_of(rng: np.random.Generator, queries: int) -> ScoredPools:
+    """One positive and four negatives a query, scores with ties; every query has a level of its own."""
+    levels = rng.normal(0, 0.5, queries)
+    of_negatives = np.repeat(np.arange(queries), 4)
+    positives = np.round(rng.normal(1.5, 1, queries) + levels, 2)
+    negatives = np.round(rng.normal(0, 1, 4 * queries) + levels[of_negatives], 2)
+    return ScoredPools(positives, negatives, np.arange(queries), of_negatives)
+
+
+def test_pairs_at_ranks_by_their_definition() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.integers(0, 9, 20), rng.integers(0, 9, 60)
+    pools = ScoredPools(rng.integers(0, 4, 20) / 2, rng.integers(0, 4, 60) / 2, ours, theirs)
+    expected: dict[int, list[tuple[int, float, bool]]] = {0: [], 1: [], 2: []}
+    for query in range(9):
+        own = [(-score, True) for score in pools.positives[ours == query]]
+        own += [(-score, False) for score in pools.negatives[theirs == query]]
+        for rank, (score, relevant) in enumerate(sorted(own)[:3]):
+            expected[rank].append((query, -score, relevant))
+    for ranks in (range(1), range(1, 3)):
+        scores, relevant, queries = ranked_pairs(pools, ranks)
+        actual = zip(queries.tolist(), scores.tolist(), relevant.tolist(), strict=True)
+        assert sorted(actual) == sorted(pair for rank in ranks for pair in expected[rank])
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("aim", "wanted"), [("top_precision", 0.7), ("answered", 0.6), ("f1", None)])
+def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | None) -> None:
+    pools = pools_of(np.random.default_rng(seed), 80)
+    answers, best = top_answers(pools), choose_threshold(pools, aim, wanted)
+    values = {}
+    for score in sorted(set(answers.scores.tolist())):
+        shown = int((answers.scores >= score).sum())
+        right = int((answers.right & (answers.scores >= score)).sum())
+        if aim == "top_precision" and shown < FEWEST_ANSWERED:
+            continue
+        values[score] = {"top_precision": right / shown, "answered": shown / 80, "f1": 2 * right / (shown + 80)}[aim]
+    enough = [score for score, value in values.items() if value >= (wanted or max(values.values()))]
+    chosen = min(enough, default=np.inf) if aim == "top_precision" else max(enough)
+    assert best.score == chosen
+    assert best.value == values.get(chosen, max(values.values()))
+
+
+def test_a_precision_of_few_answers_is_out_of_reach() -> None:
+    def first_right(scores: np.ndarray, right: int) -> ScoredPools:
+        """A query for each score; those of the best scores have a relevant document."""
+        queries = np.arange(len(scores))
+        return ScoredPools(scores[:right], scores[right:], queries[:right], queries[right:])
+
+    # The best answer of a hundred is right: a precision of 1, of one answer.
+    scores = np.linspace(1, 0, 100)
+    one = first_right(scores, 1)
+    assert choose_threshold(one, "top_precision", 0.5).score == np.inf
+    assert choose_threshold(one, "top_precision", 0.5).value == pytest.approx(1 / FEWEST_ANSWERED)
+    assert np.isnan(choose_threshold(first_right(scores[:10], 10), "top_precision", 0.5).value)
+    assert choose_threshold(one, "answered", 0.05).score == scores[4]
+    tied = ScoredPools(np.zeros(1), np.zeros(1), np.zeros(1, int), np.zeros(1, int))  # no answer is right
+    assert choose_threshold(tied, "f1", None).score == np.inf
+
+
+def test_a_row_has_the_value_of_its_aim_on_both_splits() -> None:
+    choosing, checking = (pools_of(np.random.default_rng(seed), 200) for seed in (0, 1))
+    aims = [("top_precision", 0.8), ("answered", 0.5), ("f1", None), ("top_precision", 1.0)]
+    precise, answered, f1, out = calibrate(choosing, checking, aims)
+    assert precise.threshold.value >= 0.8
+    achieved = achieve(checking, precise.threshold.score)
+    assert precise.wanted == achieved.top_precision
+    assert answered.wanted == achieve(checking, answered.threshold.score).coverage
+    assert f1.wanted is not None
+    shares = achieve(checking, f1.threshold.score)
+    assert f1.checked == 2 * shares.top_precision.part / (shares.coverage.part + 200)
+    assert f1.low < f1.checked < f1.high
+    assert not out.threshold.reached
+    assert out.threshold.value < 1
+    assert out.wanted is None
+    with pytest.raises(MetricInputError, match="queries of scores are unknown"):
+        calibrate(ScoredPools(choosing.positives, choosing.negatives), checking, aims)
+
+
+def test_intervals_on_the_checking_split_hold_the_truth_and_figures_of_the_choosing_split_flatter() -> None:
+    rng = np.random.default_rng(5)
+    truth = top_answers(pools_of(rng, 60_000))
+    order = np.argsort(truth.scores)
+    scores, rights = truth.scores[order], np.cumsum(truth.right[order][::-1])[::-1]
+    runs, held, flattery = 300, {"coverage": 0, "top_precision": 0, "f1": 0}, []
+    for _ in range(runs):
+        [row] = calibrate(pools_of(rng, 100), pools_of(rng, 100), [("top_precision", 0.75)])
+        if row.achieved is None:
+            runs -= 1
+            continue
+        first = int(np.searchsorted(scores, row.threshold.score))
+        shown, right = len(scores) - first, int(rights[first])
+        true = {
+            "coverage": shown / len(scores),
+            "top_precision": right / shown,
+            "f1": 2 * right / (shown + len(scores)),
+        }
+        for name, value in true.items():
+            share = getattr(row.achieved, name)
+            held[name] += share.low <= value <= share.high
+        flattery.append(row.threshold.value - true["top_precision"])
+    assert runs > 200
+    for name, count in held.items():
+        assert 0.91 <= count / runs <= 0.99, name
+    assert np.mean(flattery) > 0.01

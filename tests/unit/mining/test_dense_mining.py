@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.index.exact import scan_torch, search
-from raytriever.index.exact.resident import ResidentDocuments
+from raytriever.index.exact import device as device_search
+from raytriever.index.exact import search
+from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus
 from raytriever.mining import finders, miner
 from raytriever.mining.config import MiningConfig
@@ -126,7 +127,7 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
         table = mine(dataset, "train", config, embeddings=embeddings).table
     assert len(blocks) > 2
     assert np.array_equal(table.documents, expected.documents)
-    copies = [number for line, number in counts.pinned.items() if "index/exact/resident" in line]
+    copies = [number for line, number in counts.pinned.items() if "index/exact/device" in line]
     assert copies == [1], counts.table()
 
 
@@ -139,8 +140,8 @@ def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
     monkeypatch.setattr(miner, "BLOCK", 20)
     documents, width = len(embeddings.documents), embeddings.queries.shape[1]
     room = (documents // 3 + 1) * ResidentDocuments.bytes_per_row(width, "bf16")
-    for module in (search, scan_torch):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / scan_torch.DOCUMENT_SHARE) + 1)
+    for module in (search, device_search):
+        monkeypatch.setattr(module, "free_bytes", lambda device: int(room / device_search.DOCUMENT_SHARE) + 1)
     monkeypatch.setattr(search, "default_device", lambda: CUDA)
     copies = {}
     for ranked in (1 << 27, 20):
@@ -148,6 +149,6 @@ def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
         with sham_device() as counts:
             table = mine(dataset, "train", config, embeddings=embeddings).table
         assert np.array_equal(table.documents, expected.documents)
-        copies[ranked] = sum(number for line, number in counts.pinned.items() if "index/exact/resident" in line)
+        copies[ranked] = sum(number for line, number in counts.pinned.items() if "index/exact/device" in line)
     assert copies[1 << 27] == 3
     assert copies[20] > 3

@@ -1,16 +1,19 @@
-"""Attention and dropout for training on a CPU: the same function and the same gradients."""
+"""Attention, dropout and GELU for training on a CPU: the same functions and the same gradients."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from raytriever.models.config import ModelConfig
-from raytriever.models.cpu.dropout import Dropout, drop
-from raytriever.models.cpu.layers import NAME, attention, train_on_cpu
+from raytriever.models.cpu.attention import attend, supports
+from raytriever.models.cpu.dropout import Dropout, drop, dropout
+from raytriever.models.cpu.layers import NAME, Gelu, attention, train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, load_retriever
@@ -92,3 +95,230 @@ def test_every_dropout_is_replaced_and_the_written_model_is_the_same(tiny_encode
         write_model(retriever, tmp_path / name)
     written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("ours", "plain")]
     assert written[0] == written[1]
+
+
+def states(tokens: int) -> list[Tensor]:
+    torch.manual_seed(tokens)
+    return [torch.randn(3, 2, tokens, 32, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("tokens", [1, 6, 16, 37, 160])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_results_and_gradients_are_those_of_fused_attention(tokens: int, threads: int) -> None:
+    inputs, grad = states(tokens), torch.randn(3, tokens, 2, 32)
+    mask = torch.ones(3, 1, tokens, tokens, dtype=torch.bool)
+    mask[1, :, :, -(tokens // 4) or tokens :] = False
+    mask[2, :, :, : tokens // 4] = False
+    grad[1, -(tokens // 4) or tokens :] = 0
+    expected = torch.nn.functional.scaled_dot_product_attention(*inputs, mask).transpose(1, 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for given in (mask, torch.zeros(mask.shape).masked_fill_(~mask, torch.finfo(torch.float32).min)):
+            actual = attend(*inputs, given)
+            torch.testing.assert_close(actual[mask[:, 0, 0]], expected[mask[:, 0, 0]], rtol=1e-5, atol=2e-6)
+            gradients = [torch.autograd.grad(one, inputs, grad, retain_graph=True) for one in (actual, expected)]
+            for ours, theirs in zip(*gradients, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 37, 160])
+def test_results_in_bf16_are_rounded_once(tokens: int) -> None:
+    inputs = [each.detach().bfloat16() for each in states(tokens)]
+    mask = torch.ones(3, 1, tokens, tokens, dtype=torch.bool)
+    mask[1, :, :, -(tokens // 4) or tokens :] = False
+    exact = torch.nn.functional.scaled_dot_product_attention(*(each.double() for each in inputs), mask).transpose(1, 2)
+    actual = attend(*inputs, mask)
+    assert actual.dtype == torch.bfloat16
+    # A bfloat16 has 8 significant bits; sums in float32 add little.
+    away = (actual.double() - exact).abs() - exact.abs() * 2**-8
+    assert away[mask[:, 0, 0]].max() < 1e-6
+    assert not actual[~mask[:, 0, 0]].any()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_padding_changes_no_bit(kind: torch.dtype) -> None:
+    whole = [each.detach().to(kind) for each in states(37)]
+    mask = torch.ones(3, 1, 1, 37, dtype=torch.bool)
+    mask[..., 20:] = False
+    short = attend(*(each[:, :, :20] for each in whole), None)
+    assert torch.equal(attend(*whole, mask)[:, :20], short)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_scaling_counts_and_a_nan_is_not_hidden(kind: torch.dtype) -> None:
+    query, key, value = (each.detach().to(kind) for each in states(9))
+    wide = [each.float() for each in (query, key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*wide, scale=0.5).transpose(1, 2)
+    torch.testing.assert_close(attend(query, key, value, None, 0.5), expected.to(kind))
+    query[0, 0, 3, 1] = torch.nan
+    assert attend(query, key, value, None)[0, 3, 0].isnan().all()
+
+
+def test_dropout_has_one_mask_for_results_and_gradients() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(4, 3, 37, 48, requires_grad=True) for _ in range(3))
+    mask = torch.ones(4, 1, 37, 37, dtype=torch.bool)
+    mask[1, :, :, 20:] = False
+    bias = torch.zeros(mask.shape).masked_fill_(~mask, -torch.inf)
+
+    def dropped(*inputs: Tensor) -> Tensor:
+        torch.manual_seed(7)
+        return attend(*inputs, mask, dropout=0.3)
+
+    def weights(query: Tensor, key: Tensor) -> Tensor:
+        return (query @ key.transpose(2, 3) / 48**0.5 + bias).softmax(-1)
+
+    # The values are unit vectors, so the results are the weights times their factors.
+    shown = dropped(query.detach(), key.detach(), torch.eye(37, 48).expand(4, 3, -1, -1))[..., :37].transpose(1, 2)
+    attended = (mask & mask.transpose(2, 3)).expand(-1, 3, -1, -1)  # results of padding are 0
+    factors = torch.where(attended, shown / weights(query, key).detach(), 0)
+    share = (factors[attended] == 0).double().mean().item()
+    assert abs(share - 0.3) < 5 * (0.3 * 0.7 / int(attended.sum())) ** 0.5
+    torch.testing.assert_close(factors[factors > 0], torch.full_like(factors[factors > 0], 1 / 0.7), rtol=1e-4, atol=0)
+    rows = factors[attended.all(-1)].reshape(-1, 37) > 0
+    assert len(rows.unique(dim=0)) == len(rows), "rows share masks"
+
+    exact = (factors > 0) / (1 - round(0.3 * 2**16) / 2**16)
+    expected = ((weights(query, key) * exact) @ value).transpose(1, 2)
+    actual, grad = dropped(query, key, value), torch.randn(4, 37, 3, 48)
+    grad[1, 20:] = 0
+    is_token = mask[:, 0, 0]
+    torch.testing.assert_close(actual[is_token], expected[is_token], rtol=1e-5, atol=2e-6)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(one, (query, key, value), grad) for one in (actual, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=5e-6)
+
+
+def test_other_types_and_widths_are_refused() -> None:
+    query = torch.randn(1, 1, 4, 24)
+    assert not supports(query, query, query)
+    assert not supports(*[torch.randn(1, 1, 4, 32, dtype=torch.float64)] * 3)
+    wide = torch.randn(1, 1, 4, 32, dtype=torch.bfloat16, requires_grad=True)
+    assert not supports(wide, wide, wide), "bf16 has no gradients"
+    with torch.no_grad():
+        assert supports(wide, wide, wide)
+    assert not supports(wide.detach(), wide.detach(), wide.detach().float())
+
+
+TYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_the_share_and_the_mean_are_right(dtype: torch.dtype, probability: float) -> None:
+    torch.manual_seed(0)
+    values = torch.ones(1_000_003, dtype=dtype)
+    result = dropout(values, probability)
+    share = (result != 0).double().mean().item()
+    assert abs(share - (1 - probability)) < 5 * (probability * (1 - probability) / len(values)) ** 0.5
+    scale = 1 / (1 - round(probability * 2**16) / 2**16)
+    assert set(result.unique().tolist()) == {0.0, torch.tensor(scale, dtype=dtype).item()}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_neighbours_and_keys_are_independent(dtype: torch.dtype) -> None:
+    masks = torch.stack([drop(torch.ones(2**18, dtype=dtype), 0.5, key) != 0 for key in (1, 2, 2**62)]).double() - 0.5
+    for lag in (1, 2, 3, 4, 1024):
+        assert abs((masks[:, lag:] * masks[:, :-lag]).mean()) < 0.0025
+    assert (masks @ masks.T / masks.shape[1] - 0.25 * torch.eye(3)).abs().max() < 0.0025
+
+
+def test_scaling_rounds_as_torch_does() -> None:
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
+    actual = drop(every, 2**-16, 3)
+    is_kept = (actual != 0) | (every == 0)
+    expected = (every.float() * torch.tensor(2**16 / (2**16 - 1))).bfloat16()
+    torch.testing.assert_close(actual[is_kept], expected[is_kept], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_gradient_has_the_same_mask(dtype: torch.dtype) -> None:
+    values = torch.randn(7, 333, dtype=dtype, requires_grad=True)
+    result = dropout(values.T, 0.3)
+    (gradient,) = torch.autograd.grad(result, values, torch.ones_like(result))
+    assert torch.equal(gradient.T != 0, result != 0)
+    assert 0 < (result == 0).sum() < result.numel()
+
+
+def test_types_share_masks_and_in_place_is_the_same() -> None:
+    values = torch.randn(3000)
+    assert torch.equal(drop(values, 0.3, 9) != 0, drop(values.bfloat16(), 0.3, 9) != 0)
+    expected = drop(values, 0.3, 9)
+    assert drop(values, 0.3, 9, in_place=True) is values
+    assert torch.equal(values, expected)
+
+
+def test_the_generator_decides_the_mask() -> None:
+    module, values = Dropout(0.5), torch.ones(64, 64)
+    torch.manual_seed(5)
+    one, other = module(values), module(values)
+    torch.manual_seed(5)
+    assert torch.equal(module(values), one)
+    assert not torch.equal(one, other)
+
+
+def test_values_are_unchanged_outside_of_training_or_for_probability_0() -> None:
+    values = torch.randn(8, 8)
+    assert Dropout(0.5).eval()(values) is values
+    assert dropout(values, 0.0) is values
+    assert not dropout(values, 1.0).any()
+    assert dropout(values.double(), 0.5).dtype == torch.float64
+
+
+def test_no_mask_is_stored_for_backward() -> None:
+    held = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: held.append(tensor), lambda tensor: tensor):
+        dropout(torch.randn(100, requires_grad=True), 0.5).sum()
+    assert not held
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    rng = np.random.default_rng(3)
+    values = rng.standard_normal(shape).astype(np.float32) * 3
+    values.reshape(-1)[:6] = [0, -0.0, 1e-30, -40, 40, 3e38]
+    return torch.from_numpy(values)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 7, 2_048), (1_024, 16)])
+def test_values_and_gradients(shape: tuple[int, ...]) -> None:
+    values = numbers(*shape).requires_grad_()
+    upstream = torch.from_numpy(np.random.default_rng(4).standard_normal(shape).astype(np.float32))
+    activated = Gelu()(values)
+    activated.backward(upstream)
+    exact = values.detach().double().requires_grad_()
+    nn.functional.gelu(exact).backward(upstream.double())
+    size = values.detach().double().abs().clamp(1)
+    assert (((activated - nn.functional.gelu(exact)) / size).abs() < 4e-7).all()
+    assert values.grad is not None
+    assert exact.grad is not None
+    assert ((values.grad - exact.grad).abs() <= 2e-6 * upstream.abs()).all()
+
+
+def test_it_overwrites_what_needs_no_gradient() -> None:
+    values = numbers(40, 64)
+    kept = values.clone()
+    with torch.no_grad():
+        activated = Gelu()(values)
+    assert activated.data_ptr() == values.data_ptr()
+    trained = kept.clone().requires_grad_()
+    with_gradient = Gelu()(trained)
+    assert with_gradient.detach().numpy().tobytes() == activated.numpy().tobytes()
+    assert trained.detach().numpy().tobytes() == kept.numpy().tobytes()
+
+
+@pytest.mark.parametrize("other", [numbers(3, 5), numbers(40, 64).bfloat16(), numbers(64, 40).T, torch.empty(0, 16)])
+def test_other_tensors_use_the_gelu_of_torch(other: torch.Tensor) -> None:
+    kept = other.clone()
+    assert torch.equal(Gelu()(other), nn.functional.gelu(kept))
+    assert torch.equal(other, kept)
+
+
+def test_an_encoder_trains_with_it(tiny_encoder: Path) -> None:
+    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
+    train_on_cpu(retriever)
+    layers = [module for module in retriever.modules() if isinstance(module, Gelu)]
+    assert len(layers) == retriever.passage.backbone.config.num_hidden_layers

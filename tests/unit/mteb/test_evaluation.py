@@ -53,8 +53,7 @@ def scores_of(result: Any) -> dict[str, float]:
 
 
 def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> tuple[Any, list[str]]:
-    from raytriever.mteb.job import run_mteb
-    from raytriever.mteb.request import MtebJob
+    from raytriever.mteb.job import MtebJob, run_mteb
 
     lines: list[str] = []
     models = [EvaluatedModel("tiny", ModelConfig(model=str(encoder), **settings.pop("config", {})))]
@@ -243,7 +242,7 @@ def test_settings_of_the_user_have_a_folder_of_their_own(encoder: Path, tasks: l
 
 
 def test_unknown_names_are_suggested() -> None:
-    from raytriever.mteb.request import read_tasks
+    from raytriever.mteb.job import read_tasks
 
     for tasks, benchmark, message in (
         ("scifacts", None, "--tasks: unknown task 'scifacts'; did you mean 'SciFact'?"),
@@ -261,7 +260,7 @@ def test_unknown_names_are_suggested() -> None:
 
 
 def test_bm25_is_no_model_of_mteb() -> None:
-    from raytriever.mteb.request import build_mteb_job
+    from raytriever.mteb.job import build_mteb_job
 
     config = EvaluationConfig(suite="mteb", tasks="SciFact")
     with pytest.raises(ConfigError, match="bm25 is no encoder"):

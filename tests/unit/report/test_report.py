@@ -17,7 +17,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_queries
-from raytriever.metrics.top_answers import ScoredPools
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.report.evaluation import write_evaluation_report
 from raytriever.report.figures import save_gains, styles_of
 from raytriever.report.page import MAX_QUERIES, Cell, HtmlTable, Page, choose_queries, write_page

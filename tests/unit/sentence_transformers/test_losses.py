@@ -23,7 +23,7 @@ from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.sentence_transformers.batch import ColumnOrder, find_ids, text_ids
+from raytriever.sentence_transformers.batch import find_ids, text_ids
 from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
@@ -75,8 +75,7 @@ def test_every_loss_of_the_registry_has_its_classes() -> None:
 def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
     ids = ids_by_hand(case)
     if case.settings["loss"] == "rand1":  # draws depend on the tokens
-        order = ColumnOrder(POSITIVES, seed=3)
-        found = find_ids(columns(model), order, ALONE, torch.device("cpu"))
+        found = find_ids(columns(model), POSITIVES, ALONE, torch.device("cpu"), seed=3)
         assert found is not None
         ids = replace(ids, queries=found.queries, seed=found.seed, step=found.step)
     expected = own_training(model, case, True, ids)
@@ -199,9 +198,8 @@ def test_ids_of_documents_replace_tokens(model: SentenceTransformer) -> None:
 
 
 def test_draws_of_rand1_differ_between_batches(model: SentenceTransformer) -> None:
-    order = ColumnOrder(POSITIVES)
     batches = [columns(model, rows) for rows in (slice(0, 4), slice(1, 5), slice(0, 4))]
-    steps = [found.step for batch in batches if (found := find_ids(batch, order, ALONE, torch.device("cpu")))]
+    steps = [found.step for batch in batches if (found := find_ids(batch, POSITIVES, ALONE, torch.device("cpu")))]
     assert steps[0] == steps[2] != steps[1]
 
 

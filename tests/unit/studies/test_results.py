@@ -12,7 +12,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults, SeedMetrics, format_outcome
-from raytriever.evaluation.paper_table import latex, markdown
+from raytriever.evaluation.tables import latex, markdown
 from raytriever.metrics.auc import pooled_auc
 from raytriever.report.figures import save_lines
 from raytriever.studies.claims import (

@@ -31,7 +31,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import UserError
-from raytriever.evaluation.corpus_sample import sample_corpus
+from raytriever.evaluation.datasets import sample_corpus
 from raytriever.evaluation.protocol import read_best_metric
 from raytriever.evaluation.systems import evaluate_embeddings
 from raytriever.machine import usable_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytriever.options import check_changed, option
+from raytriever.options import option
 
 INDEXES = ("flat", "ivf", "ivfpq", "hnsw", "vamana", "roargraph")
 GRAPHS = ("hnsw", "vamana", "roargraph")
@@ -59,8 +59,3 @@ class IndexConfig:
         defaults = {"degree": 32, "build_beam": 200, "nearest": 100, "effort": EFFORT[self.index]}
         value: int | None = getattr(self, name)
         return defaults[name] if value is None else value
-
-
-def check_index(config: IndexConfig) -> None:
-    """Check that the chosen index has the changed settings; raises `ConfigError`."""
-    check_changed(config)

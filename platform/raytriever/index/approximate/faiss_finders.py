@@ -61,7 +61,6 @@ def read_faiss(folder: Path, shape: tuple[int, ...], mapped: bool = False) -> An
     """Read a FAISS index over embeddings of this shape; the caller has checked its digest.
 
     Args:
-        folder, shape: of the index and of its embeddings.
         mapped: whether the large arrays stay in the file, memory-mapped; then no row can be added.
 
     Raises:
@@ -164,7 +163,6 @@ class Ivf:
             embeddings: finite embeddings.
             lists: number of lists; by default `default_lists`.
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
-            seed: seed of k-means and the quantiser.
             threads: see `Finder.find`.
             begun: centres of an earlier training with the same arguments, which is continued.
             after_iteration: called with the centres after each iteration of k-means but the last.
@@ -276,7 +274,6 @@ class Hnsw:
     Args:
         index: a `faiss.IndexHNSWSQ` of float16, or a `faiss.IndexHNSWFlat` that an earlier version has written.
         hidden: rows that are never proposed, if there are any.
-        seed: seed of the layers.
     """
 
     index: Any
@@ -288,10 +285,8 @@ class Hnsw:
         """Make a graph without rows.
 
         Args:
-            width: number of components of an embedding.
             degree: number of neighbours of a document; twice as many in the lowest layer (`M`).
             beam: number of documents in the beam while a document is inserted (`efConstruction`).
-            seed: seed of the layers.
         """
         index = _graph(width, degree)
         index.hnsw.efConstruction = beam
@@ -349,9 +344,6 @@ class Hnsw:
         """Read the files of `save`; the caller has checked the digests of the folder.
 
         Args:
-            folder: Folder of the files.
-            shape: Shape of the embeddings.
-            hidden, seed: see the class.
             mapped: whether the graph stays in its file until `reserve`, before which no row can be added.
         """
         return cls(read_faiss(folder, shape, mapped), hidden, seed)

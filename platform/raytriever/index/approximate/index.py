@@ -18,9 +18,8 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.errors import ConfigError, ModelError
-from raytriever.index.fork_guard import refuse_forked
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
-from raytriever.index.score import check_finite, pair_scores
+from raytriever.index.score import check_finite, pair_scores, refuse_forked
 
 
 class Proposal(NamedTuple):

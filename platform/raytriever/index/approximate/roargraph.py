@@ -32,9 +32,18 @@ from jaxtyping import Float32, Int32
 from numpy import ndarray
 
 from raytriever.errors import DataError
-from raytriever.index.approximate.graph import Graph, mark_reachable, row_of, walk, walk_all
+from raytriever.index.approximate.graph import (
+    Graph,
+    add_reverse_edges,
+    choose_neighbours,
+    exclude,
+    mark_reachable,
+    row_of,
+    squared_distance,
+    walk,
+    walk_all,
+)
 from raytriever.index.approximate.index import Proposal
-from raytriever.index.approximate.pruning import add_reverse_edges, choose_neighbours, exclude, squared_distance
 from raytriever.index.exact.search import Corpus
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import read_only
@@ -58,8 +67,6 @@ def project(
 
     Args:
         nearest: closest documents of each training query, the closest first.
-        documents: embeddings.
-        degree: largest number of neighbours of a document.
         threads: number of threads; the graph does not depend on it.
     """
     neighbours = np.full((len(documents), degree), -1, np.int32)

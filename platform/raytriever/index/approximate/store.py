@@ -82,7 +82,6 @@ class UnfinishedIndex:
         """Write the embeddings, in place of those written before, and map them.
 
         Args:
-            blocks: that make up the embeddings, in their order.
             shape: number of rows and components of all blocks together.
 
         Raises:
@@ -103,7 +102,6 @@ class UnfinishedIndex:
         """Write all but the embeddings.
 
         Args:
-            index: whose embeddings have been written.
             kind: kind of its finder, one of `KINDS`.
             meta: inputs and settings of the index, with `degree` for a kind that needs it.
 
@@ -122,10 +120,6 @@ class UnfinishedIndex:
 @contextmanager
 def index_directory(path: Path, replace: bool = False) -> Iterator[UnfinishedIndex]:
     """Yield a directory that appears at `path` as a whole when the block ends.
-
-    Args:
-        path: directory of the index.
-        replace: replace an existing directory.
 
     Raises:
         StorageError: `path` exists and `replace` is false, or the disk is full or not writable.
@@ -154,7 +148,6 @@ def read_index(path: Path, grows: bool = False) -> ApproximateIndex:
     """Open an index. Every file is compared with its digest once, and again after it has changed.
 
     Args:
-        path: directory of the index.
         grows: whether `update_index` will add rows: then a graph of HNSW is not read before it has the memory of all.
 
     Raises:

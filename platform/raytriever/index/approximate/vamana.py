@@ -46,7 +46,6 @@ class Vamana:
             embeddings: finite embeddings.
             degree: largest number of neighbours of a document.
             beam: number of documents in the beam of a search for a document (`window_size`).
-            threads: number of threads.
 
         Raises:
             ConfigError: the extra is not installed.

@@ -58,7 +58,6 @@ def draw_factors(factors, count, words, key, first, threshold, scale):  # type: 
 
     Args:
         factors: Factors of the elements, at least `count`.
-        count: number of elements.
         words: buffer of a quarter of as many random words.
         key: key of the mask, uint64.
         first: number of the first word; a word serves four elements.

@@ -62,9 +62,6 @@ class Dense(nn.Module):
     Names of submodules are those of sentence-transformers, so the stored tensors have the same names.
 
     Args:
-        width: components of the input.
-        output: components of the output.
-        bias: add a bias to the linear layer.
         activation: name of a class in `torch.nn`; see `ACTIVATIONS`.
         residual: add the input, projected by a second linear layer if the widths differ.
     """
@@ -119,7 +116,6 @@ def load_head(
     """Load the modules of a head, in float32.
 
     Args:
-        modules: modules after the pooling, in order.
         width: components of a pooled vector.
         loaded: modules by their folders that are used again, not loaded.
         weights: whether the weights are read, or only the settings.

@@ -58,7 +58,6 @@ class Pipeline:
     Args:
         transformer: directory of the transformer and the tokenizer.
         pooling: folder of the Pooling module; None in a plain transformers checkpoint.
-        head: modules after the pooling.
     """
 
     transformer: Path

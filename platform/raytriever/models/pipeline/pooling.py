@@ -27,7 +27,6 @@ def pool(states: States, mask: Mask, pooling: str, left_out: int | Tensor = 0) -
     """Return one float32 vector per text.
 
     Args:
-        states: states of the tokens, of any type.
         mask: 1 for tokens, 0 for padding.
         pooling: a mode of `MODES`, or several joined by `+`, whose vectors are concatenated.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -53,7 +52,6 @@ def pool_packed(
     """Return one float32 vector per packed text; equals `pool` except for rounding.
 
     Args:
-        states: states of the tokens, of any type.
         starts: index of the first token of each text, and the number of tokens.
         pooling: a mode of `MODES`, or several joined by `+`.
         left_out: number of first tokens of each text that are not pooled; an integer, or `[texts]`.
@@ -71,7 +69,6 @@ class _Packed:
     """Packed texts.
 
     Args:
-        states: states of the tokens.
         starts: index of the first token of each text, and the number of tokens.
         lengths: number of tokens of each text.
         left_out: number of first tokens of each text that are not pooled.
@@ -128,35 +125,16 @@ _PACKED_MODES: dict[str, Callable[[_Packed], Pooled]] = {
 }
 
 
-def _mean(states: States, kept: Mask, places: Mask) -> Pooled:
-    weights = kept.unsqueeze(-1).to(torch.float32)
-    return (states.to(torch.float32) * weights).sum(1) / weights.sum(1).clamp(min=1)
+def _mean(states: States, weights: Mask, exponent: float = 1.0) -> Pooled:
+    """Return the sum of the states, divided by a power of the sum of their weights."""
+    weight = weights.unsqueeze(-1).to(torch.float32)
+    return (states.to(torch.float32) * weight).sum(1) / weight.sum(1).clamp(min=1) ** exponent
 
 
-def _mean_sqrt_len(states: States, kept: Mask, places: Mask) -> Pooled:
-    """Return the sum divided by the square root of the number of tokens."""
-    weights = kept.unsqueeze(-1).to(torch.float32)
-    return (states.to(torch.float32) * weights).sum(1) / weights.sum(1).clamp(min=1).sqrt()
-
-
-def _weighted_mean(states: States, kept: Mask, places: Mask) -> Pooled:
-    """Return the mean in which the nth token of a text has the weight n (Muennighoff 2022, arXiv:2202.08904)."""
-    weights = (kept * places).unsqueeze(-1).to(torch.float32)
-    return (states.to(torch.float32) * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def _max(states: States, kept: Mask, places: Mask) -> Pooled:
+def _max(states: States, kept: Mask) -> Pooled:
     """Return the largest value of each component; 0 for a text without tokens."""
     most = states.to(torch.float32).masked_fill(kept.unsqueeze(-1) == 0, float("-inf")).amax(1)
     return most.masked_fill(kept.amax(1, keepdim=True) == 0, 0.0)
-
-
-def _cls(states: States, kept: Mask, places: Mask) -> Pooled:
-    return _at(states, kept.to(torch.int8).argmax(1))
-
-
-def _last(states: States, kept: Mask, places: Mask) -> Pooled:
-    return _at(states, (kept * places).argmax(1))
 
 
 def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
@@ -165,10 +143,11 @@ def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
 
 # Functions of the states, the tokens that are pooled, and the number of each token in its text, counted from 1.
 MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
-    "mean": _mean,
-    "cls": _cls,
-    "last": _last,
-    "max": _max,
-    "mean_sqrt_len": _mean_sqrt_len,
-    "weightedmean": _weighted_mean,
+    "mean": lambda states, kept, places: _mean(states, kept),
+    "cls": lambda states, kept, places: _at(states, kept.to(torch.int8).argmax(1)),
+    "last": lambda states, kept, places: _at(states, (kept * places).argmax(1)),
+    "max": lambda states, kept, places: _max(states, kept),
+    "mean_sqrt_len": lambda states, kept, places: _mean(states, kept, exponent=0.5),
+    # The nth token of a text has the weight n (Muennighoff 2022, arXiv:2202.08904).
+    "weightedmean": lambda states, kept, places: _mean(states, kept * places),
 }

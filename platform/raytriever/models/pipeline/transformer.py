@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raytriever.errors import ModelError
-from raytriever.models.files import check_tokenizer_files, read_model_file
-from raytriever.models.weights import load_config
+from raytriever.models.files import check_tokenizer_files, load_config, read_model_file
 from raytriever.prompts import Side
 
 UNLIMITED = 8_192

@@ -16,8 +16,8 @@ from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.paper_table import latex, markdown
 from raytriever.evaluation.results import without_nan
+from raytriever.evaluation.tables import latex, markdown
 from raytriever.experiment.directory import METRICS
 from raytriever.reading.structured import read_json
 from raytriever.report.figures import Points, save_curves, save_gains, save_lines

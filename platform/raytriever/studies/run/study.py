@@ -30,7 +30,7 @@ from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
 from raytriever.interruption import check_interrupted
-from raytriever.models.weights import quiet_transformers
+from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import check_writable, disk_errors

@@ -36,13 +36,12 @@ from raytriever.models.cpu.layers import use_cpu_attention
 from raytriever.models.decoder import disable_cache
 from raytriever.models.description import Description, head_modules, pipelines
 from raytriever.models.encoder import ENCODERS_WITH_DECODER, Encoder, set_dropout
-from raytriever.models.files import first_line
+from raytriever.models.files import first_line, load_config, loading
 from raytriever.models.pipeline.head import load_head
 from raytriever.models.pipeline.transformer import config_settings
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever
-from raytriever.models.weights import load_config, loading
 from raytriever.prompts import Side
 
 CPU = torch.device("cpu")

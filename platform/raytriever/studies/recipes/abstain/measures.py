@@ -30,8 +30,7 @@ from scipy.special import logsumexp
 from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
-from raytriever.metrics.miscalibration import squared_calibration_error
-from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt
+from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt, squared_calibration_error
 from raytriever.metrics.selective import (
     Statistic,
     abstention_nauc,

@@ -73,7 +73,7 @@ OWN_READERS = {
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
     ("studies/run/study.py", "json.loads"): "what was made a line before",
     ("data/formats/rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",
-    ("store/lock.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
+    ("store/owner.py", "json.loads"): "the owner of a lock; a broken record is an unknown owner",
     ("evaluation/results.py", "json.loads"): "what was made a line before",
     ("training/background.py", "json.loads"): "a value that the first worker of the group has just sent",
     ("tracking/steps.py", "json.loads"): "millions of lines; what does not fit is given to `parse_json`",

@@ -96,7 +96,7 @@ def _run_stage(stage: str, arguments: list[str]) -> None:
 
 
 class _Work:
-    """What a stage does while no part of it says so: loading packages, or working."""
+    """Line about a stage while no part of it reports: it loads packages, or works."""
 
     def __init__(self, stage: str) -> None:
         self._stage, self._loaded = stage, 0

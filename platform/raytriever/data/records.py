@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from raytriever.errors import DataError, setting
 from raytriever.reading.structured import parse_json
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import disk_errors
 
 SOURCES = ("human", "llm")
@@ -156,7 +156,7 @@ class QuarantineReport:
         path = Path(folder) / QUARANTINE
         if not self.entries:
             with disk_errors(path):
-                path.unlink(missing_ok=True)
+                remove(path)
             return replace(self, path=None)
         write_atomically(path, "".join(json.dumps(dict(entry), ensure_ascii=False) + "\n" for entry in self.entries))
         return replace(self, path=path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from raytriever.models.tokenisation import content_tokenizer_json
 from raytriever.progress import Progress
 from raytriever.prompts import Prompts, Side
 from raytriever.store.cache import cache_folder, hold, keep_within_bound
-from raytriever.store.commit import MANIFEST, one_writer, sha256_of
+from raytriever.store.commit import MANIFEST, one_writer, remove, sha256_of
 from raytriever.store.disk import files_below
 from raytriever.terminal import warn
 
@@ -74,7 +73,7 @@ def embed_corpus(
             writer = StoreWriter(path, plan)
             if not writer.has_own_plan():  # the folder is named by the plan, so other content is damage
                 warn(f"{path}: is damaged or changed; encoding again")
-                shutil.rmtree(path)
+                remove(path, whole=True)
             elif (path / MANIFEST).exists():
                 warn(f"{path}: is damaged or changed; encoding its damaged shards again")
             store = encode_store(writer, config, retriever, dataset, run, prompts)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +42,7 @@ from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, FileEntry, read_manifest, sha256_of, write_atomically
+from raytriever.store.commit import MANIFEST, FileEntry, read_manifest, remove, sha256_of, write_atomically
 from raytriever.store.disk import disk_errors, files_below, fsync
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
@@ -175,7 +174,7 @@ class StoreWriter:
         check_disk(self.path, self.plan.bytes - written, "the embeddings")
         with disk_errors(self.path):
             # Other processes must not read a manifest while shards are written again.
-            (self.path / MANIFEST).unlink(missing_ok=True)
+            remove(self.path / MANIFEST)
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             (self.path / WORK).mkdir(exist_ok=True)
             for file in (self.path / WORK).glob("*.json"):
@@ -235,12 +234,12 @@ class StoreWriter:
         meta = {"kind": KIND, "version": VERSION, **self._described(), "left_out": [*left_out]}
         with disk_errors(self.path):
             for name in (WORK, NEXT):
-                shutil.rmtree(self.path / name, ignore_errors=True)
+                remove(self.path / name)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
                 if leftover.is_dir():
-                    shutil.rmtree(leftover, ignore_errors=True)
+                    remove(leftover)
                 else:  # a lock
-                    leftover.unlink(missing_ok=True)
+                    remove(leftover)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 
@@ -285,7 +284,7 @@ def writer_at(path: Path, plan: EmbeddingPlan) -> StoreWriter:
         return writer
     if not following.has_own_plan():  # of a version that the data set no longer has
         with disk_errors(path):
-            shutil.rmtree(following.path)
+            remove(following.path)
     return following
 
 
@@ -302,13 +301,13 @@ def put_next_in_place(path: Path) -> None:
     with disk_errors(path):
         if (following / SHARDS).exists():
             for name in (MANIFEST, PLAN, QUARANTINE):
-                (path / name).unlink(missing_ok=True)
+                remove(path / name)
             if (path / SHARDS).exists():
-                shutil.rmtree(path / SHARDS)
+                remove(path / SHARDS)
         for name in names:
             if (following / name).exists():
                 (following / name).rename(path / name)
-        shutil.rmtree(following)
+        remove(following)
         fsync(path)
 
 

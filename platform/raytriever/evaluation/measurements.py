@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import JudgedQueries
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.parts import Parts
 
 
@@ -226,7 +225,7 @@ class MeasurementStore:
 
     def remove(self) -> None:
         """Remove all measurements, once the evaluation's own directory is complete."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove(self.folder)
 
 
 def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:

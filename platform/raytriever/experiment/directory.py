@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from raytriever.losses.own.source import LossFile
 from raytriever.options import with_current_names
 from raytriever.paths import PathKind
 from raytriever.reading.structured import conform, read_json, read_yaml
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable, disk_errors
 from raytriever.training.config import MAY_CHANGE
 
@@ -84,7 +83,7 @@ class RunDirectory:
             losses: losses of the run. Those that are in files of the user are copied into the directory.
         """
         if self.state == "new" and (self.path / CONFIG).is_file():
-            shutil.rmtree(self.path)
+            remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
         for own in filter(None, map(LossFile.parse, losses)):
             (self.path / LOSSES).mkdir(exist_ok=True)

@@ -11,8 +11,7 @@
 Weights and scores are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's
 formula in float64, with the inverse document frequency and the weight rounded to float32.
 
-A ranking is made of keys of 64 bits: the score, which is never negative, in the high half, and the position, counted
-downwards, in the low half. So the highest keys are the best documents.
+A ranking is made of keys of 64 bits: the score, never negative, above the position, counted downwards.
 """
 
 from __future__ import annotations
@@ -242,7 +241,7 @@ class PostingsBlock:
 
     def write(self, folder: Path) -> None:
         """Write the block to files."""
-        _write_terms(folder, self.terms)
+        (folder / _TERMS).write_text("\n".join(self.terms), encoding="utf-8")
         for name in ("counts", "rows", "frequencies", "lengths"):
             np.save(folder / f"{name}.npy", getattr(self, name))
 
@@ -251,9 +250,8 @@ class PostingsBlock:
         """Open the files of a block; arrays are memory-mapped."""
         terms = _read_terms(folder)
         counts = _mapped(folder, "counts", len(terms))
-        postings = int(counts.sum())
-        rows, frequencies = (_mapped(folder, name, postings) for name in ("rows", "frequencies"))
-        return cls(terms, counts, rows, frequencies, _mapped(folder, "lengths"))
+        pairs = (_mapped(folder, name, int(counts.sum())) for name in ("rows", "frequencies"))
+        return cls(terms, counts, *pairs, _mapped(folder, "lengths"))
 
 
 @dataclass(frozen=True)
@@ -289,11 +287,10 @@ class Postings:
         key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         folder = cache_folder() / "bm25" / key[:16]
         make_once(folder, lambda: _make(folder, Passages(documents), analyser))
-        terms = _read_terms(folder)
-        starts = _mapped(folder, "starts", len(terms) + 1)
-        positions, weights = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
-        vocabulary = dict(zip(terms, range(len(terms)), strict=True))
-        postings = cls(len(documents), vocabulary, starts, positions, weights)
+        vocabulary = {term: number for number, term in enumerate(_read_terms(folder))}
+        starts = _mapped(folder, "starts", len(vocabulary) + 1)
+        arrays = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
+        postings = cls(len(documents), vocabulary, starts, *arrays)
         hold(folder, postings)
         return postings
 
@@ -367,7 +364,7 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
             return np.lib.format.open_memmap(aside / f"{name}.npy", "w+", dtype, shape)
 
         postings = merge(lambda: (PostingsBlock.read(unmerged / name) for name in names), on_disk)
-        _write_terms(aside, list(postings.vocabulary))
+        (aside / _TERMS).write_text("\n".join(postings.vocabulary), encoding="utf-8")
         del postings
     parts.remove()
 
@@ -400,10 +397,6 @@ def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:
     """Map an array. Nothing writes to it, but code that is compiled for arrays in memory takes no read-only array."""
     remedy = f"delete {folder}, and run the command again"
     return np.asarray(read_array(folder / f"{name}.npy", [_TYPES[name]], (length,), remedy, "c"))
-
-
-def _write_terms(folder: Path, terms: Sequence[str]) -> None:
-    (folder / _TERMS).write_text("\n".join(terms), encoding="utf-8")
 
 
 def _read_terms(folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.store.cache import cache_folder, hold, keep_within_bound
 from raytriever.store.capacity import check_disk
+from raytriever.store.commit import remove
 from raytriever.store.disk import check_writable
 from raytriever.terminal import text_table
 
@@ -139,7 +139,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
         **mined.meta(),
     }
     write_negatives(output, mined.table, dataset, meta)
-    shutil.rmtree(finished, ignore_errors=True)
+    remove(finished)
     return mined, str(dataset.quarantine) if dataset.quarantine.total else None
 
 

@@ -13,7 +13,6 @@ a task after the last encoded shard of its corpus.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.mteb.encoder import require_mteb
 from raytriever.mteb.search import Measures, TaskSearch
 from raytriever.options import did_you_mean
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import check_writable
 from raytriever.terminal import markdown_table
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
@@ -273,7 +272,7 @@ class _ModelRun:
         meta = self._searcher(self.job.tasks[0]).mteb_model_meta
         revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
         if fresh:
-            shutil.rmtree(revision.parent, ignore_errors=True)
+            remove(revision.parent)
         others = sorted(one.name for one in revision.parent.glob("*") if one.is_dir() and one.name != revision.name)
         if others:
             raise ConfigError(
@@ -308,7 +307,7 @@ class _ModelRun:
         report = searcher.folder / f"{name}{TRACEBACK}"
         try:
             result = self._run(searcher, task, again=is_retrieval)
-            report.unlink(missing_ok=True)
+            remove(report)
         except UserError:
             raise
         except Exception as error:  # of the code of a task, which may be anything
@@ -359,7 +358,7 @@ class _ModelRun:
             result = self.cache.load_task_result(task.metadata.name, searcher.mteb_model_meta)
         except ValueError:  # of JSON, or of a field
             self.log(f"{path}: is damaged; the task is evaluated again")
-            path.unlink()
+            remove(path)
             return None
         return None if result is None or result.get_missing_evaluations(task) else result
 

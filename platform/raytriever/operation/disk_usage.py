@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from raytriever.store.capacity import UNITS
 from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import disk_errors, walk
+from raytriever.store.disk import walk
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 
@@ -53,15 +52,6 @@ def last_use_time(path: Path) -> float:
     (`relatime`).
     """
     return max([path.lstat().st_mtime, *(status.st_atime for status in _statuses(path, without=MANIFEST))])
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with its content; raises `StorageError` if that is not allowed."""
-    with disk_errors(path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:

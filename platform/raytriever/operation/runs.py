@@ -16,9 +16,9 @@ from typing import Any
 from raytriever.config import Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
-from raytriever.operation.disk_usage import remove, size_of
+from raytriever.operation.disk_usage import size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
-from raytriever.store.commit import MANIFEST, one_writer
+from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
 from raytriever.store.owner import Owner
@@ -151,7 +151,7 @@ def remove_checkpoints(run: RunEntry) -> int:
             raise StorageError("the run has changed since it was listed", str(run.path), "list the runs again")
         for folder in _checkpoint_folders(run.path):
             freed += size_of(folder)
-            remove(folder)
+            remove(folder, whole=True)
     return freed
 
 

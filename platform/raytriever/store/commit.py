@@ -26,7 +26,7 @@ from typing import Any, TypedDict
 from raytriever.errors import StorageError
 from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
-from raytriever.reading.structured import read_json
+from raytriever.reading.structured import parse_json, read_json
 from raytriever.store import objects, remote
 from raytriever.store.disk import ASIDE, disk_errors, files_below, fsync, make_folder, walk
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
@@ -165,12 +165,21 @@ def complete(path: Path) -> None:
             is_committed(manifest.parent)  # which fetches its large files
 
 
-def remove(path: Path) -> None:
-    """Remove a file or folder that a command has written, if it is there; errors of the disk pass."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def remove(path: Path, *, whole: bool = False) -> None:
+    """Remove a file or folder that a command has written, if it is there.
+
+    Args:
+        path: the file or folder.
+        whole: whether a file of a folder that may not be removed is an error.
+
+    Raises:
+        StorageError: a file may not be removed.
+    """
+    with disk_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=not whole)
+        else:
+            path.unlink(missing_ok=True)
     remote.delete(path)
 
 
@@ -280,7 +289,7 @@ def push_part(folder: Path, path: Path, part: str) -> None:
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
     """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
     content = objects.read_object(path / f".{part}")
-    return None if content is None else json.loads(content)
+    return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], "train again")
 
 
 def _put(aside: Path, path: Path, replace: bool) -> None:

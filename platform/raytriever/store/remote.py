@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
+from raytriever.reading.structured import read_json
 from raytriever.store.objects import MANIFEST, ask, delete_object, inside, listing, write_object
 
 UNFINISHED = ".unfinished"
@@ -89,7 +89,7 @@ def push(path: Path) -> None:
     names = sorted(
         file.relative_to(path).as_posix() for here, _, files in os.walk(path) for file in (Path(here, f) for f in files)
     )
-    kept = {*names, UNFINISHED, *(json.loads((path / MANIFEST).read_bytes())["files"] if MANIFEST in names else ())}
+    kept = {*names, UNFINISHED, *_files_of(path)}
     write_object(path / UNFINISHED, b"")
     before = listing(path)
     _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
@@ -97,6 +97,13 @@ def push(path: Path) -> None:
     if MANIFEST in names:
         _upload(path / MANIFEST)
     delete_object(path / UNFINISHED)
+
+
+def _files_of(path: Path) -> list[str]:
+    """Return the files that a manifest names; other machines may have uploaded some of them."""
+    if not (path / MANIFEST).is_file():
+        return []
+    return list(read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"])
 
 
 def push_part(path: Path, files: Mapping[str, Path]) -> None:

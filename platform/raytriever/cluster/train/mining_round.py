@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from raytriever.models.precision import choose_precision, default_device, type_o
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
+from raytriever.store.commit import remove
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
 from raytriever.training.refresh.config import ROLLING
 from raytriever.training.refresh.job import RoundResult
@@ -142,7 +142,7 @@ class MiningRounds:
         work = self._work(index, dataset, "passage", ROLLING)
         if not work.missing():
             for shard in rolling_rows(work.plan.shards, self._config.refresh.refresh_share, number - 1):
-                shutil.rmtree(shard_folder(work.path, shard))
+                remove(shard_folder(work.path, shard), whole=True)
 
     def _store(
         self, index: int, dataset: RetrievalDataset, side: Side, key: str, encode: Encode
@@ -185,7 +185,7 @@ class MiningRounds:
         """Remove the embeddings of all rounds but the kept ones."""
         for path in (self._folder / EMBEDDINGS).glob("*"):
             if path.name not in names:
-                shutil.rmtree(path, ignore_errors=True)
+                remove(path)
 
 
 def digest_of(snapshot: Snapshot) -> str:

@@ -6,7 +6,6 @@ repeats its shard; a miner that dies restarts, possibly on another node, and use
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from raytriever.data.negatives import NegativesTable
 from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError, flag_of
+from raytriever.store.commit import remove
 from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
 from raytriever.training.refresh.config import SYNC
@@ -271,4 +271,4 @@ def start_miner(
     finally:
         ray.kill(miner)  # and with it its encoders
         if (folder / MODEL).is_dir():  # all steps are done: the running round is not resumed
-            shutil.rmtree(folder / NEGATIVES / EMBEDDINGS, ignore_errors=True)
+            remove(folder / NEGATIVES / EMBEDDINGS)

@@ -7,7 +7,6 @@ on another node, and repeats its checkpoint. If it is killed too often, the vali
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,7 +40,7 @@ from raytriever.models.precision import base_type, choose_precision, default_dev
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.store.commit import read_manifest
+from raytriever.store.commit import read_manifest, remove
 from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.parallel.model_state import load_snapshot, whole_tensors
@@ -58,7 +57,7 @@ class Validations:
         self._config, self._dev_sets, self._folder = config, dev_sets, folder
         self._protocol = dev_protocol(config.training.best_metric)
         for leftover in folder.glob(".model-*"):  # of a killed process
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
 
     def run(self, step: int, checkpoint: Path) -> Record:
         """Evaluate a checkpoint and write its record, unless the record exists."""

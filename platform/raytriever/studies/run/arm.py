@@ -11,7 +11,6 @@ group takes longer to start than a small arm takes."""
 from __future__ import annotations
 
 import gc
-import shutil
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -36,6 +35,7 @@ from raytriever.experiment.directory import CONFIG, METRICS, RunDirectory
 from raytriever.experiment.opening import open_run, pin_sources
 from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
 from raytriever.models.config import ModelConfig
+from raytriever.store.commit import remove
 from raytriever.studies.definition import (
     OOD,
     STEPS_TO_BEST,
@@ -119,7 +119,7 @@ class ArmRunner:
         seconds = time.monotonic() - began
         self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
         for temporary in TEMPORARY:
-            shutil.rmtree(folder / temporary, ignore_errors=True)
+            remove(folder / temporary)
         gc.collect()
 
     def _train_and_measure(self, arm: Arm, seed: int, run: RunDirectory, name: str) -> tuple[Metrics, dict[str, Any]]:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from raytriever.errors import StorageError, setting
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import disk_errors
 
 ROUNDS = "rounds.json"
@@ -147,7 +146,7 @@ def remove_tables(folder: Path, checkpoints: Path) -> None:
     needed = read_ledger(folder).version(min(steps, default=0))
     for path in folder.glob("round-*"):
         if path.name[6:].isdigit() and int(path.name[6:]) < needed:
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 def _end(one: Round) -> float:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from raytriever.errors import setting
 from raytriever.reading.structured import read_json
-from raytriever.store.commit import write_atomically
+from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import disk_errors
 
 T = TypeVar("T")
@@ -126,10 +126,10 @@ def remove_later(folder: Path, step: int) -> None:
     """Remove the records of checkpoints after `step`: a run that resumes from there makes them again."""
     for record in read_records(folder):
         if record.step > step:
-            record_path(folder, record.step).unlink()
+            remove(record_path(folder, record.step))
     stop = read_stop(folder)
     if stop is not None and stop.decided > step:
-        (folder / STOP).unlink()
+        remove(folder / STOP)
 
 
 def _read(file: Path, kind: type[T]) -> T | None:

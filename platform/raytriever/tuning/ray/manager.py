@@ -5,7 +5,6 @@ Ray Tune's loop calls from one thread and the trials' events arrive on another; 
 from __future__ import annotations
 
 import io
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.recorder import Recorder
 from raytriever.experiment.stages import best_checkpoint
 from raytriever.progress import Progress
+from raytriever.store.commit import remove
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import STAGE, PersistentTracker, Point
 from raytriever.training.config import DEV_LOSS
@@ -282,7 +282,7 @@ class TrialManager:
                 and (best is None or other.number != best.number)
             ):
                 for name in LARGE_FOLDERS:
-                    shutil.rmtree(self.folder_of(other.number) / name, ignore_errors=True)
+                    remove(self.folder_of(other.number) / name)
 
     def _outcome(self, trial: Trial) -> str:
         metric = self._plan.metric

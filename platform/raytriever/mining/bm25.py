@@ -1,10 +1,9 @@
 """BM25 over passages: baseline of the evaluation tables and first source of hard negatives.
 
 1. A block of documents becomes a `PostingsBlock`: its terms (`analyser`), with the rows and the frequencies of each.
-2. `merge` numbers the terms of all blocks, computes their weights from the figures of the whole corpus, and copies the
-   postings of each term into a row, in the order of the documents. Those of a large corpus lie in the cache,
-   memory-mapped. Processes analyse its blocks, and each block is committed when it is complete, so that a command that
-   was killed continues there.
+2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and copies the postings of a
+   term into a row, in the order of the documents. Those of a large corpus lie in the cache, memory-mapped. Processes
+   analyse its blocks; each is committed when it is complete, so that a command that was killed continues there.
 3. A score is the sum of a document's weights in the order of the query's terms, in float32. Ties are broken by
    position. A query's ranking depends neither on the other queries nor on the number of threads.
 
@@ -250,8 +249,8 @@ class PostingsBlock:
         """Open the files of a block; arrays are memory-mapped."""
         terms = _read_terms(folder)
         counts = _mapped(folder, "counts", len(terms))
-        pairs = (_mapped(folder, name, int(counts.sum())) for name in ("rows", "frequencies"))
-        return cls(terms, counts, *pairs, _mapped(folder, "lengths"))
+        rows, frequencies = (_mapped(folder, name, int(counts.sum())) for name in ("rows", "frequencies"))
+        return cls(terms, counts, rows, frequencies, _mapped(folder, "lengths"))
 
 
 @dataclass(frozen=True)
@@ -347,11 +346,8 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
     parts = Parts(unmerged)
     missing = set(parts.missing(names))
     with Progress("index for BM25", len(names), "block", done=len(names) - len(missing)) as progress:
-        blocks = (
-            (name, passages[start : start + BLOCK])
-            for name, start in zip(names, starts, strict=True)
-            if name in missing
-        )
+        numbered = zip(names, starts, strict=True)
+        blocks = ((name, passages[start : start + BLOCK]) for name, start in numbered if name in missing)
         for _ in _in_processes(parts, blocks, analyser):
             progress.advance(1)
     with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
@@ -382,9 +378,8 @@ def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyse
         while pending:
             yield pending.popleft().result()
     except BrokenProcessPool as error:
-        raise DataError(
-            "a process died while it analysed documents for BM25", remedy="free memory, and run the command again"
-        ) from error
+        what, remedy = "a process died while it analysed documents for BM25", "free memory, and run the command again"
+        raise DataError(what, remedy=remedy) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,9 +26,10 @@ class ObjectStore:
     Args:
         folder: of its data.
         host: address that it listens at.
+        enter: command that runs a program where the address is.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", enter: Sequence[str] = ()) -> None:
         actions = {WRITER: ["Admin", "Read", "Write", "List"], READER: ["Read", "List"]}
         identities = [
             {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
@@ -41,7 +42,7 @@ class ObjectStore:
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
                 [
-                    *(program, "mini", f"-dir={folder}", f"-s3.config={folder / 'keys.json'}", f"-ip={host}"),
+                    *(*enter, program, "mini", f"-dir={folder}", f"-s3.config={folder / 'keys.json'}", f"-ip={host}"),
                     *(f"-{name}.port={port}" for name, port in ports.items()),
                 ],
                 stdout=log,

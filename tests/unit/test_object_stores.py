@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import ConfigError, DataError, StorageError
-from raytriever.store import lease, remote
+from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
 from raytriever.store.commit import (
     committed_directory,
@@ -48,10 +48,10 @@ def machine(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Continue on a machine of this name, with copies of its own."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
-    remote._store.cache_clear()
+    objects._store.cache_clear()
 
     def move(name: str) -> None:
-        monkeypatch.setenv(remote.COPIES, str(tmp_path / name))
+        monkeypatch.setenv(objects.COPIES, str(tmp_path / name))
 
     move("one")
     return move
@@ -111,16 +111,19 @@ def test_another_machine_reads_what_was_committed(
     assert (path_of(uri) / "data.txt").read_text() == "more than ten bytes"
 
 
-def test_a_new_version_replaces_the_old_one_everywhere(machine: Callable[[str], None], uri: str) -> None:
-    write(path_of(uri), "old", "old.txt")
-    machine("two")
-    complete(path_of(uri))
-    machine("one")
-    write(path_of(uri), "new", "new.txt")
-    machine("two")
-    complete(path_of(uri))
-    assert sorted(os.listdir(path_of(uri))) == ["manifest.json", "new.txt"]
-    read_manifest(path_of(uri))
+@pytest.mark.parametrize("largest", [1 << 20, 1])
+def test_a_new_version_replaces_the_old_one_everywhere(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, largest: int
+) -> None:
+    monkeypatch.setattr(remote, "SMALL_BYTES", largest)
+    for version, name in (("old", "old.txt"), ("newer", "new.txt"), ("newest", "new.txt")):
+        machine("one")
+        write(path_of(uri), version, name)
+        machine("two")
+        complete(path_of(uri))
+        assert sorted(os.listdir(path_of(uri))) == sorted(["manifest.json", name])
+        read_manifest(path_of(uri))
+        assert (path_of(uri) / name).read_text() == version
 
 
 @pytest.mark.parametrize("uploads", [0, 1])
@@ -182,7 +185,7 @@ def test_workers_of_several_machines_commit_one_directory(
 
 def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None], uri: str) -> None:
     write(path_of(uri))
-    remote.write_object(path_of(uri), b"an object")
+    objects.write_object(path_of(uri), b"an object")
     machine("two")
     with pytest.raises(StorageError, match="is an object and a folder"):
         complete(path_of(uri))
@@ -224,8 +227,9 @@ def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str)
     assert log.read_text() == "1\n2\n3\n"
     lock.release()
     machine("two")
-    complete(path_of(uri))
+    again = acquire(path_of(uri))
     assert (path_of(uri) / "steps.jsonl").read_text() == "1\n2\n3\n"
+    again.release()
 
 
 @pytest.mark.parametrize("age", [0.0, 100.0])
@@ -234,10 +238,10 @@ def test_the_lease_of_a_silent_machine_ends_by_the_clock_of_the_store(
 ) -> None:
     monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
     file = locking.lock_file_of(path_of(uri))
-    remote.write_object(file / "other", locking._record(locking.Owner("far", 1, "raytriever train", 0.0, "other")))
-    listed = remote.list_objects
+    objects.write_object(file / "other", owner.record_of(owner.Owner("far", 1, "raytriever train", 0.0, "other")))
+    listed = objects.list_objects
     monkeypatch.setattr(
-        remote,
+        objects,
         "list_objects",
         lambda path: {name: at - int(age * 1e9) * (name == "other") for name, at in listed(path).items()},
     )
@@ -254,14 +258,14 @@ def test_at_most_one_of_many_gets_a_lease(machine: Callable[[str], None], uri: s
         with ThreadPoolExecutor(4) as threads:
             asked = threads.map(lambda token: lease.ask(file, token, b"{}", lambda record: False), map(str, range(4)))
         assert sum(other is None for other in asked) <= 1
-        for name in remote.list_objects(file):
-            remote.delete_object(file / name)
+        for name in objects.list_objects(file):
+            objects.delete_object(file / name)
 
 
 def test_a_command_that_has_lost_its_lease_commits_nothing(machine: Callable[[str], None], uri: str) -> None:
     lock = acquire(path_of(uri))
-    for name in remote.list_objects(locking.lock_file_of(path_of(uri))):
-        remote.delete_object(locking.lock_file_of(path_of(uri)) / name)
+    for name in objects.list_objects(locking.lock_file_of(path_of(uri))):
+        objects.delete_object(locking.lock_file_of(path_of(uri)) / name)
     with pytest.raises(InUseError, match="the lease of this command has ended"):
         write(path_of(uri) / "part")
     with pytest.raises(InUseError):
@@ -282,7 +286,7 @@ def test_credentials_that_may_not_write_are_found_first(
 ) -> None:
     for name, value in server.environment(credentials).items():
         monkeypatch.setenv(name, value)
-    remote._store.cache_clear()
+    objects._store.cache_clear()
     with pytest.raises(StorageError, match=rf"^{uri}/\.probe.*: the store refuses \(.*; check the name of the bucket"):
         check_writable(path_of(uri))
 
@@ -320,14 +324,14 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
     capsys: pytest.CaptureFixture[str],
     answers: bool,
 ) -> None:
-    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 1.0 if answers else 8.0)
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 1.0 if answers else 8.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
         if answers:
             threading.Thread(target=server.serve_forever, daemon=True).start()
         else:
             server.server_close()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        remote._store.cache_clear()
+        objects._store.cache_clear()
         with pytest.raises(StorageError) as caught:
             check_writable(path_of(uri))
         if answers:

@@ -35,7 +35,7 @@ class Lease:
 
     def __init__(self, path: Path, file: Path, token: str, record: bytes) -> None:
         self._object, self._record = file / token, record
-        remote.pull(path)
+        remote.pull(path, owned=False)  # the lock of this machine is this process's own
         self._changes = remote.Changes(path)
         self._released = threading.Event()
         threading.Thread(target=self._keep, name="lease", daemon=True).start()

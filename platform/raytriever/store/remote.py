@@ -57,14 +57,16 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
     found = {name: about for name, about in found.items() if not name.startswith(tuple(unfinished) or ("\0",))}
     committed = tuple(whole) or ("\0",)
     owners = tuple(_owned_folders(path) if owned is None else [f"{path}{os.sep}"] if owned else []) or ("\0",)
-    wanted = {
-        name: about
-        for name, about in found.items()
-        if (about[0] <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST))
-        and (name.startswith(committed) or not str(path / name).startswith(owners))
-    }
     _remove_others(path, found, owners)
-    _each(wanted, lambda name: _download_if_changed(path / name, *wanted[name]))
+    wanted = []
+    for name, (size, modified) in found.items():
+        if not name.startswith(committed) and str(path / name).startswith(owners):
+            continue
+        if size <= SMALL_BYTES or not name.startswith(committed) or name.endswith(MANIFEST):
+            wanted.append(name)
+        elif not _is_copied(path / name, size, modified):
+            (path / name).unlink(missing_ok=True)  # of an older version; `fetch` gets the new one
+    _each(wanted, lambda name: _download_if_changed(path / name, *found[name]))
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
@@ -192,15 +194,13 @@ def _upload(file: Path, before: tuple[int, int] | None = None) -> None:
 
     about = ask(file, upload)
     if (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-        _set_time(file, about.mtime_ns)
+        _set_time(file, about.mtime_ns, file.name)
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
     """Copy an object, unless the copy has its size and its time."""
-    with suppress(OSError):
-        status = file.stat()
-        if (status.st_size, status.st_mtime_ns) == (size, modified):
-            return
+    if _is_copied(file, size, modified):
+        return
     aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
     file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -210,15 +210,25 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
 
     try:
         ask(file, download)
-        _set_time(aside, modified)
+        _set_time(aside, modified, file.name)
         os.replace(aside, file)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def _set_time(file: Path, modified: int) -> None:
-    """Give a copy the time of its object, unless the object may change in the same second, which is all it tells."""
-    if abs(time.time_ns() - modified) > 2_000_000_000:
+def _is_copied(file: Path, size: int, modified: int) -> bool:
+    """Return whether a copy has the size and the time of its object."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (size, modified)
+
+
+def _set_time(file: Path, modified: int, name: str) -> None:
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells."""
+    is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
+    if is_large or abs(time.time_ns() - modified) > 2_000_000_000:
         os.utime(file, ns=(modified, modified))
 
 

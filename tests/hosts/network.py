@@ -78,7 +78,7 @@ class Hosts:
         """Take the cable of a host out."""
         self._in_switch("link", "set", f"{self._tag}{name}", "down")
 
-    def mend(self, name: str) -> None:
+    def reconnect(self, name: str) -> None:
         """Put the cable of a host in again."""
         self._in_switch("link", "set", f"{self._tag}{name}", "up")
 

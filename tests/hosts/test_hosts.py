@@ -158,7 +158,7 @@ def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster, one
     assert lost[1] == "h3"
     waits = lines.wait_for(r"waiting for 2 workers, the cluster has room for (\d); gives up at \d\d:\d\d:\d\d")
     assert waits[1] == "1"
-    cluster.hosts.mend("h3")
+    cluster.hosts.reconnect("h3")
     cluster.join("h3")
     lines.wait_for(r"train: \d+/400")
     process.send_signal(2)

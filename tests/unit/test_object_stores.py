@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from raytriever.api.models import path_of
 from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, OUTPUT, RUN_FOLDER, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
+from raytriever.store.cache import cache_folder
 from raytriever.store.commit import (
     committed_directory,
     complete,
@@ -62,10 +65,6 @@ def uri(request: pytest.FixtureRequest) -> str:
     return f"s3://bucket/{request.node.name.partition('[')[0]}/mine"
 
 
-def path_of(uri: str) -> Path:
-    return Path(copy_of(uri))
-
-
 def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
     with committed_directory(path, {"kind": "test"}, replace=True) as folder:
         (folder / name).write_text(content)
@@ -93,6 +92,18 @@ def test_a_secret_in_an_address_is_refused() -> None:
     with pytest.raises(DataError, match="password") as caught:
         copy_of("s3://key:hushhush@bucket/x")
     assert "hushhush" not in str(caught.value)
+
+
+def test_settings_and_arguments_that_name_paths_take_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "s3://bucket/x"
+    for read in (path_of, OUTPUT, MODEL, RUN_FOLDER, EMBEDDINGS, NEGATIVES):
+        assert address_of(read(uri)) == uri
+    assert SCORES(f"{uri}/a,{uri}/b") == f"{copy_of(uri)}/a,{copy_of(uri)}/b"
+    assert MODELS(f"mine={uri}") == f"mine={copy_of(uri)}"
+    assert DATASET(uri) == uri  # rows are read where they are
+    monkeypatch.setenv("RAYTRIEVER_RUNS", uri)
+    monkeypatch.setenv("RAYTRIEVER_CACHE", uri)
+    assert address_of(runs_folder()) == address_of(cache_folder()) == uri
 
 
 # -------------------------------------------------------------------------------------------------------------- commits

@@ -253,7 +253,7 @@ class Dataset:
             >>> rt.Dataset.from_documents("handbook", "passages")
             Dataset('passages': 2 documents, 0 queries, splits none)
         """
-        from raytriever.api.models import settings_of
+        from raytriever.api.models import path_of, settings_of
         from raytriever.documents.config import ImportConfig
         from raytriever.documents.job import import_folder, summary_lines
         from raytriever.options import check_options
@@ -263,7 +263,7 @@ class Dataset:
         check_options(config)
         check_paths(config)
         DOCUMENTS.check(os.fspath(folder), "folder")
-        path = Path(output).expanduser()
+        path = path_of(output)
         with working("from_documents", path):
             settings = settings_of(model)
             summary = import_folder(os.fspath(folder), path, config, settings, warn)

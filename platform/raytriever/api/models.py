@@ -15,6 +15,7 @@ from raytriever.mteb.encoder import MtebEncoder
 from raytriever.options import check_options
 from raytriever.paths import MODEL
 from raytriever.prompts import read_prompts
+from raytriever.store.objects import copy_of
 from raytriever.training.config import PRECISIONS
 
 if TYPE_CHECKING:
@@ -276,8 +277,8 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
 
 
 def path_of(value: str | os.PathLike[str]) -> Path:
-    """Return a path argument with `~` expanded; raises `ConfigError` where it is empty."""
+    """Return a path argument with `~` expanded, or the copy of a URI; raises `ConfigError` where it is empty."""
     text = os.fspath(value)
     if not text.strip():
         raise ConfigError("the path is empty", "output", "give a path")
-    return Path(text).expanduser()
+    return Path(copy_of(text)).expanduser()

@@ -27,6 +27,7 @@ from raytriever.reading.arrays import open_tensors
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import MANIFEST, committed_directory, complete, sha256_of
 from raytriever.store.disk import files_below
+from raytriever.store.objects import copy_of
 from raytriever.store.parts import make_once
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -44,6 +45,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
         ConfigError: a revision is passed for a local model.
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
     """
+    name = copy_of(name)
     complete(Path(name))
     directory = find_model(name, revision, weights)
     return merged_model(directory, weights) if (directory / ADAPTER).is_file() else directory

@@ -114,9 +114,7 @@ def test_a_slow_start_is_tried_once_more(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_second_slow_start_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [Exception(SLOW), RuntimeError("Failed to start GCS.  Last 0 lines of error files:"), Exception(SLOW)]
-    with pytest.raises(
-        ConfigError, match=r"^Ray: did not start in two attempts; read its logs in /tmp/ray/session_"
-    ):
+    with pytest.raises(ConfigError, match=r"^Ray: did not start in two attempts; read its logs in /tmp/ray/session_"):
         session._start(starts(failures, monkeypatch))
     assert len(failures) == 1
 

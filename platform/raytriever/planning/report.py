@@ -32,7 +32,7 @@ ALL = "all"  # stages together
 LARGEST_NUMBER = 2**32 - 1  # positions in rankings and in the postings of BM25 have 32 bits
 _MOST = 10**13
 _SPLIT = "split the corpus into parts that are data sets of their own, and merge their rankings by score"
-# Remedies by stage and resource; an empty name of a stage or a resource stands for all.
+# Remedies by stage and resource; an empty name means every stage or every resource.
 _REMEDIES = {
     ("prepare", DRIVER): f"{_SPLIT}; a table of ids that is sorted in ranges on all nodes would lift it",
     ("prepare", TIME): "use more nodes and as many source files as nodes",

@@ -1,4 +1,4 @@
-"""Preparation: texts and tokens at the same positions, once, whatever breaks or dies."""
+"""Preparation: texts and tokens at the same positions, once, also after broken files and killed processes."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Evil:
 
 
 class Pickled(pa.ExtensionType):
-    """Unpickles what stands in the schema as soon as the schema is read, as some do."""
+    """Unpickles what is in the schema as soon as the schema is read, as some do."""
 
     def __init__(self, name: str, payload: bytes) -> None:
         self.payload = payload

@@ -159,7 +159,7 @@ def _whole(name: str, parts: list[Slice]) -> Tensor:
 
 
 def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | None) -> None:
-    """Raise `StorageError` about a tensor whose shapes differ; None stands for an absent tensor."""
+    """Raise `StorageError` about a tensor whose shapes differ; None is an absent tensor."""
     there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
     what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
     raise StorageError(what, CHECKPOINT, TRAIN_AGAIN)

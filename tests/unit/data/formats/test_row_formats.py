@@ -171,7 +171,7 @@ def test_contexts(read, write, name: str) -> None:
     assert (result.plan.format, result.plan.splits) == ("dpr", ("train",))
     question = content_id(ROW["question"])
     assert [row.id for row in result.records.queries] == [question]
-    # A positive that stands there twice is one.
+    # A positive that is listed twice is one.
     assert [(row.query, row.document, row.rank) for row in result.records.judgements] == [
         (question, "18768923", 0),
         (question, "5", 1),

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol as Interface
 
 import numpy as np
@@ -25,6 +25,7 @@ from raytriever.evaluation.protocol import (
     ACCURACY,
     AUC,
     QUERY_AUC,
+    REMOVED,
     JudgedQueries,
     Protocol,
     accuracy_cutoff,
@@ -32,10 +33,25 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.metrics.auc import auc_per_query, pooled_auc
+from raytriever.metrics.confidence import DEPTH
 from raytriever.metrics.ranking import PerQuery, Relevance, accuracy, measure_ranking
 from raytriever.mining.filters import contains_answer
 
 AUC_NEGATIVES = 500
+
+
+@dataclass(frozen=True)
+class UnansweredRanking:
+    """Best documents of queries without an answer in the corpus; none of them is relevant.
+
+    Args:
+        queries: positions in the data set.
+        ranking: positions of the best documents, best first, -1 for none.
+    """
+
+    queries: Int64[ndarray, " queries"]
+    ranking: Int64[ndarray, "queries depth"]
+    scores: Float32[ndarray, "queries depth"]
 
 
 class System(Interface):
@@ -57,6 +73,8 @@ class Evaluation:
         ranking: positions of the best documents, best first, -1 for none.
         positive_queries, negative_queries: index into `queries` of each pooled score.
         per_query: values of each metric that has one per query.
+        unanswered: rankings of the queries without an answer, by kind. The kind `removed` has all of `queries`, with
+            their relevant documents, and copies of these, left out of the corpus.
     """
 
     queries: Int64[ndarray, " queries"]
@@ -68,6 +86,7 @@ class Evaluation:
     negative_queries: Int64[ndarray, " negatives"]
     per_query: dict[str, Float64[ndarray, " queries"]]
     metrics: dict[str, float]
+    unanswered: dict[str, UnansweredRanking] = field(default_factory=dict)
 
 
 @activity("computing the metrics")
@@ -123,7 +142,33 @@ def evaluate(
         *pools,
         {name: per_query[name] for name in protocol.metrics if name in per_query},
         {name: means[name] for name in protocol.metrics},
+        {
+            REMOVED: _without_answers(judged, positives, scores, ranking),
+            **{
+                kind: UnansweredRanking(some, *_ranked(*system.search(some, min(len(dataset.documents), DEPTH))))
+                for kind, some in judged.unanswerable.items()
+                if len(some)
+            },
+        },
     )
+
+
+def _without_answers(
+    judged: JudgedQueries, positives: Relevance, scores: ndarray, ranking: ndarray
+) -> UnansweredRanking:
+    """Return the ranking of each query without its relevant documents and their copies."""
+    copies, size = judged.dataset.documents.copies, len(judged.dataset.documents)
+    rows = np.arange(len(ranking))[:, None] * size
+    answers = positives.queries * size + copies.first(positives.documents)
+    is_answer = np.isin(rows + copies.first(ranking), answers) & (ranking >= 0)
+    order = np.argsort(is_answer, axis=1, kind="stable")[:, :DEPTH]
+    kept = np.where(np.take_along_axis(is_answer, order, 1), -1, np.take_along_axis(ranking, order, 1))
+    return UnansweredRanking(judged.queries, *_ranked(np.take_along_axis(scores, order, 1), kept))
+
+
+def _ranked(scores: ndarray, ranking: ndarray) -> tuple[ndarray, ndarray]:
+    """Return positions of documents, and their scores, NaN where there is none."""
+    return ranking, np.where(ranking >= 0, scores, np.nan).astype(np.float32)
 
 
 def _accuracy_per_query(

@@ -20,9 +20,9 @@ from numpy import ndarray
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import testable_values
-from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import JudgedQueries
+from raytriever.evaluation.protocol import KINDS, JudgedQueries
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.commit import remove, write_atomically
@@ -61,7 +61,7 @@ def format_copies(about: Mapping[str, Any]) -> str:
     )
 
 
-UNFINISHED, FORMAT = ".unfinished", 1
+UNFINISHED, FORMAT = ".unfinished", 2
 ARRAYS, MEASURED = "evaluation.npz", "measured.json"
 _REMEDY = "remove it; it is measured again"
 _INTEGERS, _SCORES, _TABLE = (["int64"], (None,)), (["float32"], (None,)), (None, None)
@@ -79,6 +79,15 @@ _EXPECTED: dict[str, Any] = {
     "metric_names": (["str"], (None,)),
     "metrics": (["float64"], (None,)),
     "seconds": (["float64"], ()),
+    **{
+        f"{kind}.{name}": kind_of
+        for kind in KINDS
+        for name, kind_of in (
+            ("queries", _INTEGERS),
+            ("ranking", (["int64"], _TABLE)),
+            ("scores", (["float32"], _TABLE)),
+        )
+    },
 }
 
 
@@ -90,6 +99,7 @@ class PartMeasurement:
         dataset: data set, opened with the measured splits.
         evaluations: results on the evaluated split, by model.
         calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
+        calibration_judged: judged queries of that split.
     """
 
     name: str
@@ -97,6 +107,7 @@ class PartMeasurement:
     judged: JudgedQueries
     evaluations: dict[str, Evaluation]
     calibration: dict[str, Evaluation] = field(default_factory=dict)
+    calibration_judged: JudgedQueries | None = None
 
 
 @dataclass(frozen=True)
@@ -235,12 +246,23 @@ def _load(folder: Path, meta: object) -> tuple[Evaluation, float]:
         **{name: arrays[name] for name in ("queries", "ranking", "scores", *pools)},
         per_query=dict(zip(arrays["per_query_names"].tolist(), arrays["per_query"], strict=True)),
         metrics=dict(zip(arrays["metric_names"].tolist(), arrays["metrics"].tolist(), strict=True)),
+        unanswered={
+            kind: UnansweredRanking(*(arrays[f"{kind}.{name}"] for name in ("queries", "ranking", "scores")))
+            for kind in KINDS
+            if len(arrays[f"{kind}.queries"])
+        },
     )
     return evaluation, float(arrays["seconds"])
 
 
 def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
-    arrays = {name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics")}
+    arrays = {
+        name: value for name, value in vars(evaluation).items() if name not in ("per_query", "metrics", "unanswered")
+    }
+    none = UnansweredRanking(np.zeros(0, np.int64), np.zeros((0, 0), np.int64), np.zeros((0, 0), np.float32))
+    for kind in KINDS:
+        ranked = evaluation.unanswered.get(kind, none)
+        arrays |= {f"{kind}.{name}": value for name, value in vars(ranked).items()}
     count = len(evaluation.queries)
     np.savez(
         file,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,8 @@ from raytriever.metrics.ranking import DEFAULT_METRICS, Relevance, ranking_metri
 from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
+# Kinds of queries without an answer: named by the data set, or made; see `evaluation.unanswerable`.
+KINDS = GIVEN, REMOVED, FOREIGN, HARD = ("given", "removed", "foreign", "hard")
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
 # Metrics by the names that users write: lower case, without blanks, dashes and underscores.
@@ -104,6 +106,8 @@ class JudgedQueries:
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
         by_answers: no passage is judged, and the answers of a query recognise those that are relevant.
+        unanswerable: positions of the queries without an answer in the corpus, by their kind; see
+            `evaluation.unanswerable`. Metrics of rankings leave them out.
     """
 
     dataset: RetrievalDataset
@@ -112,6 +116,7 @@ class JudgedQueries:
     queries: Int64[ndarray, " queries"]
     relevance: Relevance
     by_answers: bool = False
+    unanswerable: Mapping[str, Int64[ndarray, " unanswerable"]] = field(default_factory=dict)
 
     @cached_property
     def own_documents(self) -> Int64[ndarray, " queries"]:
@@ -179,7 +184,8 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
     owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
     relevance = Relevance(owners, documents, np.concatenate([rows.scores, absent.scores]), len(queries))
-    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, by_answers)
+    unanswerable = {GIVEN: dataset.unanswerable[split]} if split in dataset.unanswerable else {}
+    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, by_answers, unanswerable)
 
 
 def accuracy_cutoff(name: str) -> int | None:

@@ -18,7 +18,8 @@ from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.evaluation.differences.rows import TestedPair
-from raytriever.metrics.calibration import Aim
+from raytriever.metrics.answering import AnswerAim
+from raytriever.metrics.calibration import PairAim
 from raytriever.mining.analyser import analyser_line
 from raytriever.models.config import ModelConfig
 from raytriever.options import completed
@@ -147,12 +148,14 @@ class CalibrationRecord(TypedDict):
 
     dataset: str
     model: str
-    aim: Aim
+    aim: AnswerAim | PairAim
     wanted: float | None
     threshold: float | None
     reached: bool
-    precision: float | None
-    recall: float | None
+    confidence: NotRequired[str]  # older versions wrote scores alone
+    folds: NotRequired[int]
+    precision: NotRequired[float | None]  # older versions wrote these two instead of `chosen`
+    recall: NotRequired[float | None]
     checked: float | None
     low: float | None
     high: float | None
@@ -164,6 +167,13 @@ class CalibrationRecord(TypedDict):
     queries: NotRequired[int | None]
     answered_queries: NotRequired[int | None]
     relevant_answers: NotRequired[int | None]
+    shown_answers: NotRequired[int | None]
+    questions: NotRequired[int | None]
+    wrong_answers: NotRequired[int | None]
+    wrong: NotRequired[float | None]
+    wrong_low: NotRequired[float | None]
+    wrong_high: NotRequired[float | None]
+    unanswerable: NotRequired[dict[str, ShareRecord]]
     pairs_above: NotRequired[int | None]
     relevant_pairs_above: NotRequired[int | None]
     relevant_pairs: NotRequired[int | None]
@@ -180,6 +190,30 @@ class CalibrationRecord(TypedDict):
     checked_recall_low: NotRequired[float | None]
     checked_recall_high: NotRequired[float | None]
     notes: NotRequired[list[str]]
+
+
+class ShareRecord(TypedDict):
+    """Share with its interval."""
+
+    part: int
+    whole: int
+    value: float
+    low: float
+    high: float
+
+
+class ConfidenceRecord(TypedDict):
+    """Area under the risk-coverage curve of one confidence, see `decision.confidence_rows`."""
+
+    dataset: str
+    model: str
+    confidence: str
+    chosen_on: str
+    area_chosen: float
+    area: float
+    low: float
+    high: float
+    decides: bool
 
 
 class FormRow(TypedDict):
@@ -209,6 +243,7 @@ class ResultsContent(TypedDict):
     best: NotRequired[list[BestRow]]
     auc_intervals: NotRequired[list[AucRow]]
     calibration: NotRequired[list[CalibrationRecord] | None]
+    confidences: NotRequired[list[ConfidenceRecord]]
     forms: NotRequired[list[FormRow]]
     parts: NotRequired[dict[str, dict[str, dict[str, float | None]]]]
     systems: NotRequired[dict[str, dict[str, Any]]]

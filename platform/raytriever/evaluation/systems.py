@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -179,7 +179,10 @@ class DenseSystem:
     def queries(self, split: str) -> EncodedQueries:
         """Return the queries of a split, encoded at the first call."""
         if split not in self._queries:
-            self._queries[split] = self.encode(self.dataset.relevant_queries(split))
+            positions = self.dataset.relevant_queries(split)
+            if split in self.dataset.unanswerable:
+                positions = np.union1d(positions, self.dataset.unanswerable[split])
+            self._queries[split] = self.encode(positions)
         return self._queries[split]
 
     @cached_property
@@ -212,6 +215,7 @@ def evaluate_embeddings(
     protocol: Protocol | None = None,
 ) -> Evaluation:
     """Evaluate a dense retriever, given embeddings of `dataset.relevant_queries(split)` and of all documents."""
+    dataset = replace(dataset, unanswerable={})
     ties = tie_order(dataset.documents.ids)
     encoded = EncodedQueries(
         lambda some, depth: top_k(some, documents, depth, ties),

@@ -9,17 +9,7 @@ from typing import Any
 
 from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
-from raytriever.evaluation.pooled_scores import (
-    SHARE_TITLES,
-    aim_text,
-    calibration_error_text,
-    calibration_notes,
-    chosen_text,
-    chosen_value,
-    share_of,
-    share_text,
-    threshold_text,
-)
+from raytriever.evaluation.decision_tables import calibration_notes, confidence_cells, threshold_cells
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
@@ -82,29 +72,34 @@ def auc_table(rows: Rows) -> list[HtmlTable]:
 def threshold_table(rows: Rows) -> list[HtmlTable]:
     """Return a table of thresholds chosen on one split and checked on another, from rows of `calibration_rows`."""
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
-
-    def share(name: str) -> Callable[[Mapping[str, Any]], Cell]:
-        return lambda row: Cell(share_text(row, name), share_of(row, name)[0])
-
-    columns: Columns = {
-        "data set": lambda row: str(row["dataset"]),
-        "model": lambda row: str(row["model"]),
-        "wanted": lambda row: aim_text(str(row["aim"]), row["wanted"]),
-        "threshold": lambda row: Cell(threshold_text(row), row["threshold"] if row["reached"] else None),
-        f"on {on}": lambda row: Cell(chosen_text(row, 4), chosen_value(row)),
-        **{title: share(name) for name, title in SHARE_TITLES.items()},
-        "pairs above": lambda row: _count_cell(row.get("pairs_above")),
-        "calibration error": lambda row: Cell(calibration_error_text(row), row["calibration_error"]),
-    }
     note = (
-        f"A pair counts as relevant if its score is at or above the threshold. Each threshold was chosen on {on} for "
-        "the wanted value and checked on the judged split. Queries answered: queries with a document at or above the "
-        "threshold. Top answer relevant: the share of these whose best document is relevant. Brackets contain 95 % "
-        "intervals by Wilson. The pairs of one query are alike, so they count as fewer independent pairs. "
-        f"Calibration error: the share of relevant pairs by score on {on}, used as a probability, against the judged "
-        "split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
+        f"A question is answered, with its best document, if its confidence is at or above the threshold; a pair counts "
+        f"as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on the judged "
+        "split. Queries answered: of those with an answer in the corpus. Top answer relevant: of the shown ones. "
+        "Brackets contain 95 % intervals by Wilson. The pairs of one query are alike, so they count as fewer "
+        f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
+        "against the judged split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
     )
-    return table_of("Thresholds", rows, columns, " ".join([note, *calibration_notes(rows)]))
+    return _of_cells("Thresholds", threshold_cells(rows, 4), " ".join([note, *calibration_notes(rows)]))
+
+
+def confidence_table(rows: Rows) -> list[HtmlTable]:
+    """Return a table of confidences, from rows of `decision.confidence_rows`."""
+    note = (
+        "Area under the risk-coverage curve: the mean share of wrong answers among those shown, over all thresholds; "
+        "lower is better. Brackets contain 95 % intervals over resampled questions."
+    )
+    return _of_cells("Confidences", confidence_cells(rows), note)
+
+
+def _of_cells(title: str, cells: Sequence[Mapping[str, tuple[str, float | None]]], note: str) -> list[HtmlTable]:
+    if not cells:
+        return []
+    numeric = {name for line in cells for name, (_, number) in line.items() if number is not None}
+    rows: list[list[str | Cell]] = [
+        [Cell(text, number) if name in numeric else text for name, (text, number) in line.items()] for line in cells
+    ]
+    return [HtmlTable(title, list(cells[0]), rows, note)]
 
 
 def form_tables(rows: Rows) -> list[HtmlTable]:
@@ -115,10 +110,6 @@ def form_tables(rows: Rows) -> list[HtmlTable]:
         for line in cells
     ]
     return [HtmlTable("Stored forms", list(cells[0]), texts, form_note(rows))] if rows else []
-
-
-def _count_cell(count: int | None) -> Cell:
-    return Cell("–") if count is None else Cell(f"{count:,}", float(count))
 
 
 def _number(text: str) -> float | None:

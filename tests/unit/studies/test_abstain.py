@@ -12,6 +12,7 @@ import torch
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.errors import DataError, StorageError
+from raytriever.metrics.confidence import confidences
 from raytriever.metrics.selective import area_under_risk_coverage
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.studies.claims import HELD
@@ -19,7 +20,7 @@ from raytriever.studies.definition import Evaluated, MeasuredDataset
 from raytriever.studies.evaluation_files import score_best_documents
 from raytriever.studies.recipes.abstain import analysis as analysis_module
 from raytriever.studies.recipes.abstain.analysis import analyse
-from raytriever.studies.recipes.abstain.measures import POOLED, confidences, pooled, read_answers
+from raytriever.studies.recipes.abstain.measures import POOLED, pooled, read_answers
 from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.studies.recipes.abstain.study import claims_of
 

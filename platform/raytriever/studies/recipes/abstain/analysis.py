@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
 from raytriever.evaluation.results import without_nan
+from raytriever.metrics.confidence import SCORE
 from raytriever.metrics.selective import (
     Statistic,
     bootstrap_interval,
@@ -30,7 +31,7 @@ from raytriever.metrics.selective import (
 from raytriever.report.figures import PANEL, label, lines, picture
 from raytriever.studies.definition import Evaluated, StudyAnalysis
 from raytriever.studies.page import title_of, value_text
-from raytriever.studies.recipes.abstain.measures import POOLED, SCORE, SystemAnswers, SystemMeasures, read_answers
+from raytriever.studies.recipes.abstain.measures import POOLED, SystemAnswers, SystemMeasures, read_answers
 
 SAMPLES, SEED = 1_000, 0
 

@@ -1,19 +1,7 @@
 """Measures of one encoder with one seed: thresholds and curves from dev questions, figures on test questions.
 
-Confidences that a user can compute from the ranked scores of a query alone; higher is more confident:
-
-- `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
-- `margin`: s_1 - s_2.
-- `softmax`: the largest probability of a softmax over the ranked scores, in units of the temperature.
-- `entropy`: minus the entropy of this softmax.
-- `deviation`: standard deviation of the scores (Pérez-Iglesias & Araujo, 2010; `std` of MTEB).
-- `nqc`: normalised query commitment, the standard deviation divided by the score of the corpus (Shtok et al., 2012).
-- `wig`: weighted information gain, the mean of the five highest scores minus the score of the corpus (Zhou & Croft,
-  2007), without the factor for the length of a query, as for dense retrievers (Faggioli et al., 2023).
-
-`cross-encoder`, the score that a cross-encoder gives the best document, is a further confidence where one is named.
-
-The ranking is all that is stored, so the mean of its scores replaces the score of the corpus in `nqc` and `wig`.
+Confidences are those of `metrics.confidence` that follow from the ranked scores. `cross-encoder`, the score that a
+cross-encoder gives the best document, is a further confidence where one is named.
 """
 
 from __future__ import annotations
@@ -25,11 +13,11 @@ from functools import cached_property, partial
 import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
-from scipy.special import logsumexp
 
 from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
+from raytriever.metrics.confidence import DEVIATION, MARGIN, SCORE, confidences
 from raytriever.metrics.probability import ScoreMap, fit_isotonic, fit_platt, squared_calibration_error
 from raytriever.metrics.selective import (
     Statistic,
@@ -44,36 +32,11 @@ from raytriever.studies.definition import Evaluated
 from raytriever.studies.evaluation_files import read_cross_scores
 
 POOLED = "all"  # the data set of all questions
-SCORE, MARGIN, DEVIATION, CROSS_ENCODER = "score", "margin", "deviation", "cross-encoder"
-DEPTH, _WIG_DEPTH = 100, 5  # ranked scores of a query
+CROSS_ENCODER = "cross-encoder"
+DEPTH = 100  # ranked scores of a query
 COVERAGES = (0.25, 0.5)
 # Confidences of MTEB's nAUC, by its names.
 NAUC = {"nauc": SCORE, "nauc_std": DEVIATION, "nauc_diff1": MARGIN}
-
-
-def confidences(
-    scores: Float64[ndarray, "queries depth"], temperature: float
-) -> dict[str, Float64[ndarray, " queries"]]:
-    """Compute every confidence of each query.
-
-    Args:
-        scores: ranked scores, the highest first. Missing ones are NaN at the end: BM25 ranks no document without a
-            term of the query, and such a document scores 0.
-        temperature: unit of the scores in the softmax.
-    """
-    filled = np.nan_to_num(scores, nan=0.0)
-    logarithms = filled / temperature
-    logarithms -= logsumexp(logarithms, axis=1, keepdims=True)
-    mean, deviation = filled.mean(axis=1), filled.std(axis=1)
-    return {
-        SCORE: filled[:, 0],
-        MARGIN: filled[:, 0] - filled[:, 1],
-        "softmax": np.exp(logarithms[:, 0]),
-        "entropy": (np.exp(logarithms) * logarithms).sum(axis=1),
-        DEVIATION: deviation,
-        "nqc": deviation / np.maximum(np.abs(mean), np.finfo(np.float64).tiny),
-        "wig": filled[:, :_WIG_DEPTH].mean(axis=1) - mean,
-    }
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,385 @@
+"""Decision to answer: the confidences and thresholds of each model on a data set, as rows of `results.json` and tables.
+
+A confidence and thresholds are chosen on one split, and checked on the evaluated one; with few questions both are
+divided into folds (`metrics.answering.decide`). Thresholds of pairs need no confidence: they are scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from raytriever.activity import activity
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.keys import key_of
+from raytriever.errors import DataError
+from raytriever.evaluation.aims import ANSWER_AIMS, PAIR_AIMS, WantedAim, aim_text
+from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
+from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
+from raytriever.evaluation.protocol import REMOVED, JudgedQueries
+from raytriever.metrics.answering import (
+    CONFORMAL,
+    FEWEST_ANSWERED,
+    AnswerAim,
+    AnswerDecision,
+    AnswersAchieved,
+    Threshold,
+    achieve_answers,
+    decide,
+    unreachable,
+)
+from raytriever.metrics.calibration import (
+    PairsAchieved,
+    achieve_pairs,
+    choose_pair_threshold,
+    right_answers,
+)
+from raytriever.metrics.confidence import (
+    COMBINED,
+    DEPTH,
+    NAMES,
+    SCORE,
+    RankedQuestions,
+    area_of,
+    fit_confidence,
+    held_out_confidence,
+)
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.intervals import Proportion
+from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
+from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
+from raytriever.mining.bm25 import IN_MEMORY, Bm25Index
+from raytriever.tracking.tracker import Point
+
+_SAMPLES = 500  # of the intervals of areas
+# Shares on the checked questions: keys of the counted cases and of all cases.
+SHARES = {
+    "coverage": ("answered_queries", "queries"),
+    "top_precision": ("relevant_answers", "shown_answers"),
+    "wrong": ("wrong_answers", "questions"),
+    "checked_precision": ("relevant_pairs_above", "pairs_above"),
+    "checked_recall": ("relevant_pairs_above", "relevant_pairs"),
+}
+
+
+@dataclass(frozen=True)
+class ModelDecision:
+    """Thresholds of a model on a data set.
+
+    Args:
+        answers: confidence and thresholds of the decision to answer; None if no aim is of answers.
+        pairs: thresholds of pairs with what they achieve, None out of reach.
+        unasked: shares of each threshold of answers of questions without an answer that had no part in choosing it.
+    """
+
+    model: str
+    answers: AnswerDecision | None
+    pairs: list[tuple[Threshold, PairsAchieved | None]]
+    error: CalibrationError
+    unasked: list[dict[str, Proportion]]
+
+
+@activity("choosing the thresholds")
+def decide_dataset(
+    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str | None = None, removed: bool = False
+) -> list[ModelDecision]:
+    """Choose and check thresholds of each model.
+
+    Args:
+        measured: results of both splits.
+        aims: what the thresholds aim at; without any there is no decision.
+        confidence: name of the confidence that decides; None for the best one where it is chosen.
+        removed: whether every second question takes part without its answers.
+
+    Raises:
+        DataError: there are too few questions.
+    """
+    of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
+    decisions = []
+    indexes = [_bm25_of(part.dataset, confidence) if of_answers else None for part in measured.parts]
+    for model in measured.models if aims else ():
+        pools, checked = measured.calibration_pools(model), measured.pools(model)
+        pairs = []
+        for aim, wanted in aims:
+            if aim in PAIR_AIMS and wanted is not None:
+                threshold = choose_pair_threshold(pools, aim, wanted)
+                pairs.append((threshold, achieve_pairs(checked, threshold.score) if threshold.reached else None))
+        answers, unasked = None, []
+        if of_answers:
+            parts = list(zip(measured.parts, indexes, strict=True))
+            checking = _joined([_questions(part.judged, part.evaluations[model], index, removed) for part, index in parts])
+            choosing = checking
+            if any(part.calibration[model] is not part.evaluations[model] for part in measured.parts):
+                choosing = _joined(
+                    [_questions(part.calibration_judged, part.calibration[model], index, removed) for part, index in parts]
+                )
+            answers = decide_questions(measured.source.name, choosing, checking, of_answers, confidence)
+            if not removed and not answers.folds:
+                without = [_without_answers(part.judged, part.evaluations[model], index) for part, index in parts]
+                unasked = _shares_of(answers, _joined([one for one in without if len(one)] or without))
+        error = calibration_error_of_scores(pools, checked)
+        decisions.append(ModelDecision(model, answers, pairs, error, unasked))
+    return decisions
+
+
+def decide_questions(
+    dataset: str,
+    choosing: RankedQuestions,
+    checking: RankedQuestions,
+    aims: Sequence[tuple[AnswerAim, float | None]],
+    confidence: str | None = None,
+) -> AnswerDecision:
+    """Choose and check thresholds of one model; see `metrics.answering.decide`.
+
+    Raises:
+        DataError: there are too few questions, or none with an answer.
+    """
+    try:
+        return decide(choosing, checking, aims, confidence)
+    except MetricInputError as error:
+        raise DataError(error.what, dataset, error.remedy) from error
+
+
+def questions_of(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None = None) -> RankedQuestions:
+    """Return the questions of a split with the rankings of a model: those with an answer, and those without."""
+    return _questions(judged, evaluation, index, False)
+
+
+def _questions(
+    judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None, removed: bool
+) -> RankedQuestions:
+    """With `removed`, every second question with an answer, by its hash, counts without its relevant documents."""
+    count = len(evaluation.queries)
+    right = right_answers(pool_scores([evaluation]), count)
+    found = evaluation.ranking[:, :DEPTH]
+    scores = np.where(found >= 0, evaluation.scores[:, :DEPTH], np.nan).astype(np.float32)
+    asked = _of_kind("", UnansweredRanking(evaluation.queries, found, scores), right, judged, index)
+    parts = [asked]
+    if removed:
+        names = (judged.dataset.queries.ids[query] for query in evaluation.queries.tolist())
+        turned = np.array([key_of(name)[0] % 2 == 1 for name in names], bool)
+        parts = [asked.where(~turned), _without_answers(judged, evaluation, index).where(turned)]
+    for kind, ranked in evaluation.unanswered.items():
+        if kind != REMOVED:
+            parts.append(_of_kind(kind, ranked, np.zeros(len(ranked.queries), bool), judged, index))
+    return _joined(parts)
+
+
+def _without_answers(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None) -> RankedQuestions:
+    """Return all questions with an answer as they are without their relevant documents and the copies of these."""
+    ranked = evaluation.unanswered[REMOVED]
+    copies, present = judged.dataset.documents.copies, judged.is_relevant & judged.is_in_corpus
+    owners, documents = judged.relevance.queries[present], copies.first(judged.relevance.documents[present])
+    order = np.argsort(owners, kind="stable")
+    answers = np.split(documents[order], np.searchsorted(owners[order], np.arange(1, len(ranked.queries))))
+    return _of_kind(REMOVED, ranked, np.zeros(len(ranked.queries), bool), judged, index, answers)
+
+
+def _of_kind(
+    kind: str,
+    ranked: UnansweredRanking,
+    right: ndarray,
+    judged: JudgedQueries,
+    index: Bm25Index | None,
+    answers: Sequence[ndarray] | None = None,
+) -> RankedQuestions:
+    kinds = np.full(len(right), kind, dtype="<U16")
+    width = DEPTH - ranked.scores.shape[1]
+    scores = np.pad(ranked.scores, ((0, 0), (0, width)), constant_values=np.nan) if width else ranked.scores
+    if index is None:
+        return RankedQuestions(scores, right, kinds)
+    texts = [str(judged.dataset.queries.texts[query]) for query in ranked.queries.tolist()]
+    best = ranked.ranking[:, 0] if ranked.ranking.shape[1] else np.full(len(right), -1)
+    copies = judged.dataset.documents.copies
+    return RankedQuestions(scores, right, kinds, *index.compare(texts, best, answers, copies.first))
+
+
+def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:
+    return reduce(RankedQuestions.joined, parts)
+
+
+def _bm25_of(dataset: RetrievalDataset, confidence: str | None) -> Bm25Index | None:
+    """Return the index of a corpus if `combined` may decide: if it is asked for, or the corpus is small."""
+    wanted = confidence == COMBINED or (confidence is None and len(dataset.documents) <= IN_MEMORY)
+    return Bm25Index.of(dataset.documents) if wanted else None
+
+
+def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict[str, Proportion]]:
+    """Return the share of questions without an answer that are shown one, for each threshold."""
+    values = answers.confidence.of(questions)
+    return [
+        achieve_answers(values >= one.threshold.score, questions).unanswerable if one.achieved else {}
+        for one in answers.thresholds
+    ]
+
+
+def calibration_rows(
+    measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
+) -> list[dict[str, Any]]:
+    """Return a row for each model and aim.
+
+    Returns:
+        - `dataset`, `model`, `aim`, `wanted`, `confidence` (what the threshold is a value of), `chosen_on`, `folds`
+          (of the cross-fitting; 0 without).
+        - Where it was chosen: `threshold` (None if the aim is out of reach), `reached`, `chosen` (the value of the aim).
+        - On the checked questions: `checked` (the value of the aim) with `low` and `high`. For an aim of answers
+          `queries` (with an answer), `answered_queries` of these and their share `coverage`, `shown_answers`,
+          `relevant_answers` and their share `top_precision`, `questions` (all), `wrong_answers` and their share
+          `wrong`, and `unanswerable`: for each kind of questions without an answer `part`, `whole`, `value`, `low`,
+          `high` of those that are shown one. For an aim of pairs `pairs_above`, `relevant_pairs_above`,
+          `relevant_pairs`, `checked_precision` and `checked_recall`. Each share has its 95 % interval as `NAME_low` and
+          `NAME_high`. A share of nothing is None.
+        - `calibration_error`: error of scores as probabilities, between the splits, with its interval
+          (`metrics.probability`).
+        - `notes`: sentences on missing or uncertain figures.
+    """
+    rows = []
+    for one in decisions:
+        answers = one.answers
+        thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = list(
+            (threshold, achieved, {}) for threshold, achieved in one.pairs
+        )
+        if answers is not None:
+            unasked = one.unasked or [{} for _ in answers.thresholds]
+            thresholds += [
+                (each.threshold, each.achieved, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)
+            ]
+        for threshold, achieved, extra in thresholds:
+            is_answer = threshold.aim in ANSWER_AIMS
+            asked = len(answers.chosen[0]) if answers is not None else 0
+            row: dict[str, Any] = {
+                "dataset": measured.source.name,
+                "model": one.model,
+                "aim": threshold.aim,
+                "wanted": threshold.wanted,
+                "confidence": answers.confidence.name if is_answer and answers is not None else SCORE,
+                "threshold": threshold.score if threshold.reached else None,
+                "reached": threshold.reached,
+                "chosen": threshold.value,
+                "chosen_on": chosen_on,
+                "folds": answers.folds if is_answer and answers is not None else 0,
+                "calibration_error": one.error.value,
+                "calibration_error_low": one.error.low,
+                "calibration_error_high": one.error.high,
+                **_shares(threshold, achieved, extra),
+            }
+            row["notes"] = _notes(row, threshold, asked, measured.source.split)
+            rows.append(row)
+    return rows
+
+
+def _shares(
+    threshold: Threshold, achieved: AnswersAchieved | PairsAchieved | None, extra: Mapping[str, Proportion]
+) -> dict[str, Any]:
+    """Return the shares that a threshold achieves, as keys of a row; missing ones are None."""
+    bounds = [f"{name}{end}" for name in (*SHARES, "checked") for end in ("", "_low", "_high")]
+    counts = [key for keys in SHARES.values() for key in keys]
+    row: dict[str, Any] = dict.fromkeys([*counts, *bounds, "checked", "low", "high"])
+    del row["checked_low"], row["checked_high"]
+    if achieved is None:
+        return row
+    if isinstance(achieved, PairsAchieved):
+        shares = {"checked_precision": achieved.precision, "checked_recall": achieved.recall}
+        aimed = achieved.precision if threshold.aim == "precision" else achieved.recall
+    else:
+        shares = {"coverage": achieved.answered, "top_precision": achieved.top_precision, "wrong": achieved.wrong}
+        aimed = achieved.of(threshold.aim)
+        kinds = {**achieved.unanswerable, **extra}
+        row["unanswerable"] = {kind: {**vars(share), "value": share.value} for kind, share in kinds.items()}
+    for name, share in shares.items():
+        row |= dict(zip(SHARES[name], (share.part, share.whole), strict=True))
+        if share.whole:
+            row |= {name: share.value, f"{name}_low": share.low, f"{name}_high": share.high}
+    if aimed.whole:
+        row |= {"checked": aimed.value, "low": aimed.low, "high": aimed.high}
+    return row
+
+
+def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str) -> list[str]:
+    """Return sentences on the missing or uncertain figures of a row."""
+    aim, wanted, split = threshold.aim, threshold.wanted, row["chosen_on"]
+    if not threshold.reached:
+        if aim in CONFORMAL and wanted is not None:
+            return [f"There is no threshold: {unreachable(aim, wanted, asked)}."]
+        among, best = f"no score on {split} has", f"the best there is {threshold.value:.3f}"
+        if aim == "top_precision":
+            among = f"no {FEWEST_ANSWERED} or more of the top answers on {split} above one threshold have"
+            best = best if threshold.value == threshold.value else "there are fewer"
+        share = "a precision" if wanted is None else f"a precision of {wanted:g}"
+        return [f"There is no threshold, because {among} {share}; {best}."]
+    if row["shown_answers"] == 0:
+        return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
+    if (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
+        return [
+            f"Few answers: {row['shown_answers']:,} of {row['questions']:,} questions of {judged} have one. Below "
+            f"{FEWEST_ANSWERED} a precision says little; see its interval."
+        ]
+    return []
+
+
+def confidence_rows(
+    measured: DatasetMeasurement, decisions: Sequence[ModelDecision], chosen_on: str
+) -> list[dict[str, Any]]:
+    """Return a row for each model and confidence, with its area under the risk-coverage curve.
+
+    Returns:
+        Rows of `dataset`, `model`, `confidence`, `chosen_on`, `area_chosen` (out of fold, where it was chosen), `area`
+        with its 95 % interval `low` to `high` (on the checked questions), and `decides`.
+    """
+    rows = []
+    for one in decisions:
+        answers = one.answers
+        if answers is None:
+            continue
+        chosen, checked = answers.chosen[0], answers.checked[0]
+        names = [name for name in NAMES if name != COMBINED or chosen.bm25 is not None]
+        weights = resampling_weights([len(checked)], _SAMPLES, 0)
+        for name in names:
+            held_out = held_out_confidence(name, chosen)
+            values = held_out if answers.folds else fit_confidence(name, chosen).of(checked)
+            low, high = bootstrap_interval(area_under_risk_coverage(values, checked.right, weights))
+            rows.append(
+                {
+                    "dataset": measured.source.name,
+                    "model": one.model,
+                    "confidence": name,
+                    "chosen_on": chosen_on,
+                    "area_chosen": area_of(held_out, chosen),
+                    "area": area_of(values, checked),
+                    "low": low,
+                    "high": high,
+                    "decides": name == answers.confidence.name,
+                }
+            )
+    return rows
+
+
+def decision_points(
+    rows: Sequence[Mapping[str, Any]], confidences: Sequence[Mapping[str, Any]], step: int, milliseconds: int
+) -> list[Point]:
+    """Return the figures of all rows as points for the tracker.
+
+    They are named `calibration/MODEL/DATASET/top-precision-0.9/threshold` and `confidence/MODEL/DATASET/entropy/area`.
+    A figure without a value has no point.
+    """
+    points = []
+    for row in rows:
+        name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
+        kinds = row.get("unanswerable") or {}
+        figures = {key: value for key, value in row.items() if key not in ("wanted", "folds")}
+        figures |= {f"unanswerable_{kind}": share["value"] for kind, share in kinds.items()}
+        points += [
+            Point(f"{name}/{figure}", float(value), step, milliseconds)
+            for figure, value in figures.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+    for row in confidences:
+        name = f"confidence/{row['model']}/{row['dataset']}/{row['confidence']}"
+        points += [Point(f"{name}/{figure}", row[figure], step, milliseconds) for figure in ("area", "low", "high")]
+    return points

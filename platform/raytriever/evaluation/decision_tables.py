@@ -1,0 +1,145 @@
+"""Tables of the decision to answer: thresholds, and the confidences that were compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raytriever.evaluation.aims import PAIR_AIMS, aim_text
+from raytriever.evaluation.decision import SHARES
+from raytriever.terminal import markdown_cell, markdown_table
+
+SHARE_TITLES = {
+    "coverage": "queries answered",
+    "top_precision": "top answer relevant",
+    "wrong": "wrong answers, of all",
+    "checked_precision": "precision of pairs",
+    "checked_recall": "recall of pairs",
+}
+KIND_TITLES = {
+    "given": "without an answer, answered",
+    "removed": "answer removed, answered",
+    "foreign": "of another data set, answered",
+    "hard": "entity replaced, answered",
+}
+
+
+def chosen_value(row: Mapping[str, Any]) -> float | None:
+    """Return the value of a row's aim on the split on which its threshold was chosen, or the best there is."""
+    value: float | None = row["chosen"] if "chosen" in row else row.get(row["aim"])  # earlier versions had pairs only
+    return value
+
+
+def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> list[dict[str, tuple[str, float | None]]]:
+    """Return the cells of each row by the titles of their columns: text, and the number that it shows.
+
+    Columns of pairs, and of kinds of questions without an answer, are there if a row has such a share.
+    """
+    pairs = any(row["aim"] in PAIR_AIMS for row in rows)
+    names = [name for name in SHARES if pairs or not name.startswith("checked")]
+    kinds = [kind for kind in KIND_TITLES if any(kind in (row.get("unanswerable") or {}) for row in rows)]
+    on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
+    return [
+        {
+            "data set": (row["dataset"], None),
+            "model": (row["model"], None),
+            "wanted": (aim_text(str(row["aim"]), row["wanted"]), None),
+            "confidence": (row.get("confidence", "score"), None),
+            "threshold": (threshold_text(row), row["threshold"] if row["reached"] else None),
+            f"on {on}": (chosen_text(row, places), chosen_value(row)),
+            **{SHARE_TITLES[name]: (share_text(row, name), share_of(row, name)[0]) for name in names},
+            **{KIND_TITLES[kind]: _kind_cell((row.get("unanswerable") or {}).get(kind)) for kind in kinds},
+            "calibration error": (calibration_error_text(row), row["calibration_error"]),
+        }
+        for row in rows
+    ]
+
+
+def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows as a Markdown table with their notes below it; empty without rows."""
+    if not rows:
+        return ""
+    cells = threshold_cells(rows)
+    notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
+    table = [list(cells[0]), *([text for text, _ in line.values()] for line in cells)]
+    return markdown_table(table) + ("\n" + "".join(notes) if notes else "")
+
+
+def confidence_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[str, float | None]]]:
+    """Return the cells of each row of `decision.confidence_rows` by the titles of their columns."""
+    on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
+    return [
+        {
+            "data set": (row["dataset"], None),
+            "model": (row["model"], None),
+            "confidence": (row["confidence"] + (" (decides)" if row["decides"] else ""), None),
+            f"AURC on {on}": (f"{row['area_chosen']:.4f}", row["area_chosen"]),
+            "AURC": (f"{row['area']:.4f} ({row['low']:.4f} to {row['high']:.4f})", row["area"]),
+        }
+        for row in rows
+    ]
+
+
+def confidence_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows of `decision.confidence_rows` as a Markdown table; empty without rows."""
+    cells = confidence_cells(rows)
+    return markdown_table([list(cells[0]), *([text for text, _ in line.values()] for line in cells)]) if cells else ""
+
+
+def _kind_cell(share: Mapping[str, Any] | None) -> tuple[str, float | None]:
+    if share is None:
+        return "-", None
+    text = f"{share['part']:,} of {share['whole']:,} = {share['value']:.3f} ({share['low']:.3f} to {share['high']:.3f})"
+    return text, share["value"]
+
+
+def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the notes of all rows, each with its data set, model and aim."""
+    notes = [
+        f"{row['dataset']}, {row['model']}, {aim_text(row['aim'], row['wanted'])}: {note}"
+        for row in rows
+        for note in row.get("notes") or ()
+    ]
+    if any("coverage" not in row for row in rows):
+        notes.append("An earlier version wrote these results without coverage; evaluate again to measure it.")
+    elif any("calibration_error_low" not in row for row in rows):
+        notes.append("An earlier version overstated the calibration error; evaluate again to measure it.")
+    return notes
+
+
+def threshold_text(row: Mapping[str, Any]) -> str:
+    """Format the threshold of a row."""
+    return f"{row['threshold']:.6g}" if row["reached"] else "out of reach"
+
+
+def calibration_error_text(row: Mapping[str, Any]) -> str:
+    """Format the calibration error of a row with its interval; rows of earlier versions have none."""
+    value, low, high = (row.get(f"calibration_error{bound}") for bound in ("", "_low", "_high"))
+    if value is None or value != value:
+        return "-"
+    return f"{value:.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def chosen_text(row: Mapping[str, Any], places: int) -> str:
+    """Format the value of a row's aim on the choosing split with a number of decimal places."""
+    value = chosen_value(row)
+    if value is None or value != value:
+        return "-"
+    return f"{value:.{places}f}" + ("" if row["reached"] else " at best")
+
+
+def share_text(row: Mapping[str, Any], name: str) -> str:
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; a share of nothing is `none`."""
+    value, low, high = share_of(row, name)
+    if value is None or low is None or high is None:
+        return "none" if row["reached"] and "coverage" in row else "-"
+    part, whole = (row.get(key) for key in SHARES[name])
+    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
+    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None, float | None]:
+    """Return a share on the evaluated split and its bounds; rows of earlier versions have only the wanted share."""
+    if name not in row and name == f"checked_{row['aim']}":
+        return row["checked"], row["low"], row["high"]
+    return row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")

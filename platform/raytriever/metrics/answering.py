@@ -1,0 +1,297 @@
+"""Decision to answer: a question's best document is shown if its confidence reaches a threshold, otherwise nothing is.
+
+A threshold is chosen on some questions for a wanted value, and checked on others. Both kinds of questions count: those
+that have an answer in the corpus, and those that have none, whose best document is never right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from numpy import ndarray
+
+from raytriever.metrics.confidence import (
+    FOLDS,
+    Confidence,
+    RankedQuestions,
+    best_confidence,
+    fit_confidence,
+    held_out_confidence,
+    out_of_fold,
+)
+from raytriever.metrics.conformal import fewest_questions, missed_threshold, wrong_answers_threshold
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
+
+AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
+CONFORMAL: tuple[AnswerAim, ...] = ("wrong_answers", "missed")
+# A precision of the shown answers is one of at least as many: Wilson's interval of 27 of 30 is 0.74 to 0.97, and a
+# single right answer would have any precision. Of fewer than 60 questions it is one of half of them.
+FEWEST_ANSWERED = 30
+# Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 questions. With fewer in one of two splits, the
+# questions of both are used by cross-fitting, if there are 20.
+FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
+# Thresholds of the folds differ, and each is checked on a tenth: the interval is that of so many questions fewer, with
+# which it contains the value of the threshold of all questions often enough (`benchmarks/interval_coverage.py`).
+_WORTH = 0.5
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Threshold, and what it achieves where it was chosen.
+
+    Args:
+        aim: what is wanted; see `choose_answer_threshold` and `calibration.choose_pair_threshold`.
+        wanted: wanted value of it, above 0 and at most 1; None for the highest.
+        score: lowest confidence, or score, that counts; infinite if the aim is out of reach.
+        reached: a threshold with the wanted value exists.
+        value: value of the aim at the threshold; if it is out of reach, the best there is.
+    """
+
+    aim: str
+    wanted: float | None
+    score: float
+    reached: bool
+    value: float
+
+
+@dataclass(frozen=True)
+class TopAnswers:
+    """Best document of each question: how confident its ranking is, and whether it is relevant.
+
+    A question without a document has the confidence -inf. `answerable` says whether the corpus has an answer.
+    """
+
+    confidence: Float64[ndarray, " questions"]
+    right: Bool[ndarray, " questions"]
+    answerable: Bool[ndarray, " questions"]
+
+
+def choose_answer_threshold(answers: TopAnswers, aim: AnswerAim, wanted: float | None) -> Threshold:
+    """Choose a threshold of confidence for a wanted value.
+
+        top_precision(t) = right(t) / shown(t),   answered(t) = shown(t) with an answer / questions with an answer
+        f1(t) = 2 right(t) / (shown(t) + questions with an answer)
+        wrong_answers(t) = (shown(t) - right(t)) / questions,   missed(t) = 1 - answered(t)
+
+    shown(t) are the questions whose confidence is at least t, and right(t) those of them whose best document is
+    relevant. Equal confidences count together.
+
+    - `top_precision`: the lowest threshold that has it, among at least 30 shown answers. It may fall below the wanted
+      value between such thresholds.
+    - `answered`: the highest threshold that has it.
+    - `f1`: the highest threshold of the highest F1.
+    - `wrong_answers`, `missed`: at most the wanted share of later questions; see `conformal`.
+
+    Args:
+        answers: at least one question that has an answer.
+        aim: the value that is wanted.
+        wanted: above 0 and at most 1, below 1 for the last two; None for `f1`.
+
+    Raises:
+        MetricInputError: the aim is out of range, or no question has an answer.
+    """
+    if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
+        raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a share above 0 and at most 1")
+    with_answer = int(answers.answerable.sum())
+    if not with_answer:
+        raise MetricInputError("no question has an answer", "threshold", "give some that have one")
+    scores = np.unique(answers.confidence[np.isfinite(answers.confidence)])
+    shown, right, of_answerable = (
+        _at_least(answers.confidence[kept], scores) for kept in (slice(None), answers.right, answers.answerable)
+    )
+    if aim in CONFORMAL:
+        return _conformal(answers, aim, float(wanted or 0), (scores, shown - right, of_answerable))
+    if aim == "top_precision":
+        fewest = min(FEWEST_ANSWERED, (len(answers.right) + 1) // 2)
+        values = np.where(shown >= fewest, right / np.maximum(shown, 1), np.nan)
+    elif aim == "answered":
+        values = of_answerable / with_answer
+    else:
+        values = 2 * right / (shown + with_answer)
+    best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
+    enough = np.flatnonzero(values >= (best if wanted is None else wanted))
+    if not len(enough) or best == 0:
+        return Threshold(aim, wanted, float("inf"), False, best)
+    index = int(enough[0] if aim == "top_precision" else enough[-1])
+    return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
+
+
+def _conformal(answers: TopAnswers, aim: AnswerAim, alpha: float, at: tuple[ndarray, ndarray, ndarray]) -> Threshold:
+    scores, wrong, of_answerable = at
+    if aim == "wrong_answers":
+        chosen = wrong_answers_threshold(answers.confidence, answers.right, alpha)
+        values = wrong / len(answers.right)
+    else:
+        chosen = missed_threshold(answers.confidence[answers.answerable], alpha)
+        values = 1 - of_answerable / answers.answerable.sum()
+    if chosen is None:
+        return Threshold(aim, alpha, float("inf"), False, float(values.min(initial=1.0)))
+    return Threshold(aim, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
+
+
+def _at_least(values: ndarray, scores: ndarray) -> ndarray:
+    """Return how many values are at or above each score."""
+    return len(values) - np.searchsorted(np.sort(values), scores)
+
+
+@dataclass(frozen=True)
+class AnswersAchieved:
+    """Shares that a threshold achieves on questions that did not choose it.
+
+    Args:
+        answered: questions with an answer that are shown a document, of all that have one.
+        top_precision: questions whose best document is relevant, of those that are shown one.
+        wrong: questions that are shown a document that is not relevant, of all.
+        f1: twice the questions that are rightly shown one, of those that are shown one and those with an answer.
+        unanswerable: for each kind of questions without an answer, those that are shown a document, of all.
+    """
+
+    answered: Proportion
+    top_precision: Proportion
+    wrong: Proportion
+    f1: Proportion
+    unanswerable: dict[str, Proportion]
+
+    def of(self, aim: str) -> Proportion:
+        """Return the share that an aim wants."""
+        if aim == "missed":
+            one = self.answered
+            return Proportion(one.whole - one.part, one.whole, 1 - one.high, 1 - one.low)
+        return {
+            "answered": self.answered,
+            "top_precision": self.top_precision,
+            "wrong_answers": self.wrong,
+            "f1": self.f1,
+        }[aim]
+
+
+def achieve_answers(
+    shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
+) -> AnswersAchieved:
+    """Compute the shares of questions that are shown their best document.
+
+    Args:
+        shown: whether each question is shown it.
+        questions: the questions.
+        worth: intervals are those of this share of the questions.
+    """
+    right, answerable = shown & questions.right, questions.answerable
+
+    def share(part: ndarray, whole: ndarray) -> Proportion:
+        numbers = int((part & whole).sum()), int(whole.sum())
+        return Proportion(*numbers, *wilson(*(worth * number for number in numbers)))
+
+    parts, wholes = 2 * right.astype(np.int64), shown.astype(np.int64) + answerable
+    return AnswersAchieved(
+        answered=share(shown, answerable),
+        top_precision=share(right, shown),
+        wrong=share(shown & ~questions.right, np.ones(len(shown), bool)),
+        f1=Proportion(int(parts.sum()), int(wholes.sum()), *wilson_by_query(parts, wholes, worth=worth)),
+        unanswerable={
+            str(kind): share(shown, questions.kinds == kind) for kind in np.unique(questions.kinds[~answerable])
+        },
+    )
+
+
+@dataclass(frozen=True)
+class CheckedThreshold:
+    """Threshold, and what it achieves elsewhere; None if the aim is out of reach."""
+
+    threshold: Threshold
+    achieved: AnswersAchieved | None
+
+
+@dataclass(frozen=True)
+class AnswerDecision:
+    """How a model decides whether to answer the questions of a data set, and how well.
+
+    Args:
+        confidence: the confidence that decides.
+        thresholds: one for each aim.
+        chosen: the questions that thresholds were chosen on, with their confidence, out of fold.
+        checked: the questions that they were checked on, with their confidence; with cross-fitting the same ones.
+        folds: number of folds of the cross-fitting; 0 if two splits had enough questions.
+    """
+
+    confidence: Confidence
+    thresholds: list[CheckedThreshold]
+    chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
+    checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
+    folds: int
+
+
+def decide(
+    choosing: RankedQuestions,
+    checking: RankedQuestions,
+    aims: Sequence[tuple[AnswerAim, float | None]],
+    confidence: str | None = None,
+) -> AnswerDecision:
+    """Choose a confidence and thresholds on one split, and check them on the other.
+
+    If a split has fewer than 50 questions, all questions of both are divided into ten folds. What is fitted on nine is
+    checked on the tenth, and the thresholds that later decide are chosen on all. The intervals are those of half as
+    many questions.
+
+    Args:
+        choosing, checking: the questions; the same object if there is only one split.
+        aims: such as `("top_precision", 0.9)`, `("wrong_answers", 0.05)` and `("f1", None)`.
+        confidence: one of `confidence.NAMES`; by default the one with the lowest area under the risk-coverage curve.
+
+    Raises:
+        MetricInputError: both splits together have fewer than 20 questions, or no question has an answer.
+    """
+    is_one = choosing is checking
+    if not is_one and min(len(choosing), len(checking)) >= FEWEST_QUESTIONS:
+        name = confidence or best_confidence(choosing)
+        held_out, fitted = held_out_confidence(name, choosing), fit_confidence(name, choosing)
+        chosen, checked = (choosing, held_out), (checking, fitted.of(checking))
+        thresholds = []
+        for aim, wanted in aims:
+            threshold = choose_answer_threshold(_answers(*chosen), aim, wanted)
+            achieved = achieve_answers(checked[1] >= threshold.score, checking) if threshold.reached else None
+            thresholds.append(CheckedThreshold(threshold, achieved))
+        return AnswerDecision(fitted, thresholds, chosen, checked, 0)
+    every = choosing if is_one else choosing.joined(checking)
+    if len(every) < FEWEST_IN_ALL:
+        raise MetricInputError(
+            f"{len(every)} questions are too few", "threshold", f"a threshold needs {FEWEST_IN_ALL} questions"
+        )
+    name = confidence or best_confidence(every)
+    held_out, fitted = held_out_confidence(name, every), fit_confidence(name, every)
+    thresholds = []
+    for aim, wanted in aims:
+        threshold = choose_answer_threshold(_answers(every, held_out), aim, wanted)
+        achieved = None
+        if threshold.reached:
+            shown = _shown_by_folds(every, name, aim, wanted)
+            achieved = achieve_answers(shown, every, _WORTH)
+        thresholds.append(CheckedThreshold(threshold, achieved))
+    return AnswerDecision(fitted, thresholds, (every, held_out), (every, held_out), FOLDS)
+
+
+def _shown_by_folds(questions: RankedQuestions, name: str, aim: AnswerAim, wanted: float | None) -> ndarray:
+    """Return which questions a threshold shows that was chosen on the questions of the other folds."""
+
+    def fit(some: RankedQuestions) -> Callable[[RankedQuestions], ndarray]:
+        values, fitted = held_out_confidence(name, some), fit_confidence(name, some)
+        threshold = choose_answer_threshold(_answers(some, values), aim, wanted)
+        return lambda others: fitted.of(others) >= threshold.score
+
+    return out_of_fold(questions, fit) > 0
+
+
+def _answers(questions: RankedQuestions, values: ndarray) -> TopAnswers:
+    return TopAnswers(values, questions.right, questions.answerable)
+
+
+def unreachable(aim: str, wanted: float, questions: int) -> str:
+    """Say why a conformal aim is out of reach of some questions."""
+    needed = fewest_questions(wanted)
+    if questions < needed:
+        return f"{questions:,} questions are too few: a share of {wanted:g} needs {needed:,}"
+    return "too many of the most confident best documents are wrong"

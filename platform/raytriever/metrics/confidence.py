@@ -1,0 +1,266 @@
+"""Confidences: how sure a ranking is that its best document is relevant. Higher is more confident.
+
+Most follow from the ranked scores of a query alone:
+
+- `score`: the highest score, s_1. It is the only one whose threshold means the same for all queries by design.
+- `margin`: s_1 - s_2.
+- `softmax`: the largest probability of a softmax over the ranked scores, in units of a temperature.
+- `entropy`: minus the entropy of this softmax.
+- `deviation`: standard deviation of the scores (Pérez-Iglesias & Araujo, 2010; `std` of MTEB).
+- `nqc`: normalised query commitment, the standard deviation divided by the score of the corpus (Shtok et al., 2012).
+- `wig`: weighted information gain, the mean of the five highest scores minus the score of the corpus (Zhou & Croft,
+  2007), without the factor for the length of a query, as for dense retrievers (Faggioli et al., 2023).
+
+The ranking is all that is known, so the mean of its scores replaces the score of the corpus in `nqc` and `wig`.
+
+`combined` is a logistic model of some of these, and of what BM25 finds for the same query: the score that it gives the
+best document, this score divided by its own highest one, its margin, and whether both have the same best document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64
+from numpy import ndarray
+from scipy.special import expit, logsumexp
+
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.selective import area_under_risk_coverage
+
+SCORE, MARGIN, DEVIATION, COMBINED = "score", "margin", "deviation", "combined"
+_WIG_DEPTH = 5
+# Ranked scores that are read, at most: the next 80 change no area under the risk-coverage curve by more than 0.002.
+DEPTH = 20
+# Temperature of the softmax, in standard deviations of the ranked scores of a query (their median over queries).
+_TEMPERATURE = 0.5
+FOLDS = 10
+NAMES = (SCORE, MARGIN, "softmax", "entropy", DEVIATION, "nqc", "wig", COMBINED)
+# Strength of the penalty on the squared weights of standardised features.
+_PENALTY = 10.0
+
+
+def confidences(scores: Float[ndarray, "queries depth"], temperature: float) -> dict[str, Float64[ndarray, " queries"]]:
+    """Compute every confidence of each query that follows from its ranked scores.
+
+    Args:
+        scores: ranked scores, the highest first, at least two columns. Missing ones are NaN at the end: BM25 ranks no
+            document without a term of the query, and such a document scores 0.
+        temperature: unit of the scores in the softmax, above 0.
+
+    Examples:
+        >>> found = confidences(np.array([[0.9, 0.5, 0.4], [0.6, 0.6, 0.6]]), 0.1)
+        >>> found["margin"].round(2), found["entropy"].round(2)
+        (array([0.4, 0. ]), array([-0.13, -1.1 ]))
+    """
+    filled = np.nan_to_num(scores.astype(np.float64), nan=0.0)
+    logarithms = filled / temperature
+    logarithms -= logsumexp(logarithms, axis=1, keepdims=True)
+    mean, deviation = filled.mean(axis=1), filled.std(axis=1)
+    return {
+        SCORE: filled[:, 0],
+        MARGIN: filled[:, 0] - filled[:, 1],
+        "softmax": np.exp(logarithms[:, 0]),
+        "entropy": (np.exp(logarithms) * logarithms).sum(axis=1),
+        DEVIATION: deviation,
+        "nqc": deviation / np.maximum(np.abs(mean), np.finfo(np.float64).tiny),
+        "wig": filled[:, :_WIG_DEPTH].mean(axis=1) - mean,
+    }
+
+
+def combined_features(
+    ranked: Mapping[str, Float64[ndarray, " queries"]],
+    bm25: Float[ndarray, "queries 3"],
+    agrees: Bool[ndarray, " queries"],
+) -> Float64[ndarray, "queries features"]:
+    """Return the features of `combined`, in the order of `FEATURES`.
+
+    Args:
+        ranked: the result of `confidences`.
+        bm25: BM25's highest and second highest score for each query, and its score for the best document.
+        agrees: whether BM25 has the same best document.
+    """
+    highest, second, of_best = bm25.astype(np.float64).T
+    return np.stack(
+        [
+            ranked[SCORE],
+            ranked[MARGIN],
+            ranked["entropy"],
+            agrees.astype(np.float64),
+            of_best,
+            of_best / np.maximum(highest, np.finfo(np.float32).tiny),
+            highest - second,
+        ],
+        axis=1,
+    )
+
+
+FEATURES = (SCORE, MARGIN, "entropy", "same best document", "BM25 of the best document", "BM25 share", "BM25 margin")
+
+
+@dataclass(frozen=True)
+class RankedQuestions:
+    """Ranked scores of questions, and what is known about their best documents.
+
+    Args:
+        scores: the highest scores, the highest first, NaN where there is no document.
+        right: whether the best document is relevant.
+        kinds: kind of each question without an answer in the corpus; empty for a question that has one.
+        bm25, agrees: see `combined_features`; None if BM25 was not asked.
+    """
+
+    scores: Float[ndarray, "questions depth"]
+    right: Bool[ndarray, " questions"]
+    kinds: ndarray
+    bm25: Float[ndarray, "questions 3"] | None = None
+    agrees: Bool[ndarray, " questions"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    @property
+    def answerable(self) -> Bool[ndarray, " questions"]:
+        """Whether the corpus has an answer to each question."""
+        return self.kinds == ""
+
+    def where(self, keep: ndarray) -> Self:
+        """Return some of the questions, given a mask or positions."""
+        columns: Iterable[Any] = vars(self).values()
+        kept: list[Any] = [None if column is None else column[keep] for column in columns]
+        return type(self)(*kept)
+
+    def joined(self, other: Self) -> Self:
+        """Return these questions and those of another split."""
+        pairs: Iterable[tuple[Any, Any]] = zip(vars(self).values(), vars(other).values(), strict=True)
+        both: list[Any] = [None if one is None or two is None else np.concatenate([one, two]) for one, two in pairs]
+        return type(self)(*both)
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """How the confidence of a query is computed from its ranked scores.
+
+    Args:
+        name: `combined`, or a name of `confidences`.
+        depth: number of ranked scores that it reads.
+        temperature: unit of the scores in the softmax.
+        weights: weights of `FEATURES`; empty if it is not `combined`.
+        intercept: added to the weighted sum, which is then the log-odds that the best document is relevant.
+    """
+
+    name: str
+    depth: int
+    temperature: float
+    weights: tuple[float, ...] = ()
+    intercept: float = 0.0
+
+    def __post_init__(self) -> None:
+        expected = len(FEATURES) if self.name == COMBINED else 0
+        numbers = (self.temperature, self.intercept, *self.weights)
+        if self.name not in NAMES or len(self.weights) != expected or not np.isfinite(numbers).all():
+            raise MetricInputError(f"{self.name!r} with {len(self.weights)} weights", "confidence", "fit it again")
+        if self.temperature <= 0 or self.depth < 2:
+            raise MetricInputError("a temperature or a depth is too low", "confidence", "fit it again")
+
+    @property
+    def reads_bm25(self) -> bool:
+        """Whether BM25 is asked too."""
+        return self.name == COMBINED
+
+    def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
+        """Return the confidence of each question; -inf if no document was found for it."""
+        ranked = confidences(questions.scores[:, : self.depth], self.temperature)
+        if self.reads_bm25:
+            if questions.bm25 is None or questions.agrees is None:
+                raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
+            features = combined_features(ranked, questions.bm25, questions.agrees)
+            values = features @ np.array(self.weights) + self.intercept
+        else:
+            values = ranked[self.name]
+        return np.where(np.isnan(questions.scores[:, 0]), -np.inf, values)
+
+
+def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
+    """Fit a confidence: the temperature of its softmax, and for `combined` the weights.
+
+    The weights are those of a logistic regression of `right` on the standardised features, with a penalty of 5 Σ w².
+
+    Raises:
+        MetricInputError: the name is unknown, or BM25 was not asked for `combined`.
+    """
+    if name not in NAMES:
+        raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
+    depth = min(DEPTH, questions.scores.shape[1])
+    spread = float(np.median(np.nanstd(questions.scores[:, :depth].astype(np.float64), axis=1)))
+    temperature = _TEMPERATURE * spread if np.isfinite(spread) and spread > 0 else 1.0
+    if name != COMBINED:
+        return Confidence(name, depth, temperature)
+    if questions.bm25 is None or questions.agrees is None:
+        raise MetricInputError("BM25 was not asked", COMBINED, "give its scores")
+    ranked = confidences(questions.scores[:, :depth], temperature)
+    features = combined_features(ranked, questions.bm25, questions.agrees)
+    weights, intercept = _logistic(features, questions.right)
+    return Confidence(name, depth, temperature, tuple(weights.tolist()), intercept)
+
+
+def out_of_fold(
+    questions: RankedQuestions, fit: Callable[[RankedQuestions], Callable[[RankedQuestions], ndarray]]
+) -> Float64[ndarray, " questions"]:
+    """Return a value of each question that was fitted on the other folds (cross-fitting).
+
+    Args:
+        questions: at least as many as there are folds; they are divided as they come, after a fixed shuffle.
+        fit: takes questions, and returns a function of further ones.
+    """
+    fold = np.random.default_rng(0).permutation(len(questions)) % FOLDS
+    values = np.empty(len(questions))
+    for number in range(FOLDS):
+        values[fold == number] = fit(questions.where(fold != number))(questions.where(fold == number))
+    return values
+
+
+def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:
+    """Return the confidence of each question, fitted on other questions where there are weights to fit."""
+    if name != COMBINED:
+        return fit_confidence(name, questions).of(questions)
+    return out_of_fold(questions, lambda some: fit_confidence(name, some).of)
+
+
+def area_of(confidence: Float64[ndarray, " questions"], questions: RankedQuestions) -> float:
+    """Return the area under the risk-coverage curve; see `selective.area_under_risk_coverage`."""
+    return float(area_under_risk_coverage(confidence, questions.right)[0])
+
+
+def best_confidence(questions: RankedQuestions) -> str:
+    """Return the name of the confidence with the lowest area under the risk-coverage curve, out of fold."""
+    names = [name for name in NAMES if name != COMBINED or questions.bm25 is not None]
+    return min(names, key=lambda name: area_of(held_out_confidence(name, questions), questions))
+
+
+def _logistic(features: ndarray, right: ndarray) -> tuple[Float64[ndarray, " features"], float]:
+    """Fit a logistic regression with a penalty; return the weights of the features as they are, and the intercept."""
+    from scipy.optimize import minimize
+
+    middle, spread = features.mean(axis=0), features.std(axis=0)
+    spread[spread == 0] = 1.0
+    inputs, targets = np.c_[(features - middle) / spread, np.ones(len(features))], np.asarray(right, np.float64)
+    penalty = np.append(np.full(features.shape[1], _PENALTY), 0.0)
+    # Without a right or a wrong answer the intercept has no finite value: half an answer of each kind is added.
+    share = (targets.sum() + 0.5) / (len(targets) + 1)
+
+    def loss(weights: ndarray) -> float:
+        odds = inputs @ weights
+        return float((np.logaddexp(0, odds) - targets * odds).sum() + penalty @ weights**2 / 2)
+
+    def gradient(weights: ndarray) -> ndarray:
+        return inputs.T @ (expit(inputs @ weights) - targets) + penalty * weights
+
+    start = np.append(np.zeros(features.shape[1]), np.log(share / (1 - share)))
+    if targets.min() == targets.max():
+        return start[:-1], float(start[-1])
+    found = minimize(loss, start, jac=gradient, method="L-BFGS-B", options={"gtol": 1e-9, "ftol": 1e-15}).x
+    weights = found[:-1] / spread
+    return weights, float(found[-1] - weights @ middle)

@@ -1,0 +1,91 @@
+"""Shares with their intervals: of independent cases, or of cases that are grouped by query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+from scipy.special import ndtri, stdtrit
+
+from raytriever.metrics.inputs import MetricInputError, check_confidence
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
+
+    Args:
+        part, whole: number of counted cases, and of all cases.
+        low, high: bounds of the interval.
+    """
+
+    part: int
+    whole: int
+    low: float
+    high: float
+
+    @property
+    def value(self) -> float:
+        """The share, part / whole."""
+        return self.part / self.whole if self.whole else float("nan")
+
+
+def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Compute Wilson's (1927) interval of a share of independent cases; 0 and 1 without trials.
+
+        (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
+
+    Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
+    """
+    check_confidence(confidence)
+    if not 0 <= successes <= trials:
+        raise MetricInputError(f"{successes} of {trials}", "share", "give successes from 0 to the number of trials")
+    if not trials:
+        return 0.0, 1.0
+    return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
+
+
+def wilson_by_query(
+    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], confidence: float = 0.95, worth: float = 1.0
+) -> tuple[float, float]:
+    """Compute an interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
+
+    It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
+
+        n = p (1 - p) / V,   V = Q / (Q - 1) Σ_q (part_q - p whole_q)² / (Σ_q whole_q)²
+
+    V is the variance of the ratio over the Q queries with a case, by the linearisation of survey sampling (Korn &
+    Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
+    the variance within queries is unknown, and each query counts as one case: n = Q. `worth` times as many cases count.
+    """
+    check_confidence(confidence)
+    if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
+        raise MetricInputError(
+            f"{len(parts)} parts of {len(wholes)} queries",
+            "share",
+            "give both for each query, with no part above its whole",
+        )
+    parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
+    queries, cases = len(wholes), float(wholes.sum())
+    if not queries:
+        return 0.0, 1.0
+    share = float(parts.sum()) / cases
+    if queries == 1:
+        return _wilson_bounds(share, worth, _normal_quantile(confidence))
+    residuals = parts - share * wholes
+    variance = queries / (queries - 1) * float(residuals @ residuals) / cases**2
+    effective = min(share * (1 - share) / variance, cases) if variance > 0 else float(queries)
+    return _wilson_bounds(share, effective * worth, float(stdtrit(queries - 1, (1 + confidence) / 2)))
+
+
+def _normal_quantile(confidence: float) -> float:
+    return float(ndtri((1 + confidence) / 2))
+
+
+def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]:
+    middle = share + z * z / (2 * trials)
+    reach = z * float(np.sqrt(share * (1 - share) / trials + z * z / (4 * trials**2)))
+    whole = 1 + z * z / trials
+    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)

@@ -274,7 +274,9 @@ class RetrievalDataset:
     """Documents, queries, and the judgements of the opened splits.
 
     `location` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
-    relevant documents that are not in the corpus, for the splits that have any.
+    relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the queries of
+    which it is known that no document answers them: ascending positions, for the splits that have any. They have no
+    judgement above 0 in the split, so training, mining and metrics of rankings do not use them.
     """
 
     name: str
@@ -288,6 +290,7 @@ class RetrievalDataset:
     prompts: QueryPrompts | None = None
     location: str | None = None
     absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
+    unanswerable: Mapping[str, Int64[ndarray, " queries"]] = field(default_factory=dict)
 
     @cached_property
     def digest(self) -> str:
@@ -301,6 +304,9 @@ class RetrievalDataset:
                 absent = self.absent[split]
                 numbers = np.stack([absent.queries, absent.scores]).astype("<i8").tobytes()
                 parts += [hashlib.sha256(numbers).hexdigest(), *absent.documents]
+            if split in self.unanswerable:
+                positions = self.unanswerable[split].astype("<i8").tobytes()
+                parts += ["unanswerable", hashlib.sha256(positions).hexdigest()]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def passage_text(self, document: int) -> str:
@@ -329,7 +335,8 @@ class RetrievalDataset:
         return default if self.prompts is None else self.prompts.of(queries, default)
 
     def counts(self) -> dict[str, int]:
-        """For tracking: documents, queries, and for each split its queries, judgements and positives."""
+        """For tracking: documents, queries, and for each split its judged queries, judgements, positives and, if there
+        are any, its queries without an answer."""
         counts = {"documents": len(self.documents), "queries": len(self.queries)}
         for split, rows in self.judgements.items():
             counts[f"{split}_queries"] = len(np.unique(rows.queries))
@@ -337,4 +344,6 @@ class RetrievalDataset:
             counts[f"{split}_positives"] = int((rows.scores > 0).sum())
             if split in self.absent:
                 counts[f"{split}_absent_positives"] = len(self.absent[split])
+            if split in self.unanswerable:
+                counts[f"{split}_unanswerable"] = len(self.unanswerable[split])
         return counts | {"bad_rows": self.quarantine.total}

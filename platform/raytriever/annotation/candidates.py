@@ -54,19 +54,21 @@ def open_checked(
 
 
 def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> list[int]:
-    """Choose at most `most` queries: those with judgements in a split, or for a new split those without judgements.
+    """Choose at most `most` queries: those with judgements in a split, or for a split without judgements those that
+    have none in any split. A query of which it is known that no document answers it is never chosen.
 
     They are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller one.
 
     Raises:
         DataError: no query qualifies.
     """
-    if split in dataset.judgements:
-        chosen = np.unique(dataset.judgements[split].queries).tolist()
+    none, unanswerable = np.zeros(0, np.int64), list(dataset.unanswerable.values())
+    if len(dataset.judgements.get(split, ())):
+        chosen = np.setdiff1d(dataset.judgements[split].queries, np.concatenate([none, *unanswerable])).tolist()
     else:
         everything = np.arange(len(dataset.queries))
-        judged = [everything[:0], *(rows.queries for rows in dataset.judgements.values())]
-        chosen = np.setdiff1d(everything, np.concatenate(judged)).tolist()
+        judged = [rows.queries for rows in dataset.judgements.values()]
+        chosen = np.setdiff1d(everything, np.concatenate([none, *judged, *unanswerable])).tolist()
     if not chosen:
         splits = ", ".join(dataset.judgements) or "none"
         what = f"has no split {split!r} and no query without judgements"

@@ -1,7 +1,7 @@
 """Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job can read.
 
-The corpus, the queries, their answers and the judgements of all splits are copied from the data set. The annotated
-split also has the positives of the model with source `llm` and their ranks. A pair that both people and the model
+The corpus, the queries, their answers, the judgements of all splits and the queries without an answer are copied from
+the data set. The annotated split also has the positives of the model with source `llm` and their ranks. A pair that both people and the model
 judged relevant has one row, with the source that `agreed` names. A pair that people judged 0 stays 0.
 `annotations.jsonl` contains the answers of the model for each query, and no job reads it. Hard negatives of the data
 set that have no judgement are written as a table in `negatives/`.
@@ -19,6 +19,7 @@ import numpy as np
 
 from raytriever.annotation.annotator import Annotation
 from raytriever.data.dataset import Judgements, RetrievalDataset
+from raytriever.data.formats.beir import UNANSWERABLE, UNANSWERABLE_HEADER
 from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.records import SOURCES
 from raytriever.store.commit import committed_directory
@@ -63,6 +64,11 @@ def write_annotated(
         (temporary / "qrels").mkdir()
         for name, table in {**dataset.judgements, split: merged}.items():
             _write_judgements(temporary / "qrels", name, table, dataset)
+        if dataset.unanswerable:
+            (temporary / UNANSWERABLE).mkdir()
+        for name, rows_of_split in dataset.unanswerable.items():
+            lines = [[queries.ids[query]] for query in rows_of_split.tolist()]
+            _write_table(temporary / UNANSWERABLE, name, UNANSWERABLE_HEADER, lines)
         replies = (_annotation_row(dataset, query, one, candidates[query]) for query, one in annotations.items())
         _write_rows(temporary / ANNOTATIONS, replies)
         counts["negatives"] = _write_negatives(temporary / NEGATIVES, dataset)
@@ -100,7 +106,7 @@ def merge_positives(
 
 
 def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: RetrievalDataset) -> None:
-    """Write judgements as TSV in BEIR layout, or as JSON lines if an id contains tabs or line breaks."""
+    """Write judgements in BEIR layout."""
     header = ["query-id", "corpus-id", "score", "source", "rank"]
     columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
     lines = [
@@ -110,7 +116,13 @@ def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: Retri
     if (lost := dataset.absent.get(split)) is not None:
         for query, document, score in zip(lost.queries.tolist(), lost.documents, lost.scores.tolist(), strict=True):
             lines.append([dataset.queries.ids[query], document, score, SOURCES[0], 0])
-    if any(_BREAKS.search(line[0]) or _BREAKS.search(line[1]) for line in lines):
+    if lines or split not in dataset.unanswerable:
+        _write_table(folder, split, header, lines)
+
+
+def _write_table(folder: Path, split: str, header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    """Write rows as TSV, or as JSON lines if an id contains tabs or line breaks."""
+    if any(isinstance(value, str) and _BREAKS.search(value) for line in lines for value in line):
         _write_rows(folder / f"{split}.jsonl", (dict(zip(header, line, strict=True)) for line in lines))
         return
     with open(folder / f"{split}.tsv", "w", encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,8 @@ class Dataset:
         name: in tables and file names.
         source: the path, URI or name of the data; the commands take it as `--dataset`.
         splits: names of the splits that have judgements, sorted.
-        counts: number of documents, of queries, and of the queries, judgements and positives of each split.
+        counts: number of documents, of queries, and of the queries, judgements and positives of each split; also
+            `SPLIT_unanswerable`, the queries that no document answers, if there are any.
         bad_rows: `{"file", "row", "reason", "raw"}` of each row that was left out.
 
     Examples:
@@ -70,8 +71,8 @@ class Dataset:
     @classmethod
     @public
     def from_dict(
-        cls, documents: Texts, queries: Mapping[str, str], judgements: Grades, *, name: str = "memory",
-        max_bad_rows: float = 0.01,
+        cls, documents: Texts, queries: Mapping[str, str], judgements: Grades, *,
+        unanswerable: Mapping[str, Iterable[str]] | None = None, name: str = "memory", max_bad_rows: float = 0.01,
     ) -> Dataset:  # fmt: skip
         """Make a data set of dictionaries, as BEIR's loader returns them.
 
@@ -80,6 +81,7 @@ class Dataset:
             queries: `{id: text}`.
             judgements: `{split: {query id: {document id: grade}}}`. A grade is a whole number; above 0 is relevant.
                 Training needs the split `train`, and measures `test`; without `dev`, a tenth of `train` is held out.
+            unanswerable: `{split: [query id]}` of the queries that no document answers.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
@@ -93,7 +95,7 @@ class Dataset:
             >>> rt.Dataset.from_dict(documents, queries, {"test": {"q1": {"d1": 1}}}, name="rivers")
             Dataset('rivers': 2 documents, 1 queries, splits test)
         """
-        return _from_files(cls, text_files(documents, queries, judgements), name, max_bad_rows)
+        return _from_files(cls, text_files(documents, queries, judgements, unanswerable or {}), name, max_bad_rows)
 
     @classmethod
     @public
@@ -114,11 +116,13 @@ class Dataset:
         One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
         `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
         Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, the rest to
-        `train`.
+        `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has an empty passage: no document answers
+        its query.
 
         Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
         `text`; judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and, if there
-        are several splits, `split`. Without that column all judgements belong to `test`.
+        are several splits, `split`. Without that column all judgements belong to `test`. No document answers a query
+        whose column `answerable` is no; it belongs to the split in its column `split`, else to `test`.
 
         Args:
             frame: the pairs, or the documents.

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.data.formats.beir import UNANSWERABLE
+from raytriever.data.formats.plan import ANSWERABLE, is_answerable
 from raytriever.data.formats.tables import PASSAGE, QUERY, Division, TableFile, choose_columns, column_names, number_of
+from raytriever.data.records import BadRow
 from raytriever.data.sources import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
 from raytriever.options import did_you_mean
@@ -51,7 +54,7 @@ class Table:
         )
 
 
-def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
+def text_files(documents: Any, queries: Any, judgements: Any, unanswerable: Any) -> Files:
     """Return the files of dictionaries; see `Dataset.from_dict`."""
     for title, value in (("documents", documents), ("queries", queries), ("judgements", judgements)):
         if not isinstance(value, Mapping):
@@ -59,6 +62,10 @@ def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
     for split, by_query in judgements.items():
         if not isinstance(by_query, Mapping) or not all(isinstance(one, Mapping) for one in by_query.values()):
             raise DataError(f"{split!r} holds no dictionaries", "judgements", f"give {_FORMS['judgements']}")
+    if not isinstance(unanswerable, Mapping) or any(
+        isinstance(names, str) or not isinstance(names, Iterable) for names in unanswerable.values()
+    ):
+        raise DataError("is no dictionary of lists of ids", "unanswerable", f"give {_FORMS['unanswerable']}")
 
     def document_rows() -> Iterator[Row]:
         for name, value in documents.items():
@@ -77,9 +84,17 @@ def text_files(documents: Any, queries: Any, judgements: Any) -> Files:
     }
     titles = {"corpus.jsonl": "documents", "queries.jsonl": "queries"}
     for split in judgements:
-        file = _judgement_file(split)
-        rows[file], titles[file] = judgement_rows(split), f"judgements of {split}"
+        if judgements[split] or split not in unanswerable:
+            file = _judgement_file(split)
+            rows[file], titles[file] = judgement_rows(split), f"judgements of {split}"
+    for split, names in unanswerable.items():
+        file = f"{UNANSWERABLE}/{_split_name(split, 'unanswerable')}.jsonl"
+        rows[file], titles[file] = _unanswerable_rows(list(names)), f"unanswerable of {split}"
     return Files(rows, titles, {"_id": "id"})
+
+
+def _unanswerable_rows(names: Sequence[Any]) -> Rows:
+    return lambda: ({"query-id": name} for name in names)
 
 
 def pair_files(table: Table, query: str, passage: str, split: str | None) -> Files:
@@ -149,7 +164,24 @@ def judged_tables(documents: Table, queries: Table, judgements: Table, split: st
     for name in names:
         file = _judgement_file(name)
         rows[file], titles[file] = judgement_rows(name), f"{judgements.title} of split {name}"
+    for name, ids in _unanswerable_ids(queries).items():
+        file = f"{UNANSWERABLE}/{name}.jsonl"
+        rows[file], titles[file] = _unanswerable_rows(ids), f"{queries.title} of split {name}"
     return Files(rows, titles, {"_id": "id", "query-id": "query_id", "corpus-id": "document_id"})
+
+
+def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
+    """Return the ids of the queries whose column `answerable` is no, by their column `split`, else in `test`."""
+    ids: dict[str, list[Any]] = {}
+    for row in queries.rows() if ANSWERABLE in queries.columns else ():
+        value = json_value(row[ANSWERABLE])
+        try:
+            answerable = is_answerable({ANSWERABLE: value})
+        except BadRow as reason:
+            raise DataError(str(reason), f"{queries.title}, id {row['id']!r}", "write yes or no") from reason
+        if answerable is False:
+            ids.setdefault(_split_name(row.get("split", "test"), "split"), []).append(row["id"])
+    return ids
 
 
 def hub_tables(splits: Any) -> Files:
@@ -222,6 +254,7 @@ _FORMS = {
     "documents": "{id: text} or {id: {'title': ..., 'text': ...}}",
     "queries": "{id: text}",
     "judgements": "{split: {query id: {document id: grade}}}",
+    "unanswerable": "{split: [query id]}",
 }
 
 

@@ -104,6 +104,10 @@ def combine(datasets: Sequence[RetrievalDataset]) -> RetrievalDataset:
         judgements=by_split([dataset.judgements for dataset in datasets], _concatenated),
         quarantine=QuarantineReport(tuple(entry for dataset in datasets for entry in dataset.quarantine.entries)),
         absent=by_split([dataset.absent for dataset in datasets], _concatenated_absent),
+        unanswerable=by_split(
+            [dataset.unanswerable for dataset in datasets],
+            lambda parts: np.concatenate([queries + start for queries, start, _ in parts]),
+        ),
         tokens=_chained_tokens([dataset.tokens for dataset in datasets]),
         parts=tuple(datasets),
     )

@@ -45,6 +45,8 @@ def describe(
             figures[f"{split}: queries without a positive"] = f"{without:,}"
         if split in dataset.absent:
             figures[f"{split}: positives not in the corpus"] = f"{len(dataset.absent[split]):,}"
+        if split in dataset.unanswerable:
+            figures[f"{split}: queries that no document answers"] = f"{len(dataset.unanswerable[split]):,}"
     if dataset.tokens is not None:
         for side, column in (("documents", dataset.tokens.documents), ("queries", dataset.tokens.queries)):
             tokens = column.lengths() + around

@@ -1,7 +1,8 @@
 """Subsets of data sets, written as folders in BEIR layout.
 
 A subset keeps the queries and further documents whose ids have the smallest SHA-256, and all documents judged for these
-queries. No seed is involved: the same subset of the same data set gives the same bytes."""
+queries. Of the queries without an answer it keeps as large a share as of the others. No seed is involved: the same
+subset of the same data set gives the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
 from raytriever.data.keys import normalise
 from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.errors import DataError, StorageError
@@ -96,14 +97,20 @@ def write_beir(
     queries: Iterable[Mapping[str, str]],
     judgements: Mapping[str, Iterable[Sequence[object]]],
     columns: Sequence[str] = (),
+    unanswerable: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
-    """Write a data set in BEIR layout; `columns` are further columns of the judgements, given by split."""
+    """Write a data set in BEIR layout; `columns` are further columns of the judgements, given by split, and
+    `unanswerable` the ids of the queries that no document answers, by split."""
     for name, rows in (("corpus", documents), ("queries", queries)):
         _write_lines(folder / f"{name}.jsonl", (json.dumps(row, ensure_ascii=False) for row in rows))
     (folder / "qrels").mkdir()
     for split, judged in judgements.items():
         lines = ("\t".join(map(str, row)) for row in ([*QRELS_HEADER, *columns], *judged))
         _write_lines(folder / "qrels" / f"{split}.tsv", lines)
+    if unanswerable:
+        (folder / UNANSWERABLE).mkdir()
+    for split, names in (unanswerable or {}).items():
+        _write_lines(folder / UNANSWERABLE / f"{split}.tsv", [*UNANSWERABLE_HEADER, *names])
 
 
 def _write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -117,7 +124,11 @@ def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
     documents, names = dataset.documents, dataset.queries.ids
     unjudged = np.setdiff1d(np.arange(len(documents)), judged)
     others = _smallest_hashes(unjudged, documents.ids, max(0, subset.documents - len(judged)))
-    queries = np.unique(np.concatenate([rows.queries for rows in judgements.values()])).tolist()
+    unanswerable = {
+        split: kept for split in dataset.unanswerable if len(kept := _select_unanswerable(dataset, split, judgements))
+    }
+    chosen = [rows.queries for rows in judgements.values()]
+    queries = np.unique(np.concatenate([*chosen, *unanswerable.values()])).tolist()
     lines: dict[str, list[Sequence[object]]] = {}
     for split, rows in judgements.items():
         columns = (rows.queries.tolist(), rows.documents.tolist(), rows.scores, rows.sources, rows.ranks)
@@ -139,6 +150,7 @@ def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
         ({"_id": names[row], "text": dataset.queries.texts[row]} for row in queries),
         lines,
         ("source", "rank"),
+        {split: [names[row] for row in kept.tolist()] for split, kept in unanswerable.items()},
     )
 
 
@@ -167,6 +179,13 @@ def _select_judgements(dataset: RetrievalDataset, split: str, subset: Subset) ->
         later = (ranked.scores > 0) & (ranked.ranks > 0)
         ranked = Judgements(ranked.queries, ranked.documents, ranked.scores, later.astype(np.int64), ranked.ranks)
     return ranked if subset.labels is None else ranked.where((ranked.scores <= 0) | (ranked.ranks < subset.labels))
+
+
+def _select_unanswerable(dataset: RetrievalDataset, split: str, judgements: Mapping[str, Judgements]) -> ndarray:
+    """Return as large a share of a split's queries without an answer as is kept of its queries with one."""
+    rows = dataset.unanswerable[split]
+    answered = len(np.unique(judgements[split].queries)) / len(dataset.positives(split))
+    return _smallest_hashes(rows, dataset.queries.ids, round(len(rows) * answered))
 
 
 def _with_gold(rows: Judgements, dataset: RetrievalDataset, chosen: ndarray) -> Judgements:

@@ -300,3 +300,51 @@ def test_a_table_is_read_as_its_file_is(workplace: Path) -> None:
             assert (made.counts, made.splits) == (read.counts, read.splits)
     assert read.counts["documents"] == 5
     assert rt.load_dataset("judged.csv").counts["train_positives"] == 2
+
+
+def unanswerable(dataset: rt.Dataset) -> dict[str, list[str]]:
+    opened = open_all_splits(dataset.source)
+    return {split: [opened.queries.texts[row] for row in rows] for split, rows in opened.unanswerable.items()}
+
+
+def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
+    texts, questions = {"d1": "first"}, {"q1": "a?", "u1": "who?"}
+    judged = {"test": {"q1": {"d1": 1}}}
+    dataset = rt.Dataset.from_dict(texts, questions, judged, unanswerable={"test": ["u1"]})
+    assert (unanswerable(dataset), dataset.counts["test_unanswerable"]) == ({"test": ["who?"]}, 1)
+    alone = rt.Dataset.from_dict(texts, questions, {**judged, "dev": {}}, unanswerable={"dev": ["u1"]})
+    assert (alone.splits, alone.counts["dev_queries"], alone.counts["dev_unanswerable"]) == (["dev", "test"], 0, 1)
+    frame = pairs()
+    frame["answerable"] = [True] * 10 + [False] * 2
+    frame.loc[10:, "passage"] = None
+    from_frame = rt.Dataset.from_pandas(frame)
+    frame.assign(answerable=["yes"] * 10 + ["no"] * 2).to_csv(tmp_path / "faq.csv", index=False)
+    assert unanswerable(from_frame) == unanswerable(rt.Dataset.from_csv(tmp_path / "faq.csv"))
+    assert sorted(sum(unanswerable(from_frame).values(), [])) == ["what is lambda", "what is mu"]
+    documents, queries, judgements = frames()
+    queries = pd.concat([queries, pd.DataFrame({"id": [3], "text": ["who?"], "answerable": [0.0]})])
+    assert unanswerable(rt.Dataset.from_pandas(documents, queries, judgements, name="three")) == {"test": ["who?"]}
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        ({"test": "u1"}, "unanswerable: is no dictionary of lists of ids; give {split: [query id]}"),
+        ({"test": ["q1"]}, "conflicting: a query without an answer that has a relevant document in split 'test'"),
+        ({"test": ["gone"]}, "unknown query id 'gone'"),
+        ({"a/b": ["u1"]}, "'a/b' is no name of a split"),
+    ],
+)
+def test_lists_of_questions_without_an_answer_are_checked(lists: Any, message: str) -> None:
+    with pytest.raises(rt.DataError) as error:
+        rt.Dataset.from_dict(
+            {"d1": "first"}, {"q1": "a?", "u1": "who?"}, {"test": {"q1": {"d1": 1}}}, unanswerable=lists
+        )
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_frame_of_queries_has_yes_or_no() -> None:
+    documents, queries, judgements = frames()
+    with pytest.raises(rt.DataError, match=r"queries, id 1: \"answerable\" is 'perhaps', neither yes nor no"):
+        rt.Dataset.from_pandas(documents, queries.assign(answerable="perhaps"), judgements)

@@ -5,9 +5,12 @@
 3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and optionally `source` (human or llm)
    and `rank`. A pair judged 0 is also a hard negative of origin `gold`.
 
+4. `unanswerable/<split>.tsv`, optional: the header `query-id`, then the id of a query that no document answers in each
+   row.
+
 Files are plain or gzipped. The layout of the hub is read too: folders `corpus` and `queries` of Parquet shards, and
-judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`. So is a saved `DatasetDict` of
-`corpus`, `queries` and judgements by split.
+judgements as `qrels/<split>.jsonl` or as Parquet shards in `qrels`, `default` or `data`; `unanswerable` may hold rows
+`{"query-id"}` in such files. So is a saved `DatasetDict` of `corpus`, `queries` and judgements by split.
 
 Data sets are also read by their name in `ir_datasets` (MacAvaney et al. 2021, arXiv:2103.02280), as
 `ir_datasets:beir/scifact`. The judgements of the name, and of the names directly below it that contain a split
@@ -40,7 +43,7 @@ from raytriever.data.formats.plan import (
     string_field,
 )
 from raytriever.data.formats.rows import first_row, pieces_of
-from raytriever.data.records import SOURCES, BadRow, Document, Judgement, Negative, Query, Records
+from raytriever.data.records import NO_ANSWER, SOURCES, BadRow, Document, Judgement, Negative, Query, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
@@ -48,6 +51,7 @@ from raytriever.options import did_you_mean
 NAME = "beir"
 SIGNATURE = "beir: corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
 QRELS_HEADER = ["query-id", "corpus-id", "score"]
+UNANSWERABLE, UNANSWERABLE_HEADER = "unanswerable", ["query-id"]
 _OPTIONAL = ("source", "rank")
 _HEADERS = [(*QRELS_HEADER, *more) for more in ((), _OPTIONAL, _OPTIONAL[:1], _OPTIONAL[1:])]
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
@@ -55,6 +59,7 @@ _TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet|arrow)|(?
 _CORPUS, _QUERIES = (re.compile(_TEXTS.format(stem)) for stem in ("corpus", "queries"))
 _ANSWERS = re.compile(r"answers\.jsonl(?:\.gz)?")
 _QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet")
+_UNANSWERABLE = re.compile(rf"{UNANSWERABLE}/[^/]+\.(?:(?:tsv|jsonl)(?:\.gz)?|parquet)")
 _SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow")  # a split of a saved `DatasetDict`
 
 
@@ -79,7 +84,11 @@ def plan(source: Source) -> Plan:
     parts = [Part.of(file, document_row) for file in documents] + [Part.of(file, query_row) for file in queries]
     answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
     parts += [Part.of(file, answers_row) for file in answers]
-    qrels = [_qrels_part(file) for file in judged if file.path not in used]
+    qrels = [
+        _unanswerable_part(file) if _UNANSWERABLE.fullmatch(file.path) else _qrels_part(file)
+        for file in judged
+        if file.path not in used
+    ]
     splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
     return Plan(NAME, (*parts, *qrels), splits, has_queries)
 
@@ -93,7 +102,7 @@ def _texts(source: Source, stem: str, pattern: re.Pattern[str]) -> list[SourceFi
 
 
 def _is_judged(file: SourceFile) -> bool:
-    return bool(_QRELS.fullmatch(file.path) or _SAVED.fullmatch(file.path))
+    return any(pattern.fullmatch(file.path) for pattern in (_QRELS, _SAVED, _UNANSWERABLE))
 
 
 def _qrels_part(file: SourceFile) -> Part:
@@ -104,6 +113,13 @@ def _qrels_part(file: SourceFile) -> Part:
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
     return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
+
+
+def _unanswerable_part(file: SourceFile) -> Part:
+    split = canonical_split(stem_of(file.path).rsplit("/", 1)[-1])
+    if kind_of(file.path) != "tsv":
+        return Part.of(file, unanswerable_row, split)
+    return Part(file.where, "tsv", unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
@@ -155,6 +171,18 @@ def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
         raise BadRow(f"score {str(score)[:20]!r} is not an integer")
     more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
     add_judged(records, split, query, document, score, **_optional(more))
+
+
+def unanswerable_columns(row: Sequence[str], records: Records, split: str) -> None:
+    """The one column of a row: the id of a query that no document answers."""
+    if len(row) != 1:
+        raise BadRow(f"{len(row)} columns, not 1")
+    unanswerable_row({"query-id": row[0]}, records, split)
+
+
+def unanswerable_row(row: Mapping[str, Any], records: Records, split: str) -> None:
+    """Row `{"query-id"}` of a query that no document answers."""
+    records.judgements.append(Judgement(split, id_field(row, "query-id"), NO_ANSWER, 1))
 
 
 def add_judged(

@@ -14,7 +14,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from raytriever.data.records import ORIGINS, SOURCES, BadRow, Document, Judgement, Negative, Query, Records, content_id
+from raytriever.data.records import (
+    NO_ANSWER,
+    ORIGINS,
+    SOURCES,
+    BadRow,
+    Document,
+    Judgement,
+    Negative,
+    Query,
+    Records,
+    content_id,
+)
 from raytriever.data.sources import Source, SourceFile
 
 Kind = Literal["json", "tsv", "table", "array", "parquet", "arrow", "ir"]
@@ -37,6 +48,8 @@ _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
 _UNTELLING = ("data", "default")
 _NAME_OF_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+ANSWERABLE = "answerable"
+_YES_OR_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 _SETTINGS = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "metadata.json")
 
 
@@ -207,6 +220,15 @@ def answers_in(row: Mapping[str, Any]) -> list[str]:
     return [encodable(text, "answers") for text in texts if isinstance(text, str) and text.strip()]
 
 
+def is_answerable(row: Mapping[str, Any]) -> bool | None:
+    """Return the field `answerable` of a row: yes or no, true or false, 1 or 0; None if it is missing or empty."""
+    value = row.get(ANSWERABLE)
+    text = "" if value is None else str(int(value) if value in (0.0, 1.0) else value).strip().casefold()
+    if text and text not in _YES_OR_NO:
+        raise BadRow(f'"{ANSWERABLE}" is {str(value)[:20]!r}, neither yes nor no')
+    return _YES_OR_NO.get(text)
+
+
 def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
     """Return a field that must hold a list; one that is missing or null is empty."""
     value = row.get(name)
@@ -300,6 +322,10 @@ class QueryGroup:
             self._judged.add(document)
             rank = self._next_rank("") if score > 0 else 0
             self._records.judgements.append(Judgement(self._split, self._query, document, score, source, rank))
+
+    def no_answer(self) -> None:
+        """Note that no document answers the query."""
+        self._records.judgements.append(Judgement(self._split, self._query, NO_ANSWER, 1))
 
     def negative(self, document: str, origin: str, score: float = math.nan) -> None:
         """Add a hard negative; those of one origin are ranked in the order of the calls."""

@@ -12,11 +12,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from raytriever.data.formats.plan import (
+    ANSWERABLE,
     QueryGroup,
     RowParser,
     answers_in,
     id_field,
     id_value,
+    is_answerable,
     list_field,
     list_of,
     object_value,
@@ -169,16 +171,30 @@ def tuple_row(
 
     A list of scores in `label` or `score`, the positive's first, is a teacher's; those of the negatives are kept. Other
     names are `query` or `question` for `anchor`; `answer` for `positive`. The origin of the negatives is `dense`,
-    because sentence-transformers mines with a dense retriever. The values name the columns.
+    because sentence-transformers mines with a dense retriever. The values name the columns. A row with `answerable` no
+    and an empty positive is a query that no document answers.
     """
     group = QueryGroup(records, split, string_field(row, anchor))
-    group.judged(group.document(string_field(row, positive)))
+    if _has_no_answer(row, positive):
+        group.no_answer()
+    else:
+        group.judged(group.document(string_field(row, positive)))
     scores = [math.nan] * (1 + len(negatives))
     if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
         scores = score_list(row, scored, len(scores), f"{positive} and negatives")
     for name, score in zip(negatives, scores[1:], strict=True):
         if optional_text(row, name).strip():
             group.negative(group.document(string_field(row, name)), "dense", score)
+
+
+def _has_no_answer(row: Row, passages: str) -> bool:
+    """Return True for a row whose query no document answers; it must have no passage."""
+    if is_answerable(row) is not False:
+        return False
+    value = row.get(passages)
+    if value.strip() if isinstance(value, str) else value:
+        raise BadRow(f'conflicting: "{ANSWERABLE}" is no, but "{passages}" is not empty')
+    return True
 
 
 def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records, split: str) -> None:
@@ -188,9 +204,12 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
     Other names are `documents` or `passages` for `docs` (or a list in the positive's column); `scores`, `label`,
     `labels` and `similarity_score` for `score`. An integer is a grade, relevant above 0; a number with a decimal point
     is 0 to 1 and relevant from 0.5. Texts that are not relevant are judged 0 and are hard negatives of origin `gold`.
-    The values name the columns.
+    The values name the columns. A row with `answerable` no has no other text, see `tuple_row`.
     """
     group = QueryGroup(records, split, string_field(row, anchor))
+    if _has_no_answer(row, others):
+        group.no_answer()
+        return
     if isinstance(row.get(others), list):
         texts, scores = list_of(row, others, text_value), row.get(scored)
         if not isinstance(scores, list) or len(scores) != len(texts):

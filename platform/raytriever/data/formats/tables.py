@@ -23,7 +23,7 @@ from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.plan import Part, Plan, RowParser, split_if_named, split_of_row
+from raytriever.data.formats.plan import ANSWERABLE, Part, Plan, RowParser, split_if_named, split_of_row
 from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES, object_of
 from raytriever.data.records import BadRow, Records
@@ -351,7 +351,7 @@ def column_names(columns: Sequence[str], first: Sequence[Any], query: str, passa
     for column, value in zip_longest(columns, first):
         name = column.casefold().replace(" ", "_")
         is_score = name in SCORES and isinstance(number_of(value), int | float)
-        is_read = is_score or name == _SPLIT or NEGATIVE.fullmatch(name)
+        is_read = is_score or name in (_SPLIT, ANSWERABLE) or NEGATIVE.fullmatch(name)
         names.append(own.get(column) or (name if is_read else ""))
     return tuple(names)
 

@@ -4,7 +4,8 @@
    row.
 2. A pair that names an unknown query or document, or contradicts an earlier judgement of the pair, is a bad row. A
    relevant unknown document of a known query is also stored for metrics (`absent/`): the query has this relevant
-   document, although no search can find it.
+   document, although no search can find it. A query without an answer (`unanswerable/`) that has a relevant document in
+   the same split is a bad row.
 3. The keys of all ids (`keys`, 16 bytes each, and as many for the contents) and the pairs are in memory; texts are not.
 """
 
@@ -21,7 +22,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, gather, write_table
-from raytriever.data.keys import Copies, KeyIndex, digest_of
+from raytriever.data.keys import Copies, KeyIndex, digest_of, key_of, keys_of
 from raytriever.data.prepare.prepared import (
     ABSENT,
     ABSENT_COLUMNS,
@@ -33,9 +34,10 @@ from raytriever.data.prepare.prepared import (
     PAIR_COLUMNS,
     QUERIES,
     QUERY_COLUMNS,
+    UNANSWERABLE,
 )
 from raytriever.data.prepare.shards import WORK, ShardReport
-from raytriever.data.records import ANY_ANSWER
+from raytriever.data.records import ANY_ANSWER, NO_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
 
 # Reason and content of each bad row, by part and number; a row with several errors is bad once.
@@ -121,9 +123,12 @@ def _settle(folder: Path, name: str, reports: Sequence[ShardReport], bad: BadRow
 def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, AssembledSide], bad: BadRows) -> None:
     tables: dict[str, list[ndarray]] = {}
     absent: dict[str, dict[tuple[int, bytes], tuple[int, str]]] = {}
+    unanswerable: dict[str, list[ndarray]] = {}
+    no_answer = keys_of([key_of(NO_ANSWER)])
     for report, pairs, queries, documents in _resolved(folder, JUDGEMENTS, reports, sides, bad):
         # Of equal pairs the first row counts.
-        lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0))
+        has_none = (pairs["documents"] == no_answer).all(axis=1)
+        lost = np.flatnonzero((queries >= 0) & (documents < 0) & (pairs["scores"] > 0) & ~has_none)
         of_ids = folder / WORK / f"{report.stem}.{JUDGEMENTS}.arrow"
         ids = read_arrow(of_ids, PAIR_COLUMNS, PREPARE_AGAIN)["document"] if len(lost) else ()
         for row in lost.tolist():
@@ -135,6 +140,8 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, A
         for split in np.unique(pairs["splits"]):
             exist = (queries >= 0) & (documents >= 0)
             tables.setdefault(str(split), []).append(columns[:, (pairs["splits"] == split) & exist])
+            if (rows := (pairs["splits"] == split) & has_none & (queries >= 0)).any():
+                unanswerable.setdefault(str(split), []).append(columns[:, rows][[0, 5, 6]])
     (folder / JUDGEMENTS).mkdir()
     for split, parts in tables.items():
         table = np.concatenate(parts, axis=1)
@@ -146,11 +153,27 @@ def _judgements(folder: Path, reports: Sequence[ShardReport], sides: dict[str, A
         for index in np.flatnonzero(again & (table[2] != table[2][leader])):
             reason = f"the pair was judged {table[2][leader[index]]} before and is {table[2][index]} here"
             bad.setdefault((int(table[6][index]), int(table[5][index])), (reason, b""))
-        np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5, ~again]))
+        table = table[:, ~again]
+        np.save(folder / JUDGEMENTS / f"{split}.npy", np.ascontiguousarray(table[:5]))
+        if split in unanswerable:
+            answered = {*table[0][table[2] > 0].tolist(), *(query for query, _ in absent.get(split, ()))}
+            _write_unanswerable(folder, split, np.concatenate(unanswerable[split], axis=1), answered, bad)
     if absent:
         (folder / ABSENT).mkdir()
     for split, rows in absent.items():
         _write_absent(folder / ABSENT / f"{split}.arrow", rows)
+
+
+def _write_unanswerable(folder: Path, split: str, rows: ndarray, answered: set[int], bad: BadRows) -> None:
+    """Write the positions of the queries without an answer, given as rows of query, row and part. The row of a query
+    that has a relevant document is bad."""
+    is_answered = np.isin(rows[0], list(answered))
+    for _, row, part in rows[:, is_answered].T.tolist():
+        reason = f"conflicting: a query without an answer that has a relevant document in split {split!r}"
+        bad.setdefault((part, row), (reason, b""))
+    if not is_answered.all():
+        (folder / UNANSWERABLE).mkdir(exist_ok=True)
+        np.save(folder / UNANSWERABLE / f"{split}.npy", np.unique(rows[0, ~is_answered]))
 
 
 def _write_absent(file: Path, rows: Mapping[tuple[int, bytes], tuple[int, str]]) -> None:
@@ -192,7 +215,7 @@ def _resolved(
         for index in np.flatnonzero(unknown):
             end = "query" if queries[index] < 0 else "document"
             unknown_id = ids[end][int(index)].as_py()
-            if unknown_id == ANY_ANSWER:
+            if end == "document" and unknown_id in (ANY_ANSWER, NO_ANSWER):
                 continue
             reason = f"unknown {end} id {unknown_id!r}"  # see `records.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))

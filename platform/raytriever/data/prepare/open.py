@@ -1,7 +1,8 @@
 """Opening of a data set by name, path or URI: it is prepared first if necessary, and fetched to this node if remote.
 
 If a data set has no `dev` split, `dev` is taken from `train`: a tenth of the training queries (at most 1,000), those
-whose ids have the smallest SHA-256. `train` opened together with that `dev` excludes them; `train` alone is complete.
+whose ids have the smallest SHA-256, and as large a share of those without an answer. `train` opened together with that
+`dev` excludes them; `train` alone is complete.
 
 Training reads documents in random order, so every node has a complete local copy instead of reading each from the
 store. While a file is copied, its size and digest are compared with the manifest. Files are written only below the
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
@@ -183,6 +185,7 @@ def _read_splits(
         documents=replace(dataset.documents, bm25_language=bm25_language),
         judgements={split: dataset.judgements[split] for split in requested},
         absent={split: rows for split, rows in dataset.absent.items() if split in requested},
+        unanswerable={split: rows for split, rows in dataset.unanswerable.items() if split in requested},
         location=location,
     )
 
@@ -226,7 +229,15 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
         is_dev = np.isin(lost.queries, dev.queries)
         divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
         absent |= {split: rows for split, rows in divided.items() if len(rows)}
-    return replace(dataset, judgements={**dataset.judgements, TRAIN: train, DEV: dev}, absent=absent)
+    unanswerable = dict(dataset.unanswerable)
+    if TRAIN in unanswerable:
+        queries = unanswerable.pop(TRAIN)
+        is_dev = np.isin(queries, _held_out(queries, dataset))
+        unanswerable |= {
+            split: rows for split, rows in ((TRAIN, queries[~is_dev]), (DEV, queries[is_dev])) if len(rows)
+        }
+    judgements = {**dataset.judgements, TRAIN: train, DEV: dev}
+    return replace(dataset, judgements=judgements, absent=absent, unanswerable=unanswerable)
 
 
 def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:
@@ -234,8 +245,12 @@ def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[
     queries = np.unique(train.queries)
     if len(queries) < 2:
         raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
+    is_held_out = np.isin(train.queries, _held_out(queries, dataset))
+    return train.where(~is_held_out), train.where(is_held_out)
+
+
+def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:
+    """Return the queries of `train` that become `dev`: those whose ids have the smallest hashes."""
     names = {int(query): dataset.queries.ids[int(query)] for query in queries}
     ordered = sorted(names, key=lambda query: hashlib.sha256(names[query].encode()).digest())
-    size = min(_DEV_QUERIES, max(1, int(len(ordered) * _DEV_SHARE)))
-    is_held_out = np.isin(train.queries, ordered[:size])
-    return train.where(~is_held_out), train.where(is_held_out)
+    return ordered[: min(_DEV_QUERIES, max(1, int(len(ordered) * _DEV_SHARE)))]

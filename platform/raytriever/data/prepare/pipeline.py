@@ -24,8 +24,9 @@ from typing import Any
 from raytriever.activity import activity
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
-from raytriever.data.formats.plan import Part, Plan
+from raytriever.data.formats.plan import ANSWERABLE, Part, Plan
 from raytriever.data.formats.recognise import recognise
+from raytriever.data.formats.row_formats import SENTENCE_TRANSFORMERS
 from raytriever.data.prepare.assemble import BadRows, assemble
 from raytriever.data.prepare.prepared import DOCUMENTS, QUERIES, VERSION, DatasetMeta, prepared_meta
 from raytriever.data.prepare.reuse import find_earlier, settings_digest
@@ -115,7 +116,8 @@ def check_files(files: Sequence[Mapping[str, Any]], max_share: float, splits: Se
 def _reads(plan: Plan) -> str | list[str]:
     """Return what changes when more is read from the same files: the cache is made again, and older prepared data sets
     stay readable."""
-    return ["absent, forms", "prompts"] if plan.format == "flagembedding" else "absent, forms"
+    more = {"flagembedding": "prompts", SENTENCE_TRANSFORMERS: ANSWERABLE}
+    return ["absent, forms", more[plan.format]] if plan.format in more else "absent, forms"
 
 
 _SMALLEST, _LARGEST, _SHARDS = 1 << 20, 64 << 20, 256

@@ -49,7 +49,7 @@ from raytriever.store.disk import disk_errors
 VERSION = 1
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
-JUDGEMENTS, NEGATIVES, ABSENT = "judgements", "negatives", "absent"
+JUDGEMENTS, NEGATIVES, ABSENT, UNANSWERABLE = "judgements", "negatives", "absent", "unanswerable"
 FORMS = "forms.npy"  # behind the name of documents or queries
 # Columns of the Arrow files of documents, of queries, and of the ids of pairs, with their Arrow types.
 DOCUMENT_COLUMNS, QUERY_COLUMNS, PAIR_COLUMNS = (
@@ -183,6 +183,11 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
         for file in files(f"{ABSENT}/", ".arrow")
         if splits is None or file.stem in splits
     }
+    unanswerable = {
+        file.stem: _unanswerable(file, len(query_ids))
+        for file in files(f"{UNANSWERABLE}/", ".npy")
+        if splits is None or file.stem in splits
+    }
     negatives = [_negatives(file, len(query_ids), len(ids)) for file in files(f"{NEGATIVES}.npy")]
     answers = [Answers(*_query_texts(file, len(query_ids), full, 0)) for file in files(FILE)]
     prompts = [QueryPrompts(*_query_texts(file, len(query_ids), full, 1)) for file in files(PROMPTS)]
@@ -198,6 +203,7 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
         prompts=next(iter(prompts), None),
         location=str(folder),
         absent=absent,
+        unanswerable=unanswerable,
         tokens=Tokens(query_tokens, document_tokens, tokenised)
         if tokenised is not None and query_tokens is not None and document_tokens is not None
         else None,
@@ -274,6 +280,13 @@ def _absent(file: Path, queries: int, full: bool) -> AbsentDocuments:
     _check_order(file, "queries", bool((np.diff(absent.queries) >= 0).all()))
     _check_range(file, "a grade", absent.scores - 1)
     return absent
+
+
+def _unanswerable(file: Path, queries: int) -> ndarray:
+    positions = read_array(file, ["int64"], (None,), PREPARE_AGAIN)
+    _check_range(file, "the position of a query", positions, queries)
+    _check_order(file, "queries", bool((np.diff(positions) > 0).all()))
+    return positions
 
 
 def _negatives(file: Path, queries: int, documents: int) -> NegativeRows:

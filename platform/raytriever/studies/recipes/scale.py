@@ -204,6 +204,9 @@ def _open_pack(path: Path, splits: tuple[str, str, str]) -> RetrievalDataset:
         dataset,
         judgements={role: dataset.judgements[split] for role, split in names.items()},
         absent={role: dataset.absent[split] for role, split in names.items() if split in dataset.absent},
+        unanswerable={
+            role: rows for role, split in names.items() if (rows := dataset.unanswerable.get(split)) is not None
+        },
     )
     return with_lent_dev(renamed, str(path)) if train and not dev else renamed
 

@@ -21,13 +21,13 @@ from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import DATASET, MODELS, OUTPUT, check_paths
+from raytriever.paths import DATASET, MODELS, OUTPUT, UNANSWERABLE, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
 MTEB = "mteb"
 # Flags of the other evaluation, which compares models on data sets.
-_NEEDS = dict.fromkeys(("datasets", "baseline", "bm25_language"), (f"suite!={MTEB}",))
+_NEEDS = dict.fromkeys(("datasets", "baseline", "bm25_language", "unanswerable"), (f"suite!={MTEB}",))
 
 
 def main(words: list[str]) -> None:
@@ -76,6 +76,7 @@ def main(words: list[str]) -> None:
         config,
         arguments.baseline,
         arguments.calibrate,
+        arguments.unanswerable,
         training.precision,
         data.max_bad_rows,
         warn,
@@ -120,8 +121,19 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
         metavar="AIM",
-        help="choose score thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the "
-        "answers shown), answered=0.8 (of the queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
+        help="choose thresholds on --calibration-split and check them on --split: top-precision=0.9 (of the answers "
+        "shown), wrong-answers=0.05 or missed=0.1 (at most, of later queries; guaranteed), answered=0.8 (of the "
+        "queries), f1 (of both), precision=0.9 or recall=0.8 (of pairs)",
+    )
+    add_path(
+        parser,
+        "--unanswerable",
+        UNANSWERABLE,
+        "KIND",
+        "make queries without an answer, which thresholds take into account: removed (every second query loses its "
+        "answers), hard (an entity of a query is replaced), or data sets of other domains; their shares are measured",
+        nargs="+",
+        default=[],
     )
     add_path(parser, "--output", OUTPUT, "DIR", "folder to write the results to (default: results)", default="results")
     parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")

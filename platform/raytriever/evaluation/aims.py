@@ -8,10 +8,8 @@ from typing import get_args
 from raytriever.errors import ConfigError, setting
 from raytriever.metrics.answering import CONFORMAL, AnswerAim
 from raytriever.metrics.calibration import PairAim
-from raytriever.metrics.confidence import NAMES
-from raytriever.options import did_you_mean
 
-CALIBRATE, CONFIDENCE = setting("calibrate"), setting("confidence")
+CALIBRATE = setting("calibrate")
 ANSWER_AIMS: tuple[AnswerAim, ...] = get_args(AnswerAim)
 PAIR_AIMS: tuple[PairAim, ...] = get_args(PairAim)
 # Aim and wanted value; None for `f1`.
@@ -38,12 +36,6 @@ def parse_aims(words: Sequence[str]) -> list[WantedAim]:
             raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
         aims.append((aim, None if aim == "f1" else wanted))
     return aims
-
-
-def check_confidence_name(name: str | None) -> None:
-    """Raise `ConfigError` unless a name is one of `metrics.confidence.NAMES`, or None."""
-    if name is not None and name not in NAMES:
-        raise ConfigError(f"{name!r} is no confidence", CONFIDENCE, did_you_mean(name, NAMES))
 
 
 def aim_text(aim: str, wanted: float | None) -> str:

@@ -1,7 +1,7 @@
 """Calibration of a model for a corpus: made from the pooled scores of two splits, and written into the model directory.
 
 Thresholds and maps are fitted on one split. All figures are measured on the other one, because a threshold looks better
-on the split on which it was chosen.
+on the split on which it was chosen; with few questions, on folds that had no part in it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy import ndarray
@@ -18,9 +19,12 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
+from raytriever.evaluation.decision import ModelDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.request import EvaluationJob
-from raytriever.metrics.calibration import ScoredPools, WantedAim, calibrate, ranked_pairs
+from raytriever.metrics.answering import AnswerAim, AnswerDecision
+from raytriever.metrics.calibration import ScoredPools, ranked_pairs
+from raytriever.metrics.confidence import FOLDS, RankedQuestions
 from raytriever.metrics.probability import (
     CalibrationError,
     IsotonicMap,
@@ -33,18 +37,17 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM
 from raytriever.paths import expanded
-from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest
+from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest, sample_of
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import check_writable
 
 # Folder of the calibrations in an evaluation directory, and a calibration with its model.
 FOLDER = "calibration"
 Calibrated = tuple[ModelConfig, Calibration]
-# Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 queries.
-FEWEST_QUERIES = 50
 # A curve of any shape needs as many relevant pairs, and as many others.
 FEWEST_FOR_ISOTONIC = 500
-FIRST, LATER = range(1), range(1, 10)
+LATER = range(1, 10)
+_NO_ERROR = CalibrationError(0, 0, 0)
 
 
 def check_apart(dataset: RetrievalDataset, chosen_on: str, checked_on: str) -> None:
@@ -64,48 +67,64 @@ def make_calibration(
     dataset: RetrievalDataset,
     config: ModelConfig,
     splits: tuple[str, str],
-    choosing: ScoredPools,
-    checking: ScoredPools,
-    aims: Sequence[WantedAim],
+    pools: tuple[ScoredPools, ScoredPools],
+    answers: AnswerDecision,
     *,
     int8: bool,
 ) -> Calibration:
-    """Fit thresholds and maps from score to probability on one split, and measure them on another.
+    """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
-    Thresholds are chosen and maps are fitted on the first of `splits`, and checked on the second. With `int8` the texts
-    were encoded in 8-bit integers.
-
-    Raises:
-        DataError: a split has too few queries.
+    Args:
+        dataset, config: data set, and the model that was measured on it.
+        splits: where thresholds were chosen, and where they were checked.
+        pools: pooled scores of both; of the questions with an answer alone.
+        answers: thresholds of the decision to answer.
+        int8: whether the texts were encoded in 8-bit integers.
     """
-    pairs = [[ranked_pairs(pools, ranks) for ranks in (FIRST, LATER)] for pools in (choosing, checking)]
-    for split, ((scores, *_), _) in zip(splits, pairs, strict=True):
-        if len(scores) < FEWEST_QUERIES:
-            raise too_few_queries(dataset.name, split, len(scores))
-    maps = [_fit(scores, relevant) for scores, relevant, _ in pairs[0]]
-    errors = [
-        calibration_error(curve.probability(scores), relevant, queries) if len(scores) else CalibrationError(0, 0, 0)
-        for curve, (scores, relevant, queries) in zip(maps, pairs[1], strict=True)
-    ]
-    thresholds = []
-    for row in calibrate(choosing, checking, aims):
-        if row.achieved is not None:
-            shares = row.achieved.coverage, row.achieved.top_precision
-            thresholds.append(AnswerThreshold(row.threshold.aim, row.threshold.wanted, row.threshold.score, *shares))
+    (chosen, values), (checked, seen) = answers.chosen, answers.checked
+    first = _fit(*_finite(values, chosen.right))
+    later = _fit(*_later(pools[0], chosen)[:2])
+    if answers.folds:
+        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(pools[0], chosen)[:2])]
+    else:
+        scores, relevant, queries = _later(pools[1], checked)
+        best, right = _finite(seen, checked.right)
+        errors = [
+            calibration_error(first.probability(best), right),
+            calibration_error(later.probability(scores), relevant, queries)
+            if len(scores)
+            else CalibrationError(0, 0, 0),
+        ]
     return Calibration(
         format=FORMAT,
         date=datetime.now(UTC).date().isoformat(),
         dataset=dataset.name,
         data=dataset.digest,
         corpus=dataset.documents.digest,
+        passages=len(dataset.documents),
+        sample=sample_of(dataset.documents),
         model=encoder_digest(config, dataset.name),
         chosen_on=splits[0],
-        chosen_queries=len(pairs[0][0][0]),
+        chosen_queries=len(chosen),
         checked_on=splits[1],
-        checked_queries=len(pairs[1][0][0]),
-        thresholds=thresholds,
-        first=maps[0],
-        later=maps[1],
+        checked_queries=len(checked),
+        folds=answers.folds,
+        confidence=answers.confidence,
+        thresholds=[
+            AnswerThreshold(
+                cast("AnswerAim", one.threshold.aim),
+                one.threshold.wanted,
+                one.threshold.score,
+                one.achieved.answered,
+                one.achieved.top_precision,
+                one.achieved.wrong,
+                one.achieved.unanswerable,
+            )
+            for one in answers.thresholds
+            if one.achieved is not None
+        ],
+        first=first,
+        later=later,
         first_error=errors[0].value,
         later_error=errors[1].value,
         first_error_interval=(errors[0].low, errors[0].high),
@@ -114,34 +133,63 @@ def make_calibration(
     )
 
 
-def too_few_queries(dataset: str, split: str, queries: int) -> DataError:
-    """Return the error of a split with too few queries for a calibration."""
-    reason = "with fewer the 95 % interval of a precision of 0.9 is wider than 0.17"
-    what = f"has {queries:,} judged queries, and a calibration needs {FEWEST_QUERIES}: {reason}"
-    return DataError(what, f"{dataset}, split {split!r}", "name a larger split")
+def _finite(values: ndarray, right: ndarray) -> tuple[ndarray, ndarray]:
+    """Return the confidences of questions for which a document was found, and whether these are right."""
+    found = np.isfinite(values)
+    return values[found], right[found]
+
+
+def _later(pools: ScoredPools, questions: RankedQuestions) -> tuple[ndarray, ndarray, ndarray]:
+    """Return the pairs at ranks 2 to 10: score, relevance and query; those of questions without an answer too."""
+    scores, relevant, queries = ranked_pairs(pools, LATER)
+    without = questions.scores[~questions.answerable, LATER.start : LATER.stop]
+    rows, columns = np.nonzero(np.isfinite(without))
+    first = int(queries.max(initial=-1)) + 1
+    return (
+        np.concatenate([scores, without[rows, columns]]),
+        np.concatenate([relevant, np.zeros(len(rows), bool)]),
+        np.concatenate([queries, first + rows]),
+    )
+
+
+def _held_out_error(scores: ndarray, relevant: ndarray) -> CalibrationError:
+    """Return the calibration error of maps that were fitted on the other folds."""
+    if len(scores) < FOLDS:
+        return _NO_ERROR
+    fold = np.random.default_rng(0).permutation(len(scores)) % FOLDS
+    probabilities = np.empty(len(scores))
+    for number in range(FOLDS):
+        curve = _fit(scores[fold != number], relevant[fold != number])
+        probabilities[fold == number] = curve.probability(scores[fold == number])
+    return calibration_error(probabilities, relevant)
 
 
 def write_calibrations(
-    folder: Path, measured: DatasetMeasurement, job: EvaluationJob, log: Callable[[str], None], *, int8: bool
+    folder: Path,
+    measured: DatasetMeasurement,
+    decisions: Sequence[ModelDecision],
+    job: EvaluationJob,
+    log: Callable[[str], None],
+    *,
+    int8: bool,
 ) -> list[Calibrated]:
     """Write the calibration of each dense model for a data set into the directory of an evaluation.
 
-    `log` gets a line where there is none. Return the calibrations with their models.
+    `log` gets a line where there is none; without an aim of answers there is none. Return the calibrations with their
+    models.
     """
     source, written = measured.source, []
+    answers = {one.model: one.answers for one in decisions}
     for model in job.models if job.aims else ():
-        if model.config is None or model.form is not None:
+        decided = answers[model.name]
+        if model.config is None or model.form is not None or decided is None:
             continue
         if source.is_divided:
             log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")
             break
-        splits = job.calibration_split, source.split
         pools = measured.calibration_pools(model.name), measured.pools(model.name)
-        try:
-            made = make_calibration(measured.parts[0].dataset, model.config, splits, *pools, job.aims, int8=int8)
-        except DataError as error:
-            log(f"{model.name} gets no {FILE}: {error}")
-            continue
+        splits = job.calibration_split, source.split
+        made = make_calibration(measured.parts[0].dataset, model.config, splits, pools, decided, int8=int8)
         write_atomically(folder / FOLDER / f"{model.name}.{source.name}.json", made.to_json())
         written.append((model.config, made))
     return written
@@ -184,9 +232,14 @@ def describe_calibration(calibration: Calibration) -> str:
         return "probabilities, but no threshold, because no aim was reached"
     shown, right = threshold.answered, threshold.top_precision
     precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
+    checked = f"in {calibration.folds} folds of " if calibration.folds else "on "
+    kinds = "".join(
+        f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
+    )
     return (
-        f"threshold {threshold.score:.4f}; on {calibration.checked_on} {shown.part:,} of {shown.whole:,} queries have "
-        f"an answer, and {right.part:,} of these answers are relevant{precision}"
+        f"threshold {threshold.score:.4f} of {calibration.confidence.name}; {checked}{calibration.checked_on} "
+        f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
+        f"{right.whole:,} shown are relevant{precision}"
     )
 
 

@@ -8,6 +8,8 @@ from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.options import did_you_mean, option
 from raytriever.paths import FOLDER
 
+# Those of `metrics.confidence`, which imports NumPy.
+CONFIDENCES = ("score", "margin", "softmax", "entropy", "deviation", "nqc", "wig", "combined")
 DTYPES = ("fp32", "int8", "binary", "ubinary")
 
 
@@ -84,7 +86,17 @@ class EvaluationConfig:
         needs="suite=beir",
     )
     calibration_split: str = option(
-        "dev", f"split on which {flag_of('calibrate')} chooses thresholds", needs="calibrate"
+        "dev",
+        f"split on which {flag_of('calibrate')} chooses thresholds; that of {flag_of('split')} divides it into folds",
+        needs="calibrate",
+    )
+    confidence: str | None = option(
+        None,
+        "what decides whether a query is answered: its best score, other figures of its ranking, or combined, which "
+        "asks BM25 too (default: the one with the lowest AURC where thresholds are chosen; combined for up to 131,072 "
+        "passages)",
+        choices=CONFIDENCES,
+        needs="calibrate",
     )
     dtype: str | None = option(
         None,

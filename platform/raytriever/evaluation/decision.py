@@ -113,11 +113,14 @@ def decide_dataset(
         answers, unasked = None, []
         if of_answers:
             parts = list(zip(measured.parts, indexes, strict=True))
-            checking = _joined([_questions(part.judged, part.evaluations[model], index, removed) for part, index in parts])
+            checking = _joined([_questions(one.judged, one.evaluations[model], index, removed) for one, index in parts])
             choosing = checking
-            if any(part.calibration[model] is not part.evaluations[model] for part in measured.parts):
+            if measured.parts[0].calibration[model] is not measured.parts[0].evaluations[model]:
                 choosing = _joined(
-                    [_questions(part.calibration_judged, part.calibration[model], index, removed) for part, index in parts]
+                    [
+                        _questions(one.calibration_judged or one.judged, one.calibration[model], index, removed)
+                        for one, index in parts
+                    ]
                 )
             answers = decide_questions(measured.source.name, choosing, checking, of_answers, confidence)
             if not removed and not answers.folds:
@@ -227,7 +230,7 @@ def calibration_rows(
     Returns:
         - `dataset`, `model`, `aim`, `wanted`, `confidence` (what the threshold is a value of), `chosen_on`, `folds`
           (of the cross-fitting; 0 without).
-        - Where it was chosen: `threshold` (None if the aim is out of reach), `reached`, `chosen` (the value of the aim).
+        - Where it was chosen: `threshold` (None if the aim is out of reach), `reached`, `chosen` (value of the aim).
         - On the checked questions: `checked` (the value of the aim) with `low` and `high`. For an aim of answers
           `queries` (with an answer), `answered_queries` of these and their share `coverage`, `shown_answers`,
           `relevant_answers` and their share `top_precision`, `questions` (all), `wrong_answers` and their share

@@ -17,10 +17,10 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
-from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol, format_absent
 from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
@@ -105,6 +105,8 @@ def write_summary_files(
         )
     if results.pairs:
         text += "\n" + "\n".join(pair_lines(results.pairs, most=None)) + "\n"
+    if results.confidences:
+        text += f"\nConfidences\n\n{confidence_table(results.confidences)}"
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
     if results.forms:

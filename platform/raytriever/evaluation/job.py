@@ -20,6 +20,8 @@ from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
+from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset, decision_points
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
@@ -32,20 +34,14 @@ from raytriever.evaluation.differences.significance import (
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
 from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement, format_copies
-from raytriever.evaluation.pooled_scores import (
-    auc_lines,
-    auc_points,
-    auc_rows,
-    calibration_points,
-    calibration_rows,
-    calibration_table,
-)
-from raytriever.evaluation.protocol import AUC, format_absent
+from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows
+from raytriever.evaluation.protocol import AUC, REMOVED, format_absent
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
 from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
+from raytriever.evaluation.unanswerable import add_unanswerable
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
@@ -91,8 +87,11 @@ def run_evaluation(
         open_parts(one, job.splits(one), job.protocol, job.max_bad_rows, job.bm25_language) for one in job.datasets
     ]
     for source, parts in zip(job.datasets, opened, strict=True):
-        for part in parts if job.aims else ():
+        for part in parts if len(job.splits(source)) > 1 else ():
             check_apart(part.dataset, job.calibration_split, source.split)
+    opened = [
+        [add_unanswerable(part, one, job) for part in parts] for one, parts in zip(job.datasets, opened, strict=True)
+    ]
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)
@@ -119,8 +118,10 @@ def run_evaluation(
                     for model in measured.models:
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
-                results.calibration += calibration_rows(measured, job.calibration_split, job.aims)
-                calibrations += write_calibrations(folder, measured, job, log, int8=precision == "int8")
+                decisions = decide_dataset(measured, job.aims, job.confidence, REMOVED in job.unanswerable)
+                results.calibration += calibration_rows(measured, decisions, job.calibration_split)
+                results.confidences += confidence_rows(measured, decisions, job.calibration_split)
+                calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")
                 results.forms += form_rows(measured, job.forms, results.systems, results.calibration)
                 results.quarantined += _write_quarantine(measured, folder, output)
                 run.describe(_settings(request, encoders, device), _record(measured), {STAGE: "evaluate"})
@@ -160,8 +161,8 @@ def format_results(results: Results) -> str:
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
     notes += pair_lines(results.pairs)
     notes += auc_lines(results.auc_intervals)
-    if results.calibration:
-        notes.append(f"\n{calibration_table(results.calibration)}")
+    tables = ((confidence_table, results.confidences), (calibration_table, results.calibration))
+    notes += [f"\n{table(rows)}" for table, rows in tables if rows]
     if results.forms:
         notes.append(f"\n{form_table(results.forms)}")
     notes += results.quarantined
@@ -183,7 +184,8 @@ def _measure(
 
     The time of each model is added to `seconds`.
     """
-    part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {})
+    chosen_on = opened.judged.get(job.calibration_split)
+    part = PartMeasurement(opened.name, opened.dataset, opened.judged[source.split], {}, {}, chosen_on)
     dense: dict[str, DenseSystem] = {}
     for model in job.models:
         seconds.setdefault(model.name, 0.0)
@@ -198,7 +200,7 @@ def _measure(
             system = dense[model.name] = DenseSystem(part.dataset, model.config, encoder, backend, prompts)
         key = {"device": encoders.device_type, **_key(system, model, encoders.systems)}
         targets = [(source.split, job.protocol, part.evaluations)]
-        if job.aims:
+        if job.aims and job.calibration_split != source.split:
             targets.append((job.calibration_split, replace(job.protocol, metrics=(AUC,)), part.calibration))
         for split, protocol, evaluations in targets:
             whole_key = {**key, "split": split, "protocol": asdict(protocol)}
@@ -207,6 +209,8 @@ def _measure(
                 model.name, source.label(opened.name), split, whole_key, partial(_timed, measure)
             )
             seconds[model.name] += took
+        if job.aims:
+            part.calibration.setdefault(model.name, part.evaluations[model.name])
     return part
 
 
@@ -334,7 +338,7 @@ def _log_results(run: Tracker, results: Results, folder: Path) -> None:
         ]
         + significance_points(results.significance, 0, now)
         + auc_points(results.auc_intervals, 0, now)
-        + calibration_points(results.calibration, 0, now)
+        + decision_points(results.calibration, results.confidences, 0, now)
         + [Point(f"absent_relevant/{one}", about["absent_relevant"], 0, now) for one, about in results.about.items()]
     )
     for child in sorted(folder.iterdir()):

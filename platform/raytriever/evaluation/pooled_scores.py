@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raytriever.activity import activity
-from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.protocol import AUC
 from raytriever.metrics.auc import auc_interval
-from raytriever.metrics.calibration import (
-    FEWEST_ANSWERED,
-    Achieved,
-    Aim,
-    CalibrationRow,
-    WantedAim,
-    calibrate,
-)
-from raytriever.metrics.probability import calibration_error_of_scores
-from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
 

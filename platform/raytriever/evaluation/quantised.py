@@ -19,16 +19,17 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError, setting
+from raytriever.evaluation.aims import aim_text
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.pooled_scores import aim_text
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
 from raytriever.evaluation.request import StoredForm
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries
 from raytriever.index.exact.search import top_k_of_blocks
 from raytriever.index.quantised import FP32, INT8, QuantisedDocuments, Quantiser, bytes_per_document
 from raytriever.index.score import pair_scores
-from raytriever.metrics.calibration import achieve, best_f1_threshold
+from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
+from raytriever.metrics.confidence import SCORE
 from raytriever.search.exact import searchable_blocks
 from raytriever.terminal import markdown_table
 
@@ -125,7 +126,7 @@ def form_rows(
         whole = StoredForm(model, FP32, None, 1)
         for form in [whole, *(form for form in forms if form.model == model)]:
             name = model if form is whole else form.name
-            achieved = achieve(measured.pools(name), threshold)
+            achieved = achieve_pairs(measured.pools(name), threshold)
             width = systems[name]["width"]
             rows.append(
                 {
@@ -182,7 +183,11 @@ def form_note(rows: Sequence[Mapping[str, Any]]) -> str:
 def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[Mapping[str, Any]]) -> tuple[float, str]:
     """Return a threshold of a model's own scores, and how it was chosen."""
     for row in calibration:
-        if (row["dataset"], row["model"]) == (measured.source.name, model) and row["reached"]:
+        if (
+            (row["dataset"], row["model"]) == (measured.source.name, model)
+            and row["reached"]
+            and row["confidence"] == SCORE
+        ):
             return row["threshold"], f"{aim_text(row['aim'], row['wanted'])} on {row['chosen_on']}"
     pools = measured.pools(model)
     return best_f1_threshold(pools.positives, pools.negatives)[0], f"highest F1 on {measured.source.split}"

@@ -13,12 +13,11 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.errors import ConfigError, DataError, setting
+from raytriever.evaluation.aims import PAIR_AIMS, WantedAim, aim_text, parse_aims
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
-from raytriever.evaluation.pooled_scores import aim_text, parse_aims
 from raytriever.evaluation.protocol import JudgedQueries, Protocol, check_answers, read_metrics, select_judged_queries
-from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of
 from raytriever.models.source import check_revision
@@ -70,7 +69,9 @@ class EvaluationJob:
         models: at least one model.
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
-        calibration_split: another split of the data sets.
+        calibration_split: another split of the data sets; the evaluated one itself to divide its queries into folds.
+        confidence: what decides whether a query is answered; None for the best on `calibration_split`.
+        unanswerable: kinds of queries without an answer that are made, and data sets of other domains.
         precision: arithmetic of encoding, `fp32` or `bf16`; None for the default of the device.
         max_bad_rows: accepted share of bad rows of each file, 0 to 1.
         missing: a line for each missing data set of a suite.
@@ -82,6 +83,8 @@ class EvaluationJob:
     protocol: Protocol = field(default_factory=Protocol)
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
+    confidence: str | None = None
+    unanswerable: Sequence[str] = ()
     precision: str | None = None
     max_bad_rows: float = 0.01
     bm25_language: str | None = None
@@ -109,6 +112,8 @@ class EvaluationJob:
             "metrics": list(self.protocol.metrics),
             "calibrate": [aim_text(*one).replace(" ", "=") for one in self.aims],
             "calibration_split": self.calibration_split if self.aims else None,
+            **({"confidence": self.confidence} if self.confidence else {}),
+            **({"unanswerable": list(self.unanswerable)} if self.unanswerable else {}),
             "precision": precision,
             **({"bm25_language": self.bm25_language} if self.bm25_language else {}),
             **({"forms": {form.name: asdict(form) for form in self.forms}} if self.forms else {}),
@@ -116,13 +121,13 @@ class EvaluationJob:
 
     def splits(self, one: EvaluationDataset) -> list[str]:
         """Return the splits of a data set that are opened."""
-        if self.aims and one.split == self.calibration_split:
+        if one.split == self.calibration_split and any(aim in PAIR_AIMS for aim, _ in self.aims):
             raise ConfigError(
                 f"{one.name} is measured on {one.split!r} itself",
                 setting("calibration_split"),
-                "choose thresholds on another",
+                "choose thresholds of pairs on another",
             )
-        return [one.split, *([self.calibration_split] if self.aims else [])]
+        return list(dict.fromkeys([one.split, *([self.calibration_split] if self.aims else [])]))
 
 
 @dataclass(frozen=True)
@@ -265,6 +270,7 @@ def build_evaluation_job(
     config: EvaluationConfig,
     baselines: Sequence[str],
     aims: Sequence[str],
+    unanswerable: Sequence[str],
     precision: str | None,
     max_bad_rows: float,
     report: Callable[[str], None],
@@ -285,6 +291,8 @@ def build_evaluation_job(
         protocol=Protocol(read_metrics(config.metrics), level=config.relevance_level, drop_own=config.drop_own_id),
         aims=parse_aims(aims),
         calibration_split=config.calibration_split,
+        confidence=config.confidence,
+        unanswerable=unanswerable,
         precision=precision,
         max_bad_rows=max_bad_rows,
     )

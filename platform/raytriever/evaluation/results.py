@@ -43,7 +43,8 @@ class Results:
         pairs: a row for each data set, metric and pair of three or more models, see `significance.pair_rows`.
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
         auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
-        calibration: a row for each data set, model and aim, see `pooled_scores.calibration_rows`.
+        calibration: a row for each data set, model and aim, see `decision.calibration_rows`.
+        confidences: a row for each data set, model and confidence, see `decision.confidence_rows`.
         forms: a row for each data set, model and stored form, see `quantised.form_rows`.
         systems: how each model reads texts, and the width of its embeddings.
         quarantined: lines about bad rows, for the user.
@@ -58,6 +59,7 @@ class Results:
     best: list[dict[str, Any]] = field(default_factory=list)
     auc_intervals: list[dict[str, Any]] = field(default_factory=list)
     calibration: list[dict[str, Any]] = field(default_factory=list)
+    confidences: list[dict[str, Any]] = field(default_factory=list)
     forms: list[dict[str, Any]] = field(default_factory=list)
     systems: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Results:
     def content(self, request: Mapping[str, Any]) -> str:
         """Return the text of `results.json`; NaN becomes null."""
         rows = ("significance", "best", "auc_intervals", "calibration")
-        some = [name for name in ("pairs", "forms") if getattr(self, name)]
+        some = [name for name in ("pairs", "confidences", "forms") if getattr(self, name)]
         parts = ("models", "parts", "about", *rows, *some, "systems", "missing")
         whole = {"format": FORMAT, **{name: getattr(self, name) for name in parts}, "asked": dict(request)}
         return json.dumps(without_nan(whole), indent=1, ensure_ascii=False) + "\n"
@@ -144,7 +146,7 @@ class AucRow(TypedDict):
 
 
 class CalibrationRecord(TypedDict):
-    """One threshold, see `pooled_scores.calibration_rows`."""
+    """One threshold, see `decision.calibration_rows`."""
 
     dataset: str
     model: str
@@ -197,7 +199,7 @@ class ShareRecord(TypedDict):
 
     part: int
     whole: int
-    value: float
+    value: float | None
     low: float
     high: float
 

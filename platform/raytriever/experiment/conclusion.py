@@ -13,13 +13,8 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.config import Config, dump_config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError
-from raytriever.evaluation.calibration import (
-    FEWEST_QUERIES,
-    check_apart,
-    make_calibration,
-    save_calibration,
-    too_few_queries,
-)
+from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
+from raytriever.evaluation.decision import decide_questions, questions_of
 from raytriever.evaluation.differences.significance import significance_points
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import PER_QUERY
@@ -29,7 +24,7 @@ from raytriever.experiment.directory import LOSSES, RunDirectory
 from raytriever.experiment.opening import OpenRun
 from raytriever.experiment.stages import best_checkpoint
 from raytriever.losses.guide import MASKED
-from raytriever.metrics.calibration import WantedAim
+from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
@@ -39,7 +34,7 @@ from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import Point, Tracker
 
 # The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.
-AIMS: tuple[WantedAim, ...] = (("f1", None),)
+AIMS: tuple[tuple[AnswerAim, float | None], ...] = (("f1", None),)
 
 
 def calibrate_trained(
@@ -60,14 +55,17 @@ def calibrate_trained(
     try:
         if splits[0] not in dataset.judgements:
             raise DataError(f"was opened without split {splits[0]!r}", dataset.name, "run `raytriever evaluate`")
-        for split in splits:
-            if (queries := len(dataset.relevant_queries(split))) < FEWEST_QUERIES:
-                raise too_few_queries(dataset.name, split, queries)
         check_apart(dataset, *splits)
         log(f"calibrating the scores on {splits[0]}")
         measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
+        # Without BM25: to index a large corpus takes long, and `evaluate` can do it later.
+        choosing, checking = (
+            questions_of(select_judged_queries(dataset, split, Protocol()), one)
+            for split, one in zip(splits, (measured, tested), strict=True)
+        )
+        answers = decide_questions(dataset.name, choosing, checking, AIMS)
         pools = pool_scores([measured]), pool_scores([tested])
-        made = make_calibration(dataset, trained, splits, *pools, AIMS, int8=False)
+        made = make_calibration(dataset, trained, splits, pools, answers, int8=False)
     except DataError as error:
         log(f"the model gets no {FILE}: {error}")
         return

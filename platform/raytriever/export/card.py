@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.pooled_scores import aim_text, calibration_table
-from raytriever.metrics.calibration import Proportion
+from raytriever.evaluation.aims import aim_text
+from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table
+from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
 from raytriever.search.calibration import Calibration
@@ -167,8 +168,9 @@ def _results(facts: CardFacts) -> list[str]:
     rows = facts.results.get("calibration", [])
     if rows:
         parts.append(
-            "## Thresholds\nA passage with at least this score counts as relevant. Each threshold was chosen on one"
-            f" split for all queries and checked on the other:\n\n{calibration_table(rows)}"
+            "## Thresholds\nA query is answered if its confidence is at least the threshold, a pair is relevant if its"
+            " score is. Each threshold was chosen on one split for all queries and checked on the other:\n\n"
+            f"{calibration_table(rows)}"
         )
     return parts
 
@@ -177,21 +179,29 @@ def _calibration(calibration: Calibration | None) -> list[str]:
     """Return the section on answers and probabilities."""
     if calibration is None:
         return []
-    head = ["chosen for", "threshold", "queries answered", "answers that are relevant"]
+    kinds = list(dict.fromkeys(kind for one in calibration.thresholds for kind in one.unanswerable))
+    titles = [KIND_TITLES[kind] for kind in kinds]
+    head = ["chosen for", "threshold", "queries answered", "answers that are relevant", *titles]
     rows = [
-        [aim_text(one.aim, one.wanted), f"{one.score:.4f}", _share(one.answered), _share(one.top_precision)]
+        [
+            aim_text(one.aim, one.wanted),
+            f"{one.score:.4f}",
+            _share(one.answered),
+            _share(one.top_precision),
+            *(_share(one.unanswerable[kind]) if kind in one.unanswerable else "-" for kind in kinds),
+        ]
         for one in calibration.thresholds
     ]
     decides = "The first threshold decides whether a query has an answer." if rows else "There is no threshold."
     chosen = f"{calibration.chosen_queries:,} queries of `{one_line(calibration.chosen_on)}`"
     checked = f"{calibration.checked_queries:,} queries of `{one_line(calibration.checked_on)}`"
     about = (
-        "`calibration.json` says what a score means for the passages of"
+        f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"
-        f" {chosen}. The figures, with 95 % intervals, are of {checked}. All of these queries have a relevant passage:"
-        " for others the share that is answered, always wrongly, is not known. The calibration error of the best"
+        f" {chosen}. The figures, with 95 % intervals, are of {checked}."
+        f"{'' if kinds else ' All of these queries have a relevant passage.'} The calibration error of the best"
         f" passage's probability is {calibration.first_error:.3f}{_interval(calibration.first_error_interval)}. The"
-        " file is not valid for other passages."
+        " file is valid until a tenth of the passages has changed."
     )
     return [f"## Answers\n{about}\n" + (f"\n{markdown_table([head, *rows])}" if rows else "")]
 

@@ -194,7 +194,8 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     if name not in NAMES:
         raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
     depth = min(DEPTH, questions.scores.shape[1])
-    spread = float(np.median(np.nanstd(questions.scores[:, :depth].astype(np.float64), axis=1)))
+    found = questions.scores[~np.isnan(questions.scores[:, 0]), :depth].astype(np.float64)
+    spread = float(np.median(np.nanstd(found, axis=1))) if len(found) else 0.0
     temperature = _TEMPERATURE * spread if np.isfinite(spread) and spread > 0 else 1.0
     if name != COMBINED:
         return Confidence(name, depth, temperature)

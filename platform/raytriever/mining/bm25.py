@@ -29,7 +29,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from jaxtyping import Float32, Int64, UInt32
+from jaxtyping import Bool, Float32, Int64, UInt32
 from numpy import ndarray
 
 from raytriever.activity import activity

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
+from raytriever.evaluation.aims import parse_aims
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.pooled_scores import parse_aims
 from raytriever.evaluation.protocol import metric_title, read_metrics
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
@@ -75,6 +75,7 @@ def build_mteb_job(
         metrics=metrics,
         aims=tuple(parse_aims(aims)),
         calibration_split=config.calibration_split,
+        confidence=config.confidence,
         max_bad_rows=max_bad_rows,
     )
     tasks = read_tasks(config.tasks, config.benchmark)

@@ -24,16 +24,17 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import StorageError
+from raytriever.evaluation.aims import WantedAim
 from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import write_measured_files, write_summary_files
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.pooled_scores import auc_rows, calibration_rows
-from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
+from raytriever.evaluation.pooled_scores import auc_rows
+from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, select_judged_queries
 from raytriever.evaluation.results import Results, read_results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
-from raytriever.metrics.calibration import WantedAim
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -114,12 +115,14 @@ class Measures:
         metrics: names as in `Protocol.metrics`.
         aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
         calibration_split: split of the task's data set; tasks without it get no thresholds.
+        confidence: see `evaluation.config`.
         max_bad_rows: accepted share of bad rows, 0 to 1.
     """
 
     metrics: tuple[str, ...] = Protocol().metrics
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
+    confidence: str | None = None
     max_bad_rows: float = 0.01
 
     @property
@@ -219,17 +222,24 @@ class TaskSearch(MtebEncoder):
         protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
         judged = select_judged_queries(dataset, SPLIT, protocol)
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
-        calibration = self._calibrate(subset, split, protocol)
+        chosen_on = self._calibrate(subset, split, protocol)
         measured = DatasetMeasurement(
             EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
-            [PartMeasurement(label, dataset, judged, {model: evaluation}, {model: calibration} if calibration else {})],
+            [
+                PartMeasurement(label, dataset, judged, {model: evaluation}, {model: chosen_on[1]}, chosen_on[0])
+                if chosen_on
+                else PartMeasurement(label, dataset, judged, {model: evaluation})
+            ],
         )
-        aims = self.measures.aims if calibration else ()
+        aims = self.measures.aims if chosen_on else ()
+        decisions = decide_dataset(measured, aims, self.measures.confidence)
+        named = self.measures.calibration_split
         results = Results(
             models={model: {label: measured.metrics(model)}},
             about={label: measured.counts()},
             auc_intervals=auc_rows(measured),
-            calibration=calibration_rows(measured, self.measures.calibration_split, aims) if aims else [],
+            calibration=calibration_rows(measured, decisions, named),
+            confidences=confidence_rows(measured, decisions, named),
         )
         request = {"model": asdict(self.config), "task": self.task.metadata.name, "subset": subset, "split": split}
         request |= {**asdict(protocol), "metrics": list(protocol.metrics)}
@@ -238,7 +248,7 @@ class TaskSearch(MtebEncoder):
             write_measured_files(folder, measured)
             write_summary_files(folder, results, request, split, [])
 
-    def _calibrate(self, subset: str, split: str, protocol: Protocol) -> Evaluation | None:
+    def _calibrate(self, subset: str, split: str, protocol: Protocol) -> tuple[JudgedQueries, Evaluation] | None:
         """Measure the split on which thresholds are chosen; None without aims or if the task has no such split."""
         chosen_on = self.measures.calibration_split
         if not self.measures.aims:
@@ -249,7 +259,9 @@ class TaskSearch(MtebEncoder):
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None
         dataset = self._open(data["corpus"], data["queries"], data["relevant_docs"])
-        return self._system(dataset).evaluate(SPLIT, replace(protocol, metrics=(AUC,)))
+        protocol = replace(protocol, metrics=(AUC,))
+        judged = select_judged_queries(dataset, SPLIT, protocol)
+        return judged, self._system(dataset).evaluate(SPLIT, protocol, judged)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from raytriever.report.score_figures import save_score_figures
 from raytriever.report.tables import (
     Values,
     auc_table,
+    confidence_table,
     datasets_of,
     form_tables,
     metrics_of,
@@ -52,6 +53,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
             *result_tables(models, significance, read_best_rows(results.get("best") or ()), results.get("pairs") or ()),
             *auc_table(results.get("auc_intervals") or ()),
             *threshold_table(calibration),
+            *confidence_table(results.get("confidences") or []),
             *form_tables(forms),
         ],
         pictures=[

@@ -19,7 +19,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from raytriever.evaluation.pooled_scores import aim_text
+from raytriever.evaluation.aims import aim_text
 from raytriever.store.disk import disk_errors
 
 # Okabe and Ito, Color Universal Design (2008), without yellow, which is too pale for a line on white.

@@ -11,7 +11,8 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.metrics.auc import pooled_auc, roc_curve
-from raytriever.metrics.calibration import ScoredPools, wilson
+from raytriever.metrics.calibration import ScoredPools
+from raytriever.metrics.intervals import wilson
 from raytriever.report.figures import COLOURS, WIDTH, Styles, label, picture, styles_of
 
 ROC_POINTS = 150

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from raytriever.evaluation.decision_tables import calibration_notes, confidence_cells, threshold_cells
 from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
-from raytriever.evaluation.decision_tables import calibration_notes, confidence_cells, threshold_cells
 from raytriever.evaluation.protocol import metric_title
 from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
@@ -73,12 +73,12 @@ def threshold_table(rows: Rows) -> list[HtmlTable]:
     """Return a table of thresholds chosen on one split and checked on another, from rows of `calibration_rows`."""
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
     note = (
-        f"A question is answered, with its best document, if its confidence is at or above the threshold; a pair counts "
-        f"as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on the judged "
-        "split. Queries answered: of those with an answer in the corpus. Top answer relevant: of the shown ones. "
+        "A question is answered, with its best document, if its confidence is at or above the threshold; a pair "
+        f"counts as relevant if its score is. Each threshold was chosen on {on} for the wanted value and checked on "
+        "the judged split. Queries answered: of those with an answer in the corpus. Top answer relevant: of the shown. "
         "Brackets contain 95 % intervals by Wilson. The pairs of one query are alike, so they count as fewer "
         f"independent pairs. Calibration error: the share of relevant pairs by score on {on}, used as a probability, "
-        "against the judged split; 0 is best, and an interval from 0 on says that the probabilities may be exactly right."
+        "against the judged split; 0 is best, and an interval from 0 on says that they may be exactly right."
     )
     return _of_cells("Thresholds", threshold_cells(rows, 4), " ".join([note, *calibration_notes(rows)]))
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,6 +38,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
 from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.decision import Decider
 from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk, check_memory
@@ -92,7 +93,14 @@ class IndexResult:
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        return hits_of(self.dataset, *self.index.search(embeddings, top), threshold, self.calibration)
+        scores, ranking = self.index.search(embeddings, max(top, self.decider.depth))
+        confidence = self.decider.confidence(queries, scores, ranking)
+        return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
+
+    @cached_property
+    def decider(self) -> Decider:
+        """Confidence of queries, by the calibration."""
+        return Decider(self.calibration, self.dataset.documents)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
         """Return the embeddings of the judged queries of a split."""

@@ -1,8 +1,9 @@
 """`calibration.json` of a model directory: what a score means for one corpus.
 
-It holds thresholds below which the best answer of a query is no answer, and maps from a score to the probability that
-the passage is relevant. It belongs to the weights, the settings, the corpus and the arithmetic (int8 or not) with which
-it was made. With others it is stale: then hits have no probability, and no query is said to have an answer or none.
+It holds thresholds of confidence below which a query has no answer, and maps to the probability that a passage is
+relevant. It belongs to the weights, the settings, the corpus and the arithmetic (int8 or not) with which it was made.
+With others there is no probability, and no query is said to have an answer or none. A corpus of which a tenth of the
+passages at most were added or removed since is the same one; above it the decision stays, and is marked as stale.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from raytriever.data.dataset import Documents
 from raytriever.data.digests import content_digest
 from raytriever.data.sources import SourceFile
 from raytriever.errors import StorageError, flag_of
-from raytriever.metrics.calibration import Aim, Proportion
+from raytriever.metrics.answering import AnswerAim
+from raytriever.metrics.calibration import PairAim
+from raytriever.metrics.confidence import DEPTH, SCORE, Confidence
 from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import IsotonicMap, PlattMap
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
@@ -35,30 +39,40 @@ from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, files_below
 from raytriever.terminal import one_line
 
-FILE, FORMAT = "calibration.json", 1
+FILE, FORMAT = "calibration.json", 2
 AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
+# Share of added or removed passages up to which a calibration is current.
+MOST_CHANGED = 0.1
+_SAMPLE = 1_024
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
 # Files that decide the embeddings of a model.
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
+# What thresholds of earlier versions are values of.
+_BEST_SCORE = Confidence(SCORE, DEPTH, 1.0)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class AnswerThreshold:
-    """Lowest score of an answer, and what it achieves on the split on which it was checked.
+    """Lowest confidence of an answer, and what it achieves on the questions on which it was checked.
 
     Args:
-        aim, wanted: how it was chosen; see `metrics.calibration`.
-        answered: queries whose best passage scores at least this, of all queries.
-        top_precision: queries whose best passage is relevant, of those.
+        aim, wanted: how it was chosen; see `metrics.answering`.
+        score: the lowest confidence; of the file's `confidence`.
+        answered: queries that are shown a passage, of those with an answer.
+        top_precision: queries whose best passage is relevant, of those that are shown one.
+        wrong: queries that are shown a passage that is not relevant, of all; None in files of earlier versions.
+        unanswerable: for each kind of queries without an answer, those that are shown one.
     """
 
-    aim: Aim
+    aim: AnswerAim | PairAim
     wanted: float | None
     score: float
     answered: Proportion
     top_precision: Proportion
+    wrong: Proportion | None = None
+    unanswerable: dict[str, Proportion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,12 +84,16 @@ class Calibration:
         date: day on which it was made, in UTC.
         dataset, data: name and digest of the data set.
         corpus: digest of its passages.
+        passages, sample: their number, and a sample of them, by which later changes are estimated; see `sample_of`.
+            Earlier versions wrote neither.
         model: digest of the weights and of the settings that decide embeddings; see `encoder_digest`.
         chosen_on, chosen_queries: split on which thresholds and maps were fitted, and its number of queries.
         checked_on, checked_queries: split on which the figures were measured, and its number of queries.
+        folds: number of folds if both splits were used for both by cross-fitting; 0 if they were not.
+        confidence: what the thresholds are values of.
         thresholds: thresholds in the order of the aims; the first one decides. Aims out of reach have none.
-        first: map from the score of a query's best passage to the probability that it is relevant.
-        later: the same for the passages at ranks 2 to 10.
+        first: map from the confidence of a query to the probability that its best passage is relevant.
+        later: map from the scores of the passages at ranks 2 to 10.
         first_error, later_error: calibration error of both maps on the checked split (`metrics.probability`).
         first_error_interval, later_error_interval: their 95 % intervals. None in files of earlier versions, which
             overstate the errors.
@@ -100,22 +118,32 @@ class Calibration:
     first_error_interval: tuple[float, float] | None = None
     later_error_interval: tuple[float, float] | None = None
     int8: bool = False
+    passages: int = 0
+    sample: list[int] = field(default_factory=list)
+    folds: int = 0
+    confidence: Confidence = _BEST_SCORE
+    stale: str = ""
 
     @property
     def threshold(self) -> AnswerThreshold | None:
         """The threshold that decides whether a query has an answer; None if no aim was reached."""
         return self.thresholds[0] if self.thresholds else None
 
-    def probabilities(self, scores: Float[ndarray, "queries hits"]) -> Float64[ndarray, "queries hits"]:
+    def probabilities(
+        self, scores: Float[ndarray, "queries hits"], confidence: Float[ndarray, " queries"]
+    ) -> Float64[ndarray, "queries hits"]:
         """Return the probability that each hit is relevant; the first column are the best passages."""
         columns = np.asarray(scores, np.float64).T
-        curves = [self.first, *[self.later] * (len(columns) - 1)]
-        rows = [curve.probability(column) for curve, column in zip(curves, columns, strict=False)]
+        rows = [self.later.probability(column) for column in columns]
+        if rows:
+            rows[0] = self.first.probability(np.where(np.isfinite(confidence), confidence, -np.inf))
         return np.stack(rows, axis=1) if rows else np.empty(scores.shape)
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        return json.dumps(asdict(self), indent=1) + "\n"
+        content = asdict(self)
+        del content["stale"]
+        return json.dumps(content, indent=1) + "\n"
 
 
 def read_calibration(file: Path) -> Calibration | None:
@@ -129,8 +157,10 @@ def read_calibration(file: Path) -> Calibration | None:
             content = read_json(file, dict[str, Any], AGAIN, most=_MOST_BYTES)
     except FileNotFoundError:
         return None
-    if content.get("format") != FORMAT:
+    if content.get("format") not in (1, FORMAT):
         raise StorageError(f"is of another format than {FORMAT}", str(file), AGAIN)
+    if "stale" in content:
+        raise StorageError("is damaged or changed: 'stale' is no key of it", str(file), AGAIN)
     try:
         calibration = conform(content, str(file), Calibration, AGAIN)
     except MetricInputError as error:
@@ -163,9 +193,10 @@ def current_calibration(
         return None
     if calibration.model != encoder_digest(config, calibration.dataset):
         reason = "is of other weights, prompts or lengths than this model has"
-    elif calibration.corpus != documents.digest:
-        is_same = calibration.dataset == dataset
-        reason = "the passages have changed since" if is_same else f"is of another corpus than {dataset}"
+    elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
+        if calibration.dataset == dataset and calibration.sample:
+            report(f"{file}, made {calibration.date}: {reason}; the decision to answer stays, but {AGAIN}")
+            return replace(calibration, stale=reason)
     elif calibration.int8 != int8:
         reason = "is of scores in int8" if calibration.int8 else "is not of scores in int8"
     else:
@@ -173,6 +204,43 @@ def current_calibration(
     made = f"made {calibration.date} for {one_line(calibration.dataset)}"
     report(f"{file}, {made}: {reason}, so hits have no probability; {AGAIN}")
     return None
+
+
+def sample_of(documents: Documents) -> list[int]:
+    """Return the smallest distinct hashes of a corpus' passages, at most 1,024.
+
+    They are a random sample of its texts, and those of two corpora estimate what they share (bottom-k sketch; Cohen &
+    Kaplan, 2007): a share of 0.1 to within 0.02, in two of three cases to within 0.01.
+    """
+    # The forms of texts are hashes already, but of any distribution if somebody made them so.
+    return np.unique(documents.forms)[:_SAMPLE].tolist()
+
+
+def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
+    """Estimate the share of a corpus' passages that were added, or were removed from it, whichever is larger.
+
+    Args:
+        before: sample of the earlier corpus.
+        count: its number of passages.
+        documents: the corpus now.
+    """
+    then, now = np.array(before, np.uint64), np.array(sample_of(documents), np.uint64)
+    both = np.union1d(then, now)[:_SAMPLE]
+    added, removed = (float(np.isin(both, one, invert=True).sum()) for one in (then, now))
+    shared = len(both) - added - removed
+    return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
+
+
+def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
+    """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
+    if calibration.dataset != dataset:
+        return f"is of another corpus than {dataset}"
+    if not calibration.sample:
+        return "the passages have changed since"
+    share = changed_share(calibration.sample, calibration.passages, documents)
+    if share <= MOST_CHANGED:
+        return ""
+    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:
@@ -206,6 +274,8 @@ def _implausible(calibration: Calibration) -> str:
     errors = calibration.first_error, calibration.later_error, *intervals[0], *intervals[1]
     if not all(0 <= error <= 1 for error in errors):
         return "an error is below 0 or above 1"
+    if not (calibration.passages >= 0 and len(calibration.sample) <= _SAMPLE and 0 <= calibration.folds <= 1_000):
+        return "a number of passages or folds is out of range"
     if len(calibration.thresholds) > _MOST_THRESHOLDS:
         return f"there are more than {_MOST_THRESHOLDS} thresholds"
     for threshold in calibration.thresholds:
@@ -213,7 +283,8 @@ def _implausible(calibration: Calibration) -> str:
             return "a threshold is not finite"
         if threshold.wanted is not None and not 0 < threshold.wanted <= 1:
             return "a wanted value is not above 0 and at most 1"
-        for share in (threshold.answered, threshold.top_precision):
+        shares = [threshold.answered, threshold.top_precision, *threshold.unanswerable.values()]
+        for share in (*shares, *([threshold.wrong] if threshold.wrong else [])):
             if not (0 <= share.part <= share.whole and 0 <= share.low <= share.high <= 1):
                 return "a share or its interval is not between 0 and 1"
     return ""

@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
@@ -33,12 +33,14 @@ from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
 from raytriever.index.exact.search import Corpus, best_keys, tie_order
 from raytriever.index.ranking import NONE, TieOrder
+from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.reading.arrays import read_array
 from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.decision import Decider
 from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts, Savepoint
 from raytriever.terminal import one_line, warn
@@ -165,9 +167,13 @@ class Hits(list[Hit]):
 
     Attributes:
         best_score: score of the best passage, also if it is below the threshold of the search; None without passages.
-        threshold: lowest score of an answer: that of the search, or else that of the model's `calibration.json`; None
-            without both.
-        answerable: whether the best score reaches the threshold; None without one.
+        confidence: what is compared with the threshold: the best score, or by `calibration.json` another figure of the
+            ranking; None without passages.
+        confidence_name: its name, such as `score` or `combined`.
+        threshold: lowest confidence of an answer: that of the search, or else that of the model's `calibration.json`;
+            None without both.
+        answerable: whether the confidence reaches the threshold; None without one.
+        stale: why the threshold is doubtful: the passages have changed much since it was chosen. Empty if it is not.
 
     Examples:
         >>> hits = rt.Hits([rt.Hit(0.31, "d1", "", "It lies on the Danube.")], best_score=0.31, threshold=0.42)
@@ -176,17 +182,26 @@ class Hits(list[Hit]):
     """
 
     def __init__(
-        self, hits: Iterable[Hit] = (), *, best_score: float | None = None, threshold: float | None = None
+        self,
+        hits: Iterable[Hit] = (),
+        *,
+        best_score: float | None = None,
+        threshold: float | None = None,
+        confidence: float | None = None,
+        confidence_name: str = SCORE,
+        stale: str = "",
     ) -> None:
         super().__init__(hits)
         self.best_score, self.threshold = best_score, threshold
+        self.confidence = best_score if confidence is None else confidence
+        self.confidence_name, self.stale = confidence_name, stale
 
     @property
     def answerable(self) -> bool | None:
-        """True if the best score reaches the threshold; None without a threshold or a passage."""
-        if self.threshold is None or self.best_score is None:
+        """True if the confidence reaches the threshold; None without a threshold or a passage."""
+        if self.threshold is None or self.confidence is None:
             return None
-        return self.best_score >= self.threshold
+        return self.confidence >= self.threshold
 
 
 def hits_of(
@@ -195,6 +210,7 @@ def hits_of(
     ranking: Int64[ndarray, "queries k"],
     threshold: float | None = None,
     calibration: Calibration | None = None,
+    confidence: Float64[ndarray, " queries"] | None = None,
 ) -> list[Hits]:
     """Return the passages of rankings, best first; none below the threshold, and none for the padding -1.
 
@@ -202,15 +218,17 @@ def hits_of(
         dataset: data set of the passages.
         threshold: lowest score of a hit.
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
+        confidence: of each query, by the calibration.
     """
     documents = dataset.documents
     found = np.where(ranking >= 0, scores, 0)
-    probabilities = (
-        np.full(scores.shape, None) if calibration is None else calibration.probabilities(found).astype(object)
-    )
-    lowest = threshold
-    if lowest is None and calibration is not None and calibration.threshold is not None:
-        lowest = calibration.threshold.score
+    probabilities, decided = np.full(scores.shape, None), {}
+    if calibration is not None and confidence is not None and not calibration.stale:
+        probabilities = calibration.probabilities(found, confidence).astype(object)
+    lowest, values = threshold, np.full(len(scores), None)
+    if lowest is None and calibration is not None and confidence is not None and calibration.threshold is not None:
+        lowest, values = calibration.threshold.score, confidence.astype(object)
+        decided = {"confidence_name": calibration.confidence.name, "stale": calibration.stale}
     return [
         Hits(
             (
@@ -220,8 +238,10 @@ def hits_of(
             ),
             best_score=float(row[0][0]) if len(row[1]) and row[1][0] >= 0 else None,
             threshold=lowest,
+            confidence=value if len(row[1]) and row[1][0] >= 0 else None,
+            **decided,
         )
-        for row in zip(scores, ranking, probabilities, strict=True)
+        for *row, value in zip(scores, ranking, probabilities, values, strict=True)
     ]
 
 
@@ -234,8 +254,10 @@ def format_hits(hits: Hits) -> str:
     if not hits and hits.threshold is not None:
         return f"no passage scores {hits.threshold:g} or more"
     if hits.answerable is False:
-        below = f"the best score {hits.best_score:.4f} is below the threshold {hits.threshold:.4f} of {CALIBRATION}"
-        lines.append(f"no answer: {below}; the nearest passages are")
+        name = "the best score" if hits.confidence_name == SCORE else f"the confidence ({hits.confidence_name})"
+        below = f"{name} {hits.confidence:.4f} is below the threshold {hits.threshold:.4f} of {CALIBRATION}"
+        doubt = f" (doubtful: {hits.stale})" if hits.stale else ""
+        lines.append(f"no answer: {below}{doubt}; the nearest passages are")
     for hit in hits:
         title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
         probability = "" if hit.probability is None else f"  p={hit.probability:.2f}"
@@ -272,6 +294,11 @@ class ExactIndex:
         return cls(dataset, retriever, passages, calibration)
 
     @cached_property
+    def decider(self) -> Decider:
+        """Confidence of queries, by the calibration."""
+        return Decider(self.calibration, self.dataset.documents)
+
+    @cached_property
     def _corpus(self) -> Corpus:
         return Corpus(lambda: [(0, self.passages)], TieOrder.of(tie_order(self.dataset.documents.ids)))
 
@@ -283,8 +310,9 @@ class ExactIndex:
         """
         prompt = self.retriever.prompts_of(self.dataset.name).query
         embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        scores, ranking = self._corpus.top_k(embeddings, top)
-        return hits_of(self.dataset, scores, ranking, threshold, self.calibration)
+        scores, ranking = self._corpus.top_k(embeddings, max(top, self.decider.depth))
+        confidence = self.decider.confidence(queries, scores, ranking)
+        return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
 
 
 def search_dataset(

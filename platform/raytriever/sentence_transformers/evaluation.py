@@ -20,7 +20,7 @@ from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Quer
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.evaluation.systems import evaluate_embeddings
-from raytriever.metrics.calibration import ScoredPools, best_f1_threshold, choose_threshold
+from raytriever.metrics.calibration import ScoredPools, achieve_pairs, best_f1_threshold, choose_pair_threshold
 
 _SPLIT, _NDCG = "dev", "ndcg_at_10"
 
@@ -115,8 +115,10 @@ class PooledAUCEvaluator(BaseEvaluator):
         if self.precision is None:
             threshold, precision, recall = best_f1_threshold(*pools)
         else:
-            chosen = choose_threshold(ScoredPools(*pools), "precision", self.precision)
-            threshold, precision, recall = chosen.score, chosen.precision, chosen.recall
+            every = ScoredPools(*pools, result.positive_queries, result.negative_queries)
+            threshold = choose_pair_threshold(every, "precision", self.precision).score
+            shares = achieve_pairs(every, threshold)
+            precision, recall = shares.precision.value if shares.precision.part else 0.0, shares.recall.value
         metrics = {
             AUC: result.metrics[AUC],
             "ndcg@10": result.metrics[_NDCG],

@@ -1,0 +1,69 @@
+"""Questions without an answer in the corpus that are made for an evaluation: `--unanswerable removed hard PATH`.
+
+A data set may name such questions (kind `given`). Others are made on request:
+
+- `removed`: every second question loses its answers: its relevant documents, and their copies, are not searched. It
+  needs no new text, so all questions without their answers are measured at every threshold in any case.
+- `hard`: an entity of a question is replaced by another one that stands in the corpus; see `data.unanswerable`.
+- `foreign`: the questions of another data set, which no document of this corpus answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.pipeline import in_processes
+from raytriever.data.unanswerable import hard_questions, with_questions
+from raytriever.errors import DataError, setting
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
+from raytriever.evaluation.request import EvaluationJob, OpenPart
+
+_SEED = 0
+
+
+def add_unanswerable(part: OpenPart, source: EvaluationDataset, job: EvaluationJob) -> OpenPart:
+    """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
+
+    Raises:
+        DataError: no question of a split has an entity that can be replaced, or another data set lacks the split.
+    """
+    dataset, judged = part.dataset, dict(part.judged)
+    for split in judged:
+        made = dict(judged[split].unanswerable)
+        for word in job.unanswerable:
+            if word == REMOVED:
+                continue
+            kind = HARD if word == HARD else FOREIGN
+            texts = _hard(dataset, split, part) if word == HARD else _foreign(word, split, job)
+            first = len(dataset.queries)
+            dataset = with_questions(dataset, split, texts, kind)
+            added = np.arange(first, first + len(texts))
+            made[kind] = np.concatenate([made[kind], added]) if kind in made else added
+        judged[split] = replace(judged[split], unanswerable=made)
+    # All splits see the questions of all: positions of the others stay.
+    return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
+
+
+def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:
+    texts = list(hard_questions(dataset, part.judged[split].queries, _SEED).values())
+    if not texts:
+        raise DataError(
+            "no question has an entity that can be replaced", f"{dataset.name}, split {split!r}", f"leave out {HARD}"
+        )
+    return texts
+
+
+def _foreign(path: str, split: str, job: EvaluationJob) -> list[str]:
+    """Return the questions of a split of another data set."""
+    other = open_dataset(path, [split], max_bad_rows=job.max_bad_rows, run=in_processes)
+    texts = [str(other.queries.texts[query]) for query in other.relevant_queries(split).tolist()]
+    if not texts:
+        raise DataError(
+            "has no question", f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}"
+        )
+    return texts

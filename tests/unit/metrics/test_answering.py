@@ -1,0 +1,177 @@
+"""Thresholds of the decision to answer: by their definition, on two splits, and by cross-fitting of few questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytriever.metrics.answering import (
+    FEWEST_ANSWERED,
+    TopAnswers,
+    achieve_answers,
+    choose_answer_threshold,
+    decide,
+)
+from raytriever.metrics.confidence import RankedQuestions
+from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.intervals import Proportion, wilson
+
+
+def drawn(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> RankedQuestions:
+    """Questions of which the best score is higher if it is right, and of which some have no answer."""
+    kinds = np.where(rng.random(count) < unanswerable, "given", "")
+    best = np.round(rng.normal(np.where(kinds == "", 1.0, 0.0), 1), 2)
+    right = (rng.random(count) < 1 / (1 + np.exp(-2 * best))) & (kinds == "")
+    rest = np.sort(rng.uniform(-2, 0, (count, 19)))[:, ::-1] + best[:, None]
+    return RankedQuestions(np.concatenate([best[:, None], rest], axis=1), right, kinds)
+
+
+def answers_of(questions: RankedQuestions) -> TopAnswers:
+    return TopAnswers(questions.scores[:, 0], questions.right, questions.answerable)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    ("aim", "wanted"),
+    [("top_precision", 0.8), ("answered", 0.6), ("f1", None), ("wrong_answers", 0.1), ("missed", 0.2)],
+)
+def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | None) -> None:
+    questions = drawn(np.random.default_rng(seed), 80)
+    answers, chosen = answers_of(questions), choose_answer_threshold(answers_of(questions), aim, wanted)
+    with_answer, values = int(answers.answerable.sum()), {}
+    for score in sorted(set(answers.confidence.tolist())):
+        at_least = answers.confidence >= score
+        shown, right = int(at_least.sum()), int((answers.right & at_least).sum())
+        answered = int((answers.answerable & at_least).sum())
+        if aim == "top_precision" and shown < FEWEST_ANSWERED:
+            continue
+        values[score] = {
+            "top_precision": right / shown,
+            "answered": answered / with_answer,
+            "f1": 2 * right / (shown + with_answer),
+            "wrong_answers": (shown - right) / 80,
+            "missed": 1 - answered / with_answer,
+        }[aim]
+    if aim == "wrong_answers":
+        enough = [score for score, value in values.items() if (value * 80 + 1) / 81 <= wanted + 1e-9]
+        assert chosen.score <= min(enough)
+        assert not any(chosen.score <= score < min(enough) for score in values)
+        assert chosen.value == values[min(enough)]
+    elif aim == "missed":
+        allowed = [s for s, value in values.items() if (value * with_answer + 1) / (with_answer + 1) <= wanted + 1e-9]
+        assert chosen.score == max(allowed)
+    else:
+        enough = [score for score, value in values.items() if value >= (wanted or max(values.values()))]
+        assert chosen.reached == bool(enough)
+        expected = min(enough, default=np.inf) if aim == "top_precision" else max(enough)
+        assert (chosen.score, chosen.value) == (expected, values.get(expected, max(values.values())))
+
+
+def test_a_precision_of_few_answers_is_out_of_reach() -> None:
+    confidence, right = np.linspace(1, 0, 100), np.arange(100) < 1
+    one = TopAnswers(confidence, right, np.ones(100, bool))
+    chosen = choose_answer_threshold(one, "top_precision", 0.5)
+    assert (chosen.score, chosen.reached) == (np.inf, False)
+    assert chosen.value == pytest.approx(1 / FEWEST_ANSWERED)
+    assert choose_answer_threshold(one, "answered", 0.05).score == confidence[4]
+    none = TopAnswers(confidence, np.zeros(100, bool), np.ones(100, bool))
+    assert choose_answer_threshold(none, "f1", None).score == np.inf
+    # Of fewer than 60 questions it is a precision of half of them.
+    few = TopAnswers(confidence[:20], np.arange(20) < 12, np.ones(20, bool))
+    assert choose_answer_threshold(few, "top_precision", 1.0).score == confidence[11]
+
+
+def test_a_guarantee_that_few_questions_cannot_give_is_out_of_reach() -> None:
+    confidence = np.linspace(0, 1, 18)
+    sure = TopAnswers(confidence, np.ones(18, bool), np.ones(18, bool))
+    assert not choose_answer_threshold(sure, "wrong_answers", 0.05).reached  # 1 / 19 is more
+    assert not choose_answer_threshold(sure, "missed", 0.05).reached
+    more = TopAnswers(np.linspace(0, 1, 19), np.ones(19, bool), np.ones(19, bool))
+    assert choose_answer_threshold(more, "wrong_answers", 0.05).score == 0
+    assert choose_answer_threshold(more, "missed", 0.05).score == 0
+    wrong = TopAnswers(confidence, np.zeros(18, bool), np.ones(18, bool))
+    assert not choose_answer_threshold(wrong, "wrong_answers", 0.1).reached
+
+
+@pytest.mark.parametrize(
+    ("aim", "wanted"), [("answered", 0.0), ("answered", 1.01), ("f1", 0.5), ("top_precision", None), ("missed", 1.0)]
+)
+def test_refuse_aims_out_of_range(aim: Any, wanted: float | None) -> None:
+    answers = TopAnswers(np.ones(30), np.ones(30, bool), np.ones(30, bool))
+    with pytest.raises(MetricInputError, match="give a share above 0"):
+        choose_answer_threshold(answers, aim, wanted)
+    nothing = TopAnswers(np.ones(30), np.zeros(30, bool), np.zeros(30, bool))
+    with pytest.raises(MetricInputError, match="no question has an answer"):
+        choose_answer_threshold(nothing, "f1", None)
+
+
+def test_shares_by_their_definition() -> None:
+    questions = drawn(np.random.default_rng(0), 200)
+    shown = questions.scores[:, 0] >= 0.5
+    shares, answerable = achieve_answers(shown, questions), questions.answerable
+    right = int((shown & questions.right).sum())
+    for share, part, whole in (
+        (shares.answered, int((shown & answerable).sum()), int(answerable.sum())),
+        (shares.top_precision, right, int(shown.sum())),
+        (shares.wrong, int(shown.sum()) - right, 200),
+        (shares.unanswerable["given"], int((shown & ~answerable).sum()), int((~answerable).sum())),
+    ):
+        assert share == Proportion(part, whole, *wilson(part, whole))
+    assert shares.f1.value == 2 * right / (int(shown.sum()) + int(answerable.sum()))
+    assert shares.f1.low < shares.f1.value < shares.f1.high
+    missed = shares.of("missed")
+    assert (missed.value, missed.low) == pytest.approx((1 - shares.answered.value, 1 - shares.answered.high))
+    wide = achieve_answers(shown, questions, 0.5)
+    assert wide.answered.high - wide.answered.low > 1.3 * (shares.answered.high - shares.answered.low)
+
+
+def test_two_splits_with_enough_questions_choose_and_check() -> None:
+    rng = np.random.default_rng(1)
+    choosing, checking = drawn(rng, 100), drawn(rng, 60)
+    made = decide(choosing, checking, [("answered", 0.5), ("f1", None)], "score")
+    assert (made.folds, made.confidence.name) == (0, "score")
+    [answered, f1] = made.thresholds
+    assert answered.threshold == choose_answer_threshold(answers_of(choosing), "answered", 0.5)
+    assert answered.achieved == achieve_answers(checking.scores[:, 0] >= answered.threshold.score, checking)
+    assert f1.achieved is not None
+    assert f1.achieved.answered.whole == int(checking.answerable.sum())
+
+
+def test_few_questions_are_divided_into_folds() -> None:
+    rng = np.random.default_rng(2)
+    choosing, checking = drawn(rng, 18), drawn(rng, 18)
+    made = decide(choosing, checking, [("answered", 0.6)], "score")
+    every = choosing.joined(checking)
+    assert (made.folds, len(made.chosen[0]), len(made.checked[0])) == (10, 36, 36)
+    [one] = made.thresholds
+    # The threshold that later decides is that of all questions; each was checked with one of the others.
+    assert one.threshold == choose_answer_threshold(answers_of(every), "answered", 0.6)
+    assert one.achieved is not None
+    assert one.achieved.answered.whole == int(every.answerable.sum())
+    alone = decide(every, every, [("answered", 0.6)], "score")
+    assert alone.thresholds == made.thresholds
+    with pytest.raises(MetricInputError, match="19 questions are too few"):
+        decide(choosing, checking.where(np.arange(1)), [("f1", None)])
+
+
+def test_intervals_on_the_checking_split_hold_the_truth_and_figures_of_the_choosing_split_flatter() -> None:
+    rng = np.random.default_rng(5)
+    truth = drawn(rng, 100_000)
+    runs, held, flattery = 200, {"answered": 0, "top_precision": 0, "f1": 0, "wrong": 0}, []
+    for _ in range(runs):
+        made = decide(drawn(rng, 100), drawn(rng, 100), [("top_precision", 0.85)], "score")
+        [one] = made.thresholds
+        if one.achieved is None:
+            runs -= 1
+            continue
+        true = achieve_answers(truth.scores[:, 0] >= one.threshold.score, truth)
+        for name in held:
+            share = getattr(one.achieved, name)
+            held[name] += share.low <= getattr(true, name).value <= share.high
+        flattery.append(one.threshold.value - true.top_precision.value)
+    assert runs > 100
+    for name, count in held.items():
+        assert 0.9 <= count / runs <= 0.99, name
+    assert np.mean(flattery) > 0.01

@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "import",
-        "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set of passages, or update it.",
+        "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set, or update it.",
     )
     add_path(parser, "folder", DOCUMENTS, "FOLDER", "folder of documents, or its URI")
     add_path(

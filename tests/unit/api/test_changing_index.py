@@ -14,7 +14,7 @@ import pytest
 
 import raytriever as rt
 from raytriever.data.columns import EditedColumn
-from raytriever.encoding import corpus, shards
+from raytriever.encoding import shards
 from raytriever.index.exact import search as exact_search
 from raytriever.search import exact
 

@@ -53,9 +53,19 @@ def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
+def test_a_replaced_directory_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(tmp_path / "run")
+    monkeypatch.setattr(os, "rename", fail_with(AssertionError("two renames leave a moment without it")))
+    commit(tmp_path / "run", "two", replace=True)
+    assert (tmp_path / "run" / "inner" / "a.txt").read_text() == "two"
+    assert entries(tmp_path) == ["run"]
+
+
 def test_a_failed_replacement_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that cannot exchange two directories."""
     commit(tmp_path / "run")
     rename = os.rename
+    monkeypatch.setattr("raytriever.store.commit.exchange", lambda one, other: False)
 
     def refuse_the_new(source: Path, target: Path) -> None:
         if target == tmp_path / "run" and (Path(source) / "b.txt").exists():

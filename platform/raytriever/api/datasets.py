@@ -235,9 +235,11 @@ class Dataset:
 
         Args:
             folder: path or URI of the documents.
-            output: folder in which the data set is written; it must not exist.
+            output: folder in which the data set is written. An earlier import there is updated: ids of unchanged
+                passages, and splits, stay.
             questions: CSV, TSV or JSONL file of questions with the columns `question`, `file` and perhaps `answer`,
-                `anchor` and `id`. Without it there are passages to search, and nothing to train on.
+                `anchor` and `id`. Without it there are passages to search, and nothing to train on. An update reads
+                the file of the earlier import again.
             columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
             model: the encoder whose tokens and length the passages have.
             chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
@@ -245,10 +247,11 @@ class Dataset:
             seed: Seed of the splits.
 
         Raises:
-            ConfigError: a number is out of range, or a package that reads such documents is not installed.
+            ConfigError: a number is out of range, a package that reads such documents is not installed, or the earlier
+                import has other settings or none of the files.
             DataError: there is no document, or no question can be matched.
             ModelError: the encoder cannot be found.
-            StorageError: `output` exists, or cannot be written.
+            StorageError: `output` is no import or is damaged, or cannot be written.
 
         Examples:
             >>> from pathlib import Path

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from raytriever.api.calls import public, working
-from raytriever.api.datasets import Dataset, source_of
+from raytriever.api.datasets import Dataset, Texts, source_of
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
+from raytriever.data.dataset import Documents
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.options import check_changed, check_options, did_you_mean
@@ -17,18 +23,31 @@ from raytriever.paths import DATASET
 from raytriever.terminal import warn
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64
+    from numpy import ndarray
+
     from raytriever.search.exact import Hits
 
 
 class Searcher(Protocol):
-    """Index in memory that answers queries."""
+    """Index in memory that answers queries; it never changes."""
+
+    @property
+    def documents(self) -> Documents:
+        """Passages that are searched."""
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return the best passages of each query."""
 
+    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> Searcher:
+        """Return the index of some of the passages, by ascending positions, and of others, which are encoded."""
+
 
 class Index:
     """Searchable passages of a data set, made by `build_index`. Model and embeddings stay loaded.
+
+    Any number of threads may search while one changes the passages: a search sees all of a change, or nothing of it.
+    Changes are in this program alone. They encode only new passages.
 
     Attributes:
         kind: `exact`, or the kind of the approximate index.
@@ -40,12 +59,15 @@ class Index:
         True
     """
 
-    def __init__(self, kind: str, searcher: Searcher, size: int) -> None:
-        self.kind, self._searcher, self._size = kind, searcher, size
+    def __init__(self, kind: str, load: Callable[[], Searcher]) -> None:
+        self.kind, self._load = kind, load
+        self._changing = threading.Lock()
+        self._current: Searcher | None = load()
+        self._warm_up(self._searcher)
 
     def __len__(self) -> int:
         """Number of passages."""
-        return self._size
+        return len(self._searcher.documents)
 
     @public
     def search(self, queries: Sequence[str], *, top_k: int = 5, threshold: float | None = None) -> list[Hits]:
@@ -62,7 +84,8 @@ class Index:
             hit has a `probability`, and `answerable` is False if the best score is below the threshold.
 
         Raises:
-            ConfigError: `queries` is no list of texts, a query is blank, or a number is out of range.
+            ConfigError: `queries` is no list of texts, a query is blank, a number is out of range, or the index is
+                closed.
             ModelError: the embedding of a query is not finite.
         """
         texts = check_texts(queries, "queries")
@@ -73,11 +96,135 @@ class Index:
             raise ConfigError(f"{top_k} is out of range", "top_k", "give at least 1")
         if threshold is not None and math.isnan(threshold):
             raise ConfigError("is no number", "threshold", "give a score, such as 0.5")
+        searcher = self._searcher
         with working("search"):
-            return self._searcher.search(texts, top_k, threshold) if texts else []
+            return searcher.search(texts, top_k, threshold) if texts else []
+
+    @public
+    def add(self, passages: Texts) -> None:
+        """Add passages; the next search finds them. The data set on the disk does not change.
+
+        Args:
+            passages: `{id: text}` or `{id: {"title": ..., "text": ...}}`, with ids that the index does not have.
+
+        Raises:
+            ConfigError: a passage is empty or no text, an id is in the index, the kind of index cannot be changed, more
+                than a fifth of an approximate index would have changed, or the index is closed.
+            ModelError: an embedding is not finite.
+
+        Examples:
+            >>> index = rt.build_index(encoder, data)
+            >>> index.add({"new": {"title": "Vienna", "text": "It lies on the Danube."}})
+            >>> [[best]] = index.search(["vienna danube"], top_k=1)
+            >>> best.document_id
+            'new'
+        """
+        with self._change("add") as searcher:
+            ids, titles, texts = _columns(passages)
+            there = set(searcher.documents.ids).intersection(ids)
+            if there:
+                first = next(each for each in ids if each in there)
+                raise ConfigError(
+                    f"the index has a passage {first!r}", "passages", "remove it first, or give another id"
+                )
+            keep = np.arange(len(searcher.documents))
+            self._replace(searcher.edited(keep, Documents(ids, titles, texts)) if ids else searcher)
+
+    @public
+    def remove(self, ids: Sequence[str]) -> None:
+        """Remove passages; the next search does not find them. The data set on the disk does not change.
+
+        Args:
+            ids: ids of passages of the index, each once.
+
+        Raises:
+            ConfigError: an id is repeated or unknown, the kind of index cannot be changed, more than a fifth of an
+                approximate index would have changed, or the index is closed.
+
+        Examples:
+            >>> index = rt.build_index(encoder, data)
+            >>> [[best]] = index.search(["what is abc"], top_k=1)
+            >>> index.remove([best.document_id])
+            >>> len(index)
+            159
+        """
+        with self._change("remove") as searcher:
+            names = check_texts(ids, "ids")
+            [repeated] = Counter(names).most_common(1) or [("", 1)]
+            if repeated[1] > 1:
+                raise ConfigError(f"{repeated[0]!r} is repeated", "ids", "give each id once")
+            places = {name: place for place, name in enumerate(searcher.documents.ids)}
+            unknown = next((name for name in names if name not in places), None)
+            if unknown is not None:
+                raise ConfigError(f"the index has no passage {unknown!r}", "ids", "give ids of its passages")
+            kept = np.delete(np.arange(len(places)), np.array([places[name] for name in names], np.int64))
+            self._replace(searcher.edited(kept, Documents([], [], [])) if names else searcher)
+
+    @public
+    def refresh(self) -> None:
+        """Read the data set again, and search its passages of now; texts that were encoded before are not encoded.
+
+        Changes by `add` and `remove` that the data set does not have are lost. An approximate index is updated in its
+        directory, or built again, as by `build_index`.
+
+        Raises:
+            UserError: an error of `build_index`, such as a data set that is gone, or the index is closed. After it
+                the index is as before.
+        """
+        with self._change("refresh"):
+            self._replace(self._load())
+
+    def close(self) -> None:
+        """Free the memory of the index; later calls raise `ConfigError`."""
+        with self._changing:
+            self._current = None
+
+    @property
+    def _searcher(self) -> Searcher:
+        searcher = self._current
+        if searcher is None:
+            raise ConfigError("the index is closed", remedy="build it again with build_index")
+        return searcher
+
+    @contextmanager
+    def _change(self, name: str) -> Iterator[Searcher]:
+        """Do one change at a time."""
+        with self._changing, working(name):
+            yield self._searcher
+
+    def _replace(self, searcher: Searcher) -> None:
+        if searcher is not self._current:
+            self._warm_up(searcher)
+        self._current = searcher
+
+    def _warm_up(self, searcher: Searcher) -> None:
+        """Search once, so that no search of the program waits for compiling, for norms or for the order of ids."""
+        from raytriever.index.score import compile_scores
+
+        compile_scores()
+        searcher.search(["warm up"], 1)
 
     def __repr__(self) -> str:
-        return f"Index({self.kind!r}, {self._size:,} passages)"
+        return f"Index({self.kind!r}, {len(self):,} passages)" if self._current else f"Index({self.kind!r}, closed)"
+
+
+def _columns(passages: Texts) -> tuple[list[str], list[str], list[str]]:
+    """Return the ids, titles and texts of passages; raises `ConfigError`."""
+    if not isinstance(passages, Mapping):
+        raise ConfigError("is no dictionary", "passages", "give {id: text}")
+    columns: tuple[list[str], list[str], list[str]] = [], [], []
+    for name, passage in passages.items():
+        row = passage if isinstance(passage, Mapping) else {"text": passage}
+        title, text = row.get("title", ""), row.get("text")
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"the id {name!r} is no text, or empty", "passages", "give {id: text}")
+        if not isinstance(title, str) or not isinstance(text, str):
+            raise ConfigError(f"the passage {name!r} is no text", "passages", 'give a text, or {"title", "text"}')
+        if not text.strip():
+            raise ConfigError(f"the passage {name!r} is empty", "passages", "give its text, or leave it out")
+        for column, value in zip(columns, (name, title, text), strict=True):
+            column.append(value)
+    return columns
 
 
 @public
@@ -124,10 +271,12 @@ def build_index(
         from raytriever.data.prepare.pipeline import in_processes
         from raytriever.search.exact import ExactIndex
 
-        with working("build_index"):
+        def load() -> ExactIndex:
             dataset = open_dataset(source, [], max_bad_rows=rate, run=in_processes, report=warn)
-            index = ExactIndex.build(encoder.config, encoder.retriever, dataset)
-        return Index(kind, index, len(dataset.documents))
+            return ExactIndex.build(encoder.config, encoder.retriever, dataset)
+
+        with working("build_index"):
+            return Index(kind, load)
     return _approximate(encoder, source, kind, output, seed, rate, settings)
 
 
@@ -153,5 +302,4 @@ def _approximate(
         dataset=source, config=config, model=model.config, precision=model.precision, max_bad_rows=rate, seed=seed
     )
     with working("build_index", None if folder.exists() else folder):
-        indexed = run_index(job, folder, warn)
-    return Index(kind, indexed, indexed.index.count)
+        return Index(kind, lambda: run_index(job, folder, warn))

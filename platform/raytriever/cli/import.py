@@ -44,10 +44,18 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(
-        "import", "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set of passages."
+        "import",
+        "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set, or update it.",
     )
     add_path(parser, "folder", DOCUMENTS, "FOLDER", "folder of documents, or its URI")
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the data set to, in BEIR layout", required=True)
+    add_path(
+        parser,
+        "--output",
+        OUTPUT,
+        "DIR",
+        "folder to write the data set to, in BEIR layout; an import that is there is updated",
+        required=True,
+    )
     add_wait(parser)
     add_settings(parser, ImportConfig, "import")
     add_settings(parser, ModelConfig, "model", only=_MODEL)

@@ -111,9 +111,68 @@ class TextColumn(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
+@dataclass(frozen=True)
+class EditedColumn(Sequence[str]):
+    """Column from which texts were removed, and to which others were added at its end.
+
+    Args:
+        stored: column before all edits.
+        kept: positions in it that are left, ascending.
+        added: texts after these.
+    """
+
+    stored: Sequence[str]
+    kept: Int64[ndarray, " kept"]
+    added: tuple[str, ...]
+
+    @classmethod
+    def of(cls, column: Sequence[str], keep: Int64[ndarray, " positions"], added: Sequence[str]) -> EditedColumn:
+        """Return a column with the texts at some positions, ascending, and further ones at its end."""
+        if not isinstance(column, EditedColumn):
+            return cls(column, keep, tuple(added))
+        stored = int(np.searchsorted(keep, len(column.kept)))
+        later = [column.added[each - len(column.kept)] for each in keep[stored:].tolist()]
+        return cls(column.stored, column.kept[keep[:stored]], (*later, *added))
+
+    def __len__(self) -> int:
+        return len(self.kept) + len(self.added)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> Sequence[str]: ...
+    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
+        if isinstance(position, slice):
+            return self.take(np.arange(*position.indices(len(self))))
+        index = range(len(self))[position]
+        if index < len(self.kept):
+            return self.stored[int(self.kept[index])]
+        return self.added[index - len(self.kept)]
+
+    def take(self, positions: ndarray) -> list[str]:
+        """Return the texts at these positions, in their order."""
+        is_stored = positions < len(self.kept)
+        stored = iter(texts_at(self.stored, self.kept[positions[is_stored]]))
+        return [
+            next(stored) if there else self.added[at - len(self.kept)]
+            for there, at in zip(is_stored, positions, strict=True)
+        ]
+
+    def __iter__(self) -> Iterator[str]:
+        kept, size = iter(self.kept.tolist()), len(self.stored)
+        following = next(kept, size)
+        for position, text in enumerate(self.stored):
+            if position == following:
+                yield text
+                following = next(kept, size)
+        yield from self.added
+
+
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
     """Return the texts of a column, in shards or in memory, at some positions, in their order."""
-    return column.take(positions) if isinstance(column, TextColumn) else [column[each] for each in positions.tolist()]
+    if isinstance(column, TextColumn | EditedColumn):
+        return column.take(positions)
+    return [column[each] for each in positions.tolist()]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
 every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
-belong to one split.
+belong to one split. A data set of an earlier import is updated (`documents.update`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
+from raytriever.documents.update import KIND, Changes, EarlierImport, source_of_questions
 from raytriever.errors import DataError, UserError, flag_of
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
@@ -37,7 +38,7 @@ from raytriever.processes import call_within
 from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
-from raytriever.store.commit import committed_directory, refuse_existing
+from raytriever.store.commit import committed_directory
 from raytriever.store.disk import check_writable
 from raytriever.terminal import one_line, text_table
 
@@ -65,6 +66,7 @@ class ImportSummary:
         repeated: files with the text of another.
         questions: the questions that were read; None without.
         judged: number of questions by split.
+        changes: what an update has changed; None for a new data set.
     """
 
     path: Path
@@ -78,12 +80,13 @@ class ImportSummary:
     repeated: list[str] = field(default_factory=list)
     questions: Questions | None = None
     judged: Counter[str] = field(default_factory=Counter)
+    changes: Changes | None = None
 
 
 def import_folder(
     folder: str, output: Path, config: ImportConfig, model: ModelConfig, log: Callable[[str], None]
 ) -> ImportSummary:
-    """Write the passages of a folder of documents, and the questions that they answer, as a new data set.
+    """Write the passages of a folder of documents, and the questions that they answer, as a data set, or update it.
 
     `model` is the encoder whose tokens and length the passages have; `log` is called with lines about long work.
 
@@ -91,7 +94,8 @@ def import_folder(
         UserError: the folder, the questions, the model or the output cannot be used.
     """
     check_writable(output)
-    refuse_existing(output)
+    earlier = EarlierImport.at(output)
+    config = earlier.config(config) if earlier else config
     source = Source.open(folder)
     questions_file = os.path.abspath(config.questions) if config.questions else ""
     files = [file for file in source.files if file.where != questions_file]
@@ -106,19 +110,24 @@ def import_folder(
     summary = ImportSummary(output, others=others, questions=questions)
     splits = assign_splits((file.path for file in readable), config.seed, questions.groups() if questions else ())
     meta = {
-        "kind": "documents",
+        "kind": KIND,
         "source": source.where,
         "seed": config.seed,
         "chunk_tokens": chunker.tokens,
         "overlap_tokens": chunker.overlap,
+        **source_of_questions(config),
     }
-    with committed_directory(output, meta) as aside:
+    if earlier is not None:
+        earlier.check(meta, [file.path for file in readable])
+        splits = earlier.keep_splits(splits, questions)
+    with committed_directory(output, meta, replace=earlier is not None) as aside:
         work = _Import(aside, summary, chunker, splits)
-        work.write_corpus([file for file in files if kind_of_document(file.path)], log)
+        work.write_corpus([file for file in files if kind_of_document(file.path)], log, earlier)
         if questions is not None:
             work.write_questions(questions)
         skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
         QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
+        summary.changes = earlier.finish(aside) if earlier else None
     return summary
 
 
@@ -157,7 +166,9 @@ class _Import:
         self._positives: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
         self._texts: dict[bytes, str] = {}
 
-    def write_corpus(self, files: Sequence[SourceFile], log: Callable[[str], None]) -> None:
+    def write_corpus(
+        self, files: Sequence[SourceFile], log: Callable[[str], None], earlier: EarlierImport | None
+    ) -> None:
         """Write `corpus.jsonl`, and `documents.jsonl` with a row for each file."""
         summary, last = self._summary, time.monotonic()
         nearest: list[tuple[bytes, int, Passage]] = []
@@ -174,6 +185,7 @@ class _Import:
                 except UserError as error:
                     summary.skipped[_name_of(file)] = "; ".join(filter(None, (error.what, error.remedy)))
                     continue
+                passages = earlier.keep_ids(file.path, passages) if earlier else passages
                 kind, split = str(kind_of_document(file.path)), self._splits[file.path]
                 for passage in passages:
                     corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
@@ -324,6 +336,8 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
         yield f"    {text[:_CHARACTERS]}{' ...' if len(text) > _CHARACTERS else ''}"
     parts = [f"{split} {summary.documents[split]:,} files ({summary.passages[split]:,} passages)" for split in SPLITS]
     yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. No file is in two splits."
+    if summary.changes is not None:
+        yield f"{summary.path} was updated: {summary.changes}. Ids of unchanged passages and all splits stay."
     yield from _questions(summary)
     yield _next(summary, model)
 

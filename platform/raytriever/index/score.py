@@ -71,6 +71,12 @@ def pair_scores(
     return scores
 
 
+def compile_scores() -> None:
+    """Compile `pair_scores` for many pairs, or load its code, so that no search waits for it."""
+    none, vectors = np.zeros(0, np.int64), read_only(np.zeros((0, 8), np.float32))
+    _score_pairs(0, 0, vectors, vectors, none, none, np.zeros(0, np.float32))
+
+
 def read_only(vectors: Float32[ndarray, "rows width"]) -> Float32[ndarray, "rows width"]:
     """Return a read-only view, like memory-mapped embeddings: numba compiles writable arrays separately."""
     view = np.ascontiguousarray(vectors, np.float32).view()

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import Documents, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
@@ -26,7 +26,7 @@ from raytriever.encoding.encode import encode_queries, encode_texts
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.index.approximate.build import DocumentVectors, build_index, update_index
+from raytriever.index.approximate.build import DocumentVectors, build_index, edit_index, update_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import POINTS, default_code_bytes, default_lists
 from raytriever.index.approximate.index import ApproximateIndex
@@ -39,7 +39,15 @@ from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
 from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.decision import Decider
-from raytriever.search.exact import Hits, format_hits, hits_of, search_store, searchable_blocks
+from raytriever.search.exact import (
+    Hits,
+    edit_dataset,
+    encode_added,
+    format_hits,
+    hits_of,
+    search_store,
+    searchable_blocks,
+)
 from raytriever.store.cache import cache_folder
 from raytriever.store.capacity import check_disk, check_memory
 from raytriever.store.commit import one_writer
@@ -75,7 +83,11 @@ class IndexJob:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexResult:
-    """Index in memory with its inputs; `seconds` is the time of building or updating it, None if it was opened."""
+    """Index in memory with its inputs.
+
+    `seconds` is the time of building or updating it, None if it was opened; `built` is the number of passages with
+    which it was built, before any update.
+    """
 
     index: ApproximateIndex
     dataset: RetrievalDataset
@@ -84,6 +96,24 @@ class IndexResult:
     seconds: float | None
     is_update: bool = False
     calibration: Calibration | None = None
+    built: int = 0
+
+    @property
+    def documents(self) -> Documents:
+        """Passages that are searched."""
+        return self.dataset.documents
+
+    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> IndexResult:
+        """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
+
+        Raises:
+            ConfigError: this kind of index cannot be changed, or too much of it has changed since it was built.
+            ModelError: an embedding is not finite.
+        """
+        dataset = edit_dataset(self.dataset, keep, added)
+        new, ties = encode_added(self.retriever, self.dataset.name, added), tie_order(dataset.documents.ids)
+        index = edit_index(self.index, keep, new, ties, self.built, torch.get_num_threads())
+        return replace(self, index=index, dataset=dataset)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the best passages that the index finds, best first, none below the threshold.
@@ -133,10 +163,11 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
     meta = _meta(job, dataset, store, training_split)
     calibration = current_calibration(job.model, dataset.name, dataset.documents, report, int8=retriever.is_int8)
     result = partial(IndexResult, dataset=dataset, retriever=retriever, store=store, calibration=calibration)
+    built = int(existing.get("built", existing["rows"])) if existing else len(dataset.documents)
     if existing and existing["key"] != meta["key"]:
         _check_is_earlier(existing, meta, output)
     elif existing:
-        return result(index=_opened(output, job), seconds=None)
+        return result(index=_opened(output, job), seconds=None, built=built)
     rows, width = store.meta["rows"], store.meta["width"]
     needed = bytes_of_finder(job.config, rows, width)
     remedy = (
@@ -152,7 +183,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
         if existing:
             existing = read_meta(output)
             if existing["key"] == meta["key"]:  # another command has updated it meanwhile
-                return result(index=_opened(output, job), seconds=None)
+                return result(index=_opened(output, job), seconds=None, built=int(existing["built"]))
         kept = cache_folder() / "indexes" / meta["key"][:16]
         with index_directory(output, replace=output.exists()) as unfinished:
             documents, started, index = _documents(store, dataset, unfinished), perf_counter(), None
@@ -167,7 +198,7 @@ def run_index(job: IndexJob, output: Path, report: Callable[[str], None]) -> Ind
             seconds = perf_counter() - started
             unfinished.save(index, job.config.index, meta | {"built": built})
         shutil.rmtree(kept, ignore_errors=True)
-    return result(index=index, seconds=seconds, is_update=is_update)
+    return result(index=index, seconds=seconds, is_update=is_update, built=built)
 
 
 def _opened(output: Path, job: IndexJob) -> ApproximateIndex:

@@ -12,8 +12,9 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -23,7 +24,8 @@ from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.columns import EditedColumn, texts_at
+from raytriever.data.dataset import Documents, RetrievalDataset, prompted
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus
@@ -31,7 +33,7 @@ from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ModelError
-from raytriever.index.exact.search import Corpus, best_keys, tie_order
+from raytriever.index.exact.search import FEWEST_ROWS, Corpus, best_keys, cut, tie_order
 from raytriever.index.ranking import NONE, TieOrder
 from raytriever.metrics.confidence import SCORE
 from raytriever.models.config import ModelConfig
@@ -220,8 +222,12 @@ def hits_of(
         calibration: gives hits a probability, and decides without a `threshold` whether a query has an answer.
         confidence: of each query, by the calibration.
     """
-    documents = dataset.documents
-    found = np.where(ranking >= 0, scores, 0)
+    documents, is_hit = dataset.documents, ranking >= 0
+    positions, numbers = np.unique(ranking[is_hit], return_inverse=True)
+    ids, titles, texts = (texts_at(each, positions) for each in (documents.ids, documents.titles, documents.texts))
+    passage_of = np.full(ranking.shape, -1)
+    passage_of[is_hit] = numbers
+    found = np.where(is_hit, scores, 0)
     probabilities, decided = np.full(scores.shape, None), {}
     if calibration is not None and confidence is not None and not calibration.stale:
         probabilities = calibration.probabilities(found, confidence).astype(object)
@@ -232,7 +238,7 @@ def hits_of(
     return [
         Hits(
             (
-                Hit(float(score), documents.ids[at], documents.titles[at], documents.texts[at], probability)
+                Hit(float(score), ids[at], titles[at], texts[at], probability)
                 for score, at, probability in zip(*row, strict=True)
                 if at >= 0 and (threshold is None or score >= threshold)
             ),
@@ -241,7 +247,7 @@ def hits_of(
             confidence=value if len(row[1]) and row[1][0] >= 0 else None,
             **decided,
         )
-        for *row, value in zip(scores, ranking, probabilities, values, strict=True)
+        for *row, value in zip(scores, passage_of, probabilities, values, strict=True)
     ]
 
 
@@ -272,12 +278,13 @@ class ExactIndex:
 
     Args:
         dataset: data set whose passages are searched.
+        blocks: embeddings of the passages, in their order.
         calibration: what the scores mean; None if it is unknown.
     """
 
     dataset: RetrievalDataset
     retriever: Retriever
-    passages: Float32[ndarray, "documents width"]
+    blocks: Sequence[Float32[ndarray, "rows width"]]
     calibration: Calibration | None = None
 
     @classmethod
@@ -291,7 +298,12 @@ class ExactIndex:
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
-        return cls(dataset, retriever, passages, calibration)
+        return cls(dataset, retriever, cut(passages), calibration)
+
+    @property
+    def documents(self) -> Documents:
+        """Passages that are searched."""
+        return self.dataset.documents
 
     @cached_property
     def decider(self) -> Decider:
@@ -300,7 +312,29 @@ class ExactIndex:
 
     @cached_property
     def _corpus(self) -> Corpus:
-        return Corpus(lambda: [(0, self.passages)], TieOrder.of(tie_order(self.dataset.documents.ids)))
+        firsts = accumulate(map(len, self.blocks), initial=0)
+        blocks = [*zip(firsts, self.blocks, strict=False)]
+        return Corpus(lambda: blocks, TieOrder.of(tie_order(self.documents.ids)))
+
+    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> ExactIndex:
+        """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
+
+        Blocks of which no passage is removed are shared with this index.
+
+        Raises:
+            ModelError: an embedding is not finite.
+        """
+        dataset, new = edit_dataset(self.dataset, keep, added), encode_added(self.retriever, self.dataset.name, added)
+        blocks, first = [], 0
+        for block in self.blocks:
+            rows = keep[slice(*np.searchsorted(keep, [first, first + len(block)]))] - first
+            blocks.append(block if len(rows) == len(block) else block[rows])
+            first += len(block)
+        if len(added) and blocks and len(blocks[-1]) + len(added) < FEWEST_ROWS:
+            blocks[-1] = np.concatenate([blocks[-1], new])
+        elif len(added):
+            blocks.append(new)
+        return replace(self, dataset=dataset, blocks=blocks)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
@@ -313,6 +347,26 @@ class ExactIndex:
         scores, ranking = self._corpus.top_k(embeddings, max(top, self.decider.depth))
         confidence = self.decider.confidence(queries, scores, ranking)
         return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
+
+
+def edit_dataset(dataset: RetrievalDataset, keep: Int64[ndarray, " kept"], added: Documents) -> RetrievalDataset:
+    """Return a data set with some of its passages and others, without judgements: their positions were others."""
+    before = dataset.documents
+    ids, titles, texts = (
+        EditedColumn.of(column, keep, more)
+        for column, more in ((before.ids, added.ids), (before.titles, added.titles), (before.texts, added.texts))
+    )
+    return RetrievalDataset(dataset.name, Documents(ids, titles, texts), dataset.queries, {}, prompts=dataset.prompts)
+
+
+def encode_added(retriever: Retriever, dataset: str, added: Documents) -> Float32[ndarray, "added width"]:
+    """Return the embeddings of passages that are added to a data set.
+
+    Raises:
+        ModelError: an embedding is not finite.
+    """
+    texts, prompt = prompted(added, range(len(added)), retriever.prompts_of(dataset).passage)
+    return encode_texts(retriever, texts, "passage", "passages", prompt)
 
 
 def search_dataset(

@@ -2,7 +2,7 @@
 
 1. Write aside: into a hidden sibling on the same file system.
 2. fsync every file, then write `manifest.json` last: each file's size and SHA-256, and free `meta`.
-3. One rename puts the whole in its place; fsync of the parent makes the rename last.
+3. One rename, or exchange of two names, puts the whole in its place; fsync of the parent makes it last.
 
 What has no valid manifest does not exist.
 """
@@ -28,7 +28,7 @@ from raytriever.machine import usable_cores
 from raytriever.reading.regular import open_regular
 from raytriever.reading.structured import parse_json, read_json
 from raytriever.store import objects, remote
-from raytriever.store.disk import ASIDE, disk_errors, files_below, fsync, make_folder, walk
+from raytriever.store.disk import ASIDE, disk_errors, exchange, files_below, fsync, make_folder, walk
 from raytriever.store.lock import acquire, check_owner, lock_file_of, owner_of
 
 MANIFEST = objects.MANIFEST
@@ -56,7 +56,8 @@ def committed_directory(
     Args:
         path: where the directory stands afterwards; its parents are made.
         meta: kept in the manifest; read when the block ends, so that the block may still fill it.
-        replace: replace an existing directory (it is moved, and moved back on failure).
+        replace: replace an existing directory. The two are exchanged in one step. On a file system without such a step
+            the old one is moved, and moved back on failure.
         begun: one of the `leftovers` of `path`, which is yielded under a new name; by default an empty directory is.
         durable: whether the directory survives a crash of the machine. If not, a file may then differ from its digest.
 
@@ -301,7 +302,7 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 refuse_existing(path)
             raise
-    else:
+    elif not exchange(aside, path):  # after which `aside` is the old directory, and is removed
         old = _hidden(path)
         os.rename(path, old)
         try:

@@ -36,6 +36,7 @@ from raytriever.index.approximate.vamana import Vamana
 from raytriever.index.score import check_finite
 from raytriever.progress import Progress
 from raytriever.store.cache import keep_within_bound
+from raytriever.store.capacity import check_memory
 from raytriever.store.parts import Parts, Savepoint
 
 BLOCK = 1 << 16
@@ -209,6 +210,52 @@ def update_index(
         ties=rows.ties,
         effort=index.effort,
     )
+
+
+def edit_index(
+    index: ApproximateIndex,
+    keep: Int64[ndarray, " kept"],
+    added: Float32[ndarray, "added width"],
+    ties: Int64[ndarray, " documents"],
+    built: int,
+    threads: int,
+) -> ApproximateIndex:
+    """Return an index in memory of some documents of an index, by ascending positions, and of others after these.
+
+    The index itself does not change, so others may search it meanwhile.
+
+    Args:
+        added: finite embeddings of the other documents.
+        ties: order of all documents of the result; see `DocumentVectors`.
+        built, threads: see `update_index`.
+
+    Raises:
+        ConfigError: the library cannot change this kind of index, or too much of it would have changed.
+        StorageError: the embeddings do not fit in memory.
+    """
+    finder, rows = index.finder, len(index.documents) + len(added)
+    if not isinstance(finder, Flat | Ivf | Hnsw):
+        kind = type(finder).__name__.lower()
+        remedy = "build another kind, such as hnsw, or change the data set and build the index again"
+        raise ConfigError(f"a {kind} index cannot be changed in memory", remedy=remedy)
+    check_memory(rows * (4 * index.embeddings.shape[1]), "the embeddings of a changed index", "build it again instead")
+    places = np.full(len(index.ties), -1)
+    places[keep] = np.arange(len(keep))
+    documents = np.where(index.documents < 0, -1, places[index.documents])
+    documents = np.concatenate([documents, np.arange(len(keep), len(keep) + len(added))])
+    embeddings = np.concatenate([index.embeddings, added])
+    if isinstance(finder, Flat):
+        there = documents >= 0
+        embeddings, documents = embeddings[there], documents[there]
+        return replace(index, finder=Flat(embeddings), embeddings=embeddings, documents=documents, ties=ties)
+    hidden = np.flatnonzero(documents < 0)
+    if len(documents) - built + len(hidden) > MOST_CHANGED * built:
+        raise ConfigError(
+            f"more than {MOST_CHANGED:.0%} of the passages have changed since the index was built",
+            remedy="build it again from the changed data set",
+        )
+    changed = replace(finder.copied(rows).add(added, threads) if len(added) else finder, hidden=hidden)
+    return replace(index, finder=changed, embeddings=embeddings, documents=documents, ties=ties)
 
 
 def _keys(embeddings: Float32[ndarray, "rows width"]) -> Keys:

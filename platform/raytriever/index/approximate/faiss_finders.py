@@ -207,6 +207,10 @@ class Ivf:
         """Return the finder as it is: the lists grow one by one."""
         return self
 
+    def copied(self, rows: int) -> Ivf:
+        """Return a copy, to which rows can be added while others search this finder."""
+        return replace(self, index=faiss.clone_index(self.index))
+
     def save(self, folder: Path) -> None:
         """Write the index; see `Finder`."""
         write_faiss(self.index, folder)
@@ -312,6 +316,10 @@ class Hnsw:
         target.ntotal = target.storage.ntotal = source.ntotal
         target.hnsw.entry_point, target.hnsw.max_level = links.entry_point, links.max_level
         return replace(self, index=target)
+
+    def copied(self, rows: int) -> Hnsw:
+        """Return a copy with the memory of so many rows, to which rows can be added while others search this finder."""
+        return self.reserve(rows)
 
     def find(self, queries: Float32[ndarray, "queries width"], k: int, effort: int, threads: int) -> Proposal:
         """Find rows; see `Finder`."""

@@ -66,11 +66,13 @@ class Scan:
         self._slope, _, self._offset = error_terms(norms, np.zeros_like(norms), queries.shape[1])
         self._faiss: Any = import_module("faiss")
 
-    def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> None:
-        """Search a block of documents."""
+    def add(
+        self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"], largest: float | None = None
+    ) -> None:
+        """Search a block of documents; `largest` is the result of `largest_norm`, if it is known."""
         if not len(vectors) or not self._best.size:
             return
-        errors = self._slope * _norms(vectors, "document", positions).max() + self._offset
+        errors = self._slope * (largest_norm(positions, vectors) if largest is None else largest) + self._offset
         is_bounded = np.isfinite(errors)
         self._search(np.flatnonzero(is_bounded), self._best.shape[1] + MORE, errors, positions, vectors)
         self._search(np.flatnonzero(~is_bounded), len(vectors), errors, positions, vectors)
@@ -121,6 +123,15 @@ class Scan:
         self._best[queries] = merge_keys([self._best[queries], keys], self._best.shape[1])
 
 
+def largest_norm(positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> float:
+    """Return an upper bound of the norms of a block of documents, infinite where float32 might overflow.
+
+    Raises:
+        ModelError: a vector is not finite.
+    """
+    return float(_norms(vectors, "document", positions).max(initial=0))
+
+
 def _norms(vectors: Float32[ndarray, "rows width"], name: str, positions: Int64[ndarray, " rows"]) -> ndarray:
     """Return upper bounds of the norms in float64, infinite where float32 might overflow.
 
@@ -139,6 +150,11 @@ MOST_ROWS, FEWEST_ROWS = 262_144, 32_768
 
 # Pairs of the position of the first row, and embeddings.
 Blocks = Iterable[tuple[int, Float32[ndarray, "rows width"]]]
+
+
+def cut(vectors: Float32[ndarray, "rows width"]) -> list[Float32[ndarray, "rows width"]]:
+    """Return embeddings in blocks of `MOST_ROWS`, without a copy."""
+    return [vectors[start : start + MOST_ROWS] for start in range(0, len(vectors), MOST_ROWS)]
 
 
 def even_blocks(
@@ -255,6 +271,7 @@ class Corpus:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
         self._part: ResidentDocuments | None = None
+        self._largest: dict[int, float] = {}  # on a CPU, the largest norm of each block
         self._fits: bool | None = None  # None before the first search
 
     def top_k(
@@ -272,9 +289,22 @@ class Corpus:
         """Return the k best documents of each query as keys, which the tie order reads; see `best_keys`."""
         order, most = self._order, self._documents
         part = None if self._device.type == "cpu" else self._resident(queries.shape[1])
-        if part is None:
+        if part is None and self._device.type != "cpu":
             return best_keys(queries, self._blocks(), k, order, exclude, self._device, most)
+        if part is None:
+            return self._keys_on_cpu(queries, k, exclude)
         return TorchScan(queries, min(k, len(order.ranks)), order, exclude, self._device, most, corpus=part).keys()
+
+    def _keys_on_cpu(self, queries: ndarray, k: int, exclude: ndarray | None) -> UInt64[ndarray, "queries k"]:
+        """Search on a CPU; the norms of the documents are computed by the first search only."""
+        check_count(k)
+        size = len(self._order.ranks)
+        scan = Scan(queries, min(k, size), self._order, exclude)
+        for number, (positions, vectors) in enumerate(even_blocks(self._blocks(), queries.shape[1], size)):
+            if number not in self._largest:
+                self._largest[number] = largest_norm(positions, vectors)
+            scan.add(positions, vectors, self._largest[number])
+        return scan.keys()
 
     def is_copied_again(self, width: int) -> bool:
         """Return whether each search copies all documents to a GPU, because its memory does not hold them."""
@@ -298,6 +328,12 @@ class Corpus:
         return part
 
 
+def check_count(k: int) -> None:
+    """Raise `ConfigError` if a number of documents is below 1."""
+    if k < 1:
+        raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
+
+
 def best_keys(
     queries: Float32[ndarray, "queries width"],
     blocks: Blocks,
@@ -313,8 +349,7 @@ def best_keys(
     `documents` is the largest number of documents in the blocks, by default that of the corpus. `before` are the keys
     of other blocks; these are added to them, in place.
     """
-    if k < 1:
-        raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
+    check_count(k)
     device = device or default_device()
     size = min(k, len(order.ranks))
     most = len(order.ranks) if documents is None else documents

@@ -29,8 +29,11 @@ from scipy.special import expit, logit, ndtr, ndtri
 
 from ends import machine, parser
 from raytriever.evaluation.differences.seeds import NOISE, SeededResults, SeedMetrics
+from raytriever.metrics.answering import achieve_answers
 from raytriever.metrics.auc import FEW_MISORDERED, auc_interval
-from raytriever.metrics.calibration import Proportion, ScoredPools, achieve
+from raytriever.metrics.calibration import ScoredPools, achieve_pairs, right_answers
+from raytriever.metrics.confidence import RankedQuestions
+from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import calibration_error
 from raytriever.metrics.significance import LEVEL, paired_t_test
 
@@ -128,25 +131,31 @@ def bootstrap(parts: ndarray, wholes: ndarray, rng: np.random.Generator) -> tupl
     return tuple(np.quantile(shares, [0.025, 0.975])) if len(shares) else (np.nan, np.nan)
 
 
+def achieve(pools: ScoredPools, score: float, queries: int) -> dict[str, Proportion]:
+    """Return the shares that a threshold of the score achieves, of queries and of pairs."""
+    best = np.full(queries, -np.inf)
+    np.maximum.at(best, pools.positive_queries, pools.positives)
+    np.maximum.at(best, pools.negative_queries, pools.negatives)
+    asked = RankedQuestions(best[:, None], right_answers(pools, queries), np.full(queries, ""))
+    of_answers, of_pairs = achieve_answers(best >= score, asked), achieve_pairs(pools, score)
+    shares = (of_answers.answered, of_answers.top_precision, of_pairs.precision, of_pairs.recall)
+    return dict(zip(("coverage", "top_precision", "precision", "recall"), shares, strict=True))
+
+
 def threshold_cells(
     queries: int, level: float, several: bool, where: str, sets: int, seed: int
 ) -> list[dict[str, object]]:
     """Return the coverage of each interval of the calibration table at one threshold."""
     drawn, rng = population(0.95, 1000, level, several), np.random.default_rng(seed)
     score = float(ndtri(THRESHOLDS[where]) * np.sqrt(1 + level**2))
-    endless = achieve(drawn.draw(rng, ENDLESS), score)
-    read: dict[str, Callable[[object], Proportion]] = {
-        name: (lambda row, name=name: getattr(row, name))
-        for name in ("coverage", "top_precision", "precision", "recall")
-    }
-    covered: dict[str, list[bool]] = {name: [] for name in read}
+    endless = achieve(drawn.draw(rng, ENDLESS), score, ENDLESS)
+    covered: dict[str, list[bool]] = {name: [] for name in endless}
     old: dict[str, list[bool]] = {"precision": [], "recall": []}
     for _ in range(sets):
         pools = drawn.draw(rng, queries)
-        row = achieve(pools, score)
-        for name, of in read.items():
-            if of(row).whole:
-                covered[name].append(of(row).low <= of(endless).value <= of(row).high)
+        for name, share in achieve(pools, score, queries).items():
+            if share.whole:
+                covered[name].append(share.low <= endless[name].value <= share.high)
         relevant = np.bincount(pools.positive_queries[pools.positives >= score], minlength=queries)
         returned = relevant + np.bincount(pools.negative_queries[pools.negatives >= score], minlength=queries)
         for name, wholes in (
@@ -155,11 +164,11 @@ def threshold_cells(
         ):
             if wholes.sum():
                 low, high = bootstrap(relevant, wholes, rng)
-                old[name].append(low <= read[name](endless).value <= high)
+                old[name].append(low <= endless[name].value <= high)
     return [
         {
             "figure": name,
-            "truth": read[name](endless).value,
+            "truth": endless[name].value,
             "threshold": where,
             "queries": queries,
             "positives": "1 to 7" if several else "1",

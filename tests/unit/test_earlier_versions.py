@@ -374,11 +374,13 @@ def test_scored_pairs_are_not_scored_again(files: Path) -> None:
         assert scores[name] == (pytest.approx(values, abs=1e-6) if name == "score" else values), name
 
 
-def test_finished_measurements_of_an_evaluation_are_used(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_evaluation_measures_what_this_version_needs(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     expected = read("evaluation/results.json")
     assert run("evaluate", [*SECOND["EVALUATION"], "--output", "evaluating"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "measured before" in line]
-    assert len(lines) == 2
+    assert not lines  # those of an earlier version have no questions without their answers
     results = read("evaluating/results.json")
     assert results["models"]["bm25"] == expected["models"]["bm25"]
     for model, figures in expected["models"].items():

@@ -245,9 +245,9 @@ def calibration_rows(
     rows = []
     for one in decisions:
         answers = one.answers
-        thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = list(
+        thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = [
             (threshold, achieved, {}) for threshold, achieved in one.pairs
-        )
+        ]
         if answers is not None:
             unasked = one.unasked or [{} for _ in answers.thresholds]
             thresholds += [
@@ -316,6 +316,8 @@ def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str
             best = best if threshold.value == threshold.value else "there are fewer"
         share = "a precision" if wanted is None else f"a precision of {wanted:g}"
         return [f"There is no threshold, because {among} {share}; {best}."]
+    if row["pairs_above"] == 0:
+        return [f"No pair of {judged} scores at or above the threshold, so there is no precision."]
     if row["shown_answers"] == 0:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
     if (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:

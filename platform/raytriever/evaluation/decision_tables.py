@@ -132,8 +132,10 @@ def share_text(row: Mapping[str, Any], name: str) -> str:
     """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; a share of nothing is `none`."""
     value, low, high = share_of(row, name)
     if value is None or low is None or high is None:
-        return "none" if row["reached"] and "coverage" in row else "-"
-    part, whole = (row.get(key) for key in SHARES[name])
+        return "none" if row["reached"] and name in row else "-"
+    # Where every query has an answer, as in earlier versions, all shown ones are answered.
+    counts_of = {"shown_answers": row.get("answered_queries"), **row}
+    part, whole = (counts_of.get(key) for key in SHARES[name])
     counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
     return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
 

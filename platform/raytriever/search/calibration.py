@@ -44,7 +44,7 @@ AGAIN = f"run `raytriever evaluate {flag_of('calibrate')}` again"
 _MOST_BYTES = 16 << 20  # two maps of the most knots
 # Share of added or removed passages up to which a calibration is current.
 MOST_CHANGED = 0.1
-_SAMPLE = 1_024
+_SAMPLE, _MOST_DEPTH = 1_024, 1_000
 _MOST_THRESHOLDS, _MOST_CHARACTERS = 100, 1_000
 # Files that decide the embeddings of a model.
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model")
@@ -213,7 +213,7 @@ def sample_of(documents: Documents) -> list[int]:
     Kaplan, 2007): a share of 0.1 to within 0.02, in two of three cases to within 0.01.
     """
     # The forms of texts are hashes already, but of any distribution if somebody made them so.
-    return np.unique(documents.forms)[:_SAMPLE].tolist()
+    return np.unique(documents.forms >> np.uint64(1))[:_SAMPLE].tolist()  # a number of JSON has 63 bits
 
 
 def changed_share(before: Sequence[int], count: int, documents: Documents) -> float:
@@ -274,7 +274,11 @@ def _implausible(calibration: Calibration) -> str:
     errors = calibration.first_error, calibration.later_error, *intervals[0], *intervals[1]
     if not all(0 <= error <= 1 for error in errors):
         return "an error is below 0 or above 1"
-    if not (calibration.passages >= 0 and len(calibration.sample) <= _SAMPLE and 0 <= calibration.folds <= 1_000):
+    if calibration.confidence.depth > _MOST_DEPTH:
+        return f"a confidence reads more than {_MOST_DEPTH:,} passages"
+    if len(calibration.sample) > _SAMPLE or not all(one >= 0 for one in calibration.sample):
+        return "the sample of passages is too long or has other numbers"
+    if not (calibration.passages >= 0 and 0 <= calibration.folds <= 1_000):
         return "a number of passages or folds is out of range"
     if len(calibration.thresholds) > _MOST_THRESHOLDS:
         return f"there are more than {_MOST_THRESHOLDS} thresholds"

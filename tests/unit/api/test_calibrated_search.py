@@ -12,8 +12,8 @@ import pytest
 
 import raytriever as rt
 from raytriever.cli.main import run
-from raytriever.errors import DataError
-from raytriever.evaluation.config import EvaluationConfig
+from raytriever.errors import ConfigError, DataError
+from raytriever.evaluation.config import CONFIDENCES, EvaluationConfig
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
@@ -26,15 +26,22 @@ QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 
 
 def evaluate(
-    models: Sequence[object], datasets: Sequence[object], aims: Sequence[str], output: Path, precision: str = "fp32"
+    models: Sequence[object],
+    datasets: Sequence[object],
+    aims: Sequence[str],
+    output: Path,
+    precision: str = "fp32",
+    confidence: str | None = "score",
+    unanswerable: Sequence[str] = (),
 ) -> Results:
     """Evaluate with thresholds, without figures."""
     job = build_evaluation_job(
         read_models(list(map(str, models)), ModelConfig()),
         list(map(str, datasets)),
-        EvaluationConfig(),
+        EvaluationConfig(confidence=confidence),
         [],
         aims,
+        unanswerable,
         precision,
         0.01,
         warn,
@@ -85,6 +92,10 @@ def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
     assert first.score == own["answered"]["threshold"]
     assert (first.answered.part, first.answered.whole) == (own["answered"]["answered_queries"], 60)
     assert first.top_precision.part == own["answered"]["relevant_answers"]
+    assert first.wrong is not None
+    assert first.wrong.part == own["answered"]["wrong_answers"]
+    # The same queries without their answers are measured at every threshold.
+    assert own["answered"]["unanswerable"]["removed"]["whole"] == 60
     assert (made.chosen_on, made.chosen_queries, made.checked_on, made.checked_queries) == ("dev", 60, "test", 60)
 
 
@@ -141,15 +152,25 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     [hits] = rt.build_index(rt.load_model(str(model), query_prompt="q: "), str(letters)).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
     assert "is of other weights, prompts or lengths than this model has, so hits have no" in capsys.readouterr().err
-    with (letters / "corpus.jsonl").open("a") as stream:
-        stream.write('{"_id": "new", "title": "", "text": "another passage"}\n')
-    [hits] = rt.build_index(str(model), str(letters)).search(["what is abc"])
+    # A few passages more are the same corpus; with more than a tenth the decision stays, and is marked.
+    for count, stale in ((10, False), (40, True)):
+        with (letters / "corpus.jsonl").open("a") as stream:
+            for number in range(count):
+                stream.write(json.dumps({"_id": f"new{count}-{number}", "text": f"passage {count} {number}"}) + "\n")
+        [hits] = rt.build_index(str(model), str(letters)).search(["what is abc"])
+        assert hits.answerable is not None
+        assert (hits[0].probability is None, bool(hits.stale)) == (stale, stale)
+        line = (
+            f"{FILE}, made {calibrated.calibration.date}: about 24% of the passages were added or removed since, more"
+        )
+        assert (line in capsys.readouterr().err) == stale
+    [hits] = rt.build_index(str(model), shutil.copytree(letters, "others")).search(["what is abc"])
     assert (hits.answerable, hits[0].probability) == (None, None)
     made = f"{FILE}, made {calibrated.calibration.date} for letters"
-    assert f"{made}: the passages have changed since, so hits have no" in capsys.readouterr().err
+    assert f"{made}: is of another corpus than others, so hits have no" in capsys.readouterr().err
     (model / FILE).write_text("{}")
     assert rt.build_index(str(model), str(letters)).search(["what is abc"])[0].answerable is None
-    assert "calibration.json: is of another format than 1" in capsys.readouterr().err
+    assert "calibration.json: is of another format than 2" in capsys.readouterr().err
 
 
 def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
@@ -168,16 +189,64 @@ def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
     assert "for letters: is of scores in int8, so hits have no probability" in capsys.readouterr().err
 
 
-def test_without_enough_queries_there_is_no_calibration_and_a_line_says_why(
+def test_few_queries_are_divided_into_folds_and_too_few_are_refused(
     tiny_dataset: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Path(shutil.copytree(tiny_encoder, "tuned"))
     evaluate([model], [tiny_dataset], ["f1"], Path("results"))
-    assert (
-        "tuned gets no calibration.json: letters, split 'dev': has 32 judged queries, and a calibration needs 50: with "
-        "fewer the 95 % interval of a precision of 0.9 is wider than 0.17; name a larger split"
-    ) in capsys.readouterr().err
-    assert not (model / FILE).exists()
+    made = read_calibration(model / FILE)
+    assert made is not None
+    assert (made.folds, made.chosen_queries, made.checked_queries) == (10, 64, 64)
+    assert "; in 10 folds of test " in capsys.readouterr().err
+    letters = Path(shutil.copytree(tiny_dataset, "letters"))
+    for split in ("dev", "test"):
+        lines = (letters / "qrels" / f"{split}.tsv").read_text().splitlines(keepends=True)
+        (letters / "qrels" / f"{split}.tsv").write_text("".join(lines[:10]))
+    with pytest.raises(DataError, match="letters: 18 questions are too few; a threshold needs 20 questions"):
+        evaluate([model], [letters], ["f1"], Path("few"))
+
+
+def test_one_split_is_divided_into_folds(calibrated: Calibrated) -> None:
+    model = Path(shutil.copytree(calibrated.model, "tuned"))
+    rt.evaluate([str(model)], str(calibrated.letters), calibrate=["f1"], calibration_split="test", confidence="margin")
+    made = read_calibration(model / FILE)
+    assert made is not None
+    assert (made.folds, made.chosen_queries, made.confidence.name) == (10, 60, "margin")
+    with pytest.raises(ConfigError, match="choose thresholds of pairs on another"):
+        rt.evaluate([str(model)], str(calibrated.letters), calibrate=["recall=0.5"], calibration_split="test")
+
+
+def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
+    letters = Path(shutil.copytree(calibrated.letters, "letters"))
+    model = Path(shutil.copytree(calibrated.model, "tuned"))
+    with (letters / "queries.jsonl").open("a") as stream:
+        for number in range(40):
+            stream.write(json.dumps({"_id": f"none{number}", "text": f"nothing {number} zzz"}) + "\n")
+    (letters / "unanswerable").mkdir()
+    for split, members in (("dev", range(20)), ("test", range(20, 40))):
+        text = "query-id\n" + "".join(f"none{number}\n" for number in members)
+        (letters / "unanswerable" / f"{split}.tsv").write_text(text)
+    other = Path(shutil.copytree(calibrated.letters, "other"))
+    results = evaluate(
+        [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence=None,
+        unanswerable=["removed", str(other)],
+    )  # fmt: skip
+    assert {row["confidence"] for row in results.confidences} == set(CONFIDENCES)
+    own = [row for row in results.calibration if row["model"] == "tuned"]
+    for row in own:
+        kinds = row["unanswerable"]
+        assert set(kinds) == {"given", "removed", "foreign"}
+        assert (kinds["given"]["whole"], kinds["foreign"]["whole"]) == (20, 60)
+        # Every second query has lost its answers.
+        assert kinds["removed"]["whole"] + row["queries"] == 60
+        assert row["questions"] == 60 + 20 + 60
+    # The metrics of rankings are those of the queries with an answer.
+    assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]
+    made = read_calibration(model / FILE)
+    assert made is not None
+    [hits] = rt.build_index(rt.load_model(str(model), precision="fp32"), str(letters)).search(["nothing 21 zzz"])
+    assert hits.confidence_name == made.confidence.name
+    assert hits.answerable is False
 
 
 def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibrated: Calibrated) -> None:

@@ -8,65 +8,120 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows, decision_points
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table
 from raytriever.evaluation.job import format_results
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.pooled_scores import (
-    auc_lines,
-    auc_points,
-    auc_rows,
-    calibration_points,
-    calibration_rows,
-    calibration_table,
-)
+from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows
 from raytriever.evaluation.results import Results
+from raytriever.metrics.answering import decide
+from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold
+from raytriever.metrics.confidence import RankedQuestions
+from raytriever.metrics.probability import CalibrationError
 from raytriever.report.page import Cell
 from raytriever.report.tables import auc_table, threshold_table
+from raytriever.report.tables import confidence_table as page_of_confidences
 
 
-def test_a_threshold_that_none_or_few_reach_is_explained() -> None:
-    def rows_of(choosing: list[float], checking: list[float], wanted: float) -> list[dict[str, Any]]:
-        """Queries with one positive each, whose scores are given, and one negative at 0.5."""
-        evaluations = [
-            SimpleNamespace(
-                queries=np.arange(len(scores)),
-                positive_scores=np.array(scores),
-                negative_scores=np.full(len(scores), 0.5),
-                positive_queries=np.arange(len(scores)),
-                negative_queries=np.arange(len(scores)),
-            )
-            for scores in (choosing, checking)
-        ]
-        part = SimpleNamespace(calibration={"m": evaluations[0]}, evaluations={"m": evaluations[1]})
-        return calibration_rows(
-            DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, "test"), [part]), "dev", [("precision", wanted)]
-        )
+def measured_of(split: str = "test") -> DatasetMeasurement:
+    return DatasetMeasurement(EvaluationDataset("d", {"d": "d"}, split), [])
 
-    [few] = rows_of([0.9] * 4, [0.9] + [0.1] * 29, 1.0)
-    assert (few["coverage"], few["top_precision"], few["checked"]) == (1 / 30, 1.0, 1.0)
+
+def rows_of_answers(choosing: RankedQuestions, checking: RankedQuestions, *aims: Any) -> list[dict[str, Any]]:
+    made = decide(choosing, checking, aims, "score")
+    return calibration_rows(measured_of(), [ModelDecision("m", made, [], CalibrationError(0.1, 0.0, 0.2), [])], "dev")
+
+
+def questions(scores: list[float], right: int, without: int = 0) -> RankedQuestions:
+    """Questions of these best scores, of which the first ones are right and the last ones have no answer."""
+    count = len(scores)
+    kinds = np.where(np.arange(count) < count - without, "", "given")
+    return RankedQuestions(np.stack([scores, np.zeros(count)], axis=1), np.arange(count) < right, kinds)
+
+
+def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
+    choosing = questions([0.9] * 40 + [0.2] * 20, 40)
+    [few] = rows_of_answers(choosing, questions([0.9] + [0.1] * 59, 1, 10), ("top_precision", 1.0))
+    assert (few["coverage"], few["top_precision"], few["checked"]) == (1 / 50, 1.0, 1.0)
     assert few["low"] == few["top_precision_low"] == pytest.approx(0.2065, abs=1e-4)
+    assert few["unanswerable"]["given"] == {
+        "part": 0,
+        "whole": 10,
+        "value": 0,
+        "low": 0,
+        "high": pytest.approx(0.2775, abs=1e-4),
+    }
     assert few["notes"] == [
-        "Few answers: 1 of 30 queries of test have one. Below 30 answered queries a precision says little; "
-        "see its interval."
+        "Few answers: 1 of 60 questions of test have one. Below 30 a precision says little; see its interval."
     ]
-    [none] = rows_of([0.9] * 4, [0.1] * 30, 1.0)
-    assert (none["coverage"], none["top_precision"], none["pairs_above"], none["checked_recall"]) == (0, None, 0, 0)
-    assert none["notes"][0].startswith("No document of test scores at or above the threshold. So none of the 30 quer")
-    [out] = rows_of([0.1] * 4, [0.9] * 30, 0.9)
+    [none] = rows_of_answers(choosing, questions([0.1] * 60, 30), ("top_precision", 1.0))
+    assert (none["coverage"], none["top_precision"], none["wrong"]) == (0, None, 0)
+    assert none["notes"] == [
+        "No question of test reaches the threshold, so none is answered, and there is no precision."
+    ]
+    [out, guaranteed] = rows_of_answers(choosing, choosing, ("top_precision", 1.0), ("wrong_answers", 0.01))
+    assert out["reached"] is True
+    assert guaranteed["notes"] == ["There is no threshold: 60 questions are too few: a share of 0.01 needs 99."]
+    [out] = rows_of_answers(questions([0.9] * 60, 20), questions([0.9] * 60, 20), ("top_precision", 0.9))
     assert (out["reached"], out["coverage"], out["queries"]) == (False, None, None)
     assert out["notes"] == [
-        "There is no threshold, because no score on dev has a precision of 0.9; the best there is 0.500."
+        "There is no threshold, because no 30 or more of the top answers on dev above one threshold have a precision "
+        "of 0.9; the best there is 0.333."
     ]
     text = calibration_table([few, none, out])
     assert "nan" not in text.lower().replace("answer", "")
-    assert "| 0 of 30 = 0.000 (0.000 to 0.114) | none | none |" in text
-    assert "| out of reach | 0.500 at best | - | - | - | - |" in text
-    assert "- d, m, precision 1: Few answers" in text
+    assert "| 0 of 60 = 0.000 (0.000 to 0.060) | none | 0 of 60" in text
+    assert "| out of reach | 0.333 at best | - | - | - | - |" in text
+    assert "without an answer, answered" in text
+    assert "pairs" not in text
+    assert "- d, m, top-precision 1: Few answers" in text
     assert text in format_results(Results(calibration=[few, none, out]))
     page = threshold_table([few, none, out])[0]
-    assert "Few answers: 1 of 30" in page.note
-    assert page.rows[0][5] == Cell("1 of 30 = 0.033 (0.006 to 0.167)", 1 / 30)
-    assert not [point for point in calibration_points([few, none, out], 0, 0) if point.value != point.value]
+    assert "Few answers: 1 of 60" in page.note
+    assert Cell("1 of 50 = 0.020 (0.004 to 0.105)", 1 / 50) in page.rows[0]
+    points = {point.name: point.value for point in decision_points([few, none, out], [], 0, 0)}
+    assert all(value == value for value in points.values())
+    assert points["calibration/m/d/top-precision-1/unanswerable_given"] == 0
+
+
+def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:
+    def row(choosing: list[float], checking: list[float], wanted: float) -> dict[str, Any]:
+        """Queries with one positive each, whose scores are given, and one negative at 0.5."""
+        pools = [
+            ScoredPools(np.array(each), np.full(len(each), 0.5), *[np.arange(len(each))] * 2)
+            for each in (choosing, checking)
+        ]
+        threshold = choose_pair_threshold(pools[0], "precision", wanted)
+        achieved = achieve_pairs(pools[1], threshold.score) if threshold.reached else None
+        made = ModelDecision("m", None, [(threshold, achieved)], CalibrationError(0.1, 0.0, 0.2), [])
+        [one] = calibration_rows(measured_of(), [made], "dev")
+        return one
+
+    none = row([0.9] * 4, [0.1] * 30, 1.0)
+    assert (none["checked_precision"], none["pairs_above"], none["checked_recall"]) == (None, 0, 0)
+    assert none["notes"] == ["No pair of test scores at or above the threshold, so there is no precision."]
+    out = row([0.1] * 4, [0.9] * 30, 0.9)
+    assert out["notes"] == [
+        "There is no threshold, because no score on dev has a precision of 0.9; the best there is 0.500."
+    ]
+    assert "recall of pairs" in calibration_table([none, out])
+
+
+def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
+    choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 35)
+    made = [ModelDecision("m", decide(choosing, checking, [("f1", None)]), [], CalibrationError(0, 0, 0), [])]
+    rows = confidence_rows(measured_of(), made, "dev")
+    assert [row["confidence"] for row in rows] == list(CONFIDENCES[:-1])  # BM25 was not asked
+    assert [row["decides"] for row in rows].count(True) == 1
+    score = rows[0]
+    assert score["area_chosen"] == pytest.approx(sum((k - 40) / k for k in [60] * 20) / 60)
+    assert score["low"] <= score["area"] <= score["high"]
+    text = confidence_table(rows)
+    assert "| score (decides) |" in text
+    assert text in format_results(Results(confidences=rows))
+    assert next(row[2] for row in page_of_confidences(rows)[0].rows) == "score (decides)"
 
 
 def test_the_interval_of_an_auc_is_explained_where_it_is_uncertain_or_missing() -> None:

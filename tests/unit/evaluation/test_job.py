@@ -16,8 +16,8 @@ import pytrec_eval
 
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.evaluation.datasets import describe_datasets
+from raytriever.evaluation.decision_tables import calibration_table
 from raytriever.evaluation.job import format_results, run_evaluation
-from raytriever.evaluation.pooled_scores import calibration_table
 from raytriever.evaluation.protocol import Protocol
 from raytriever.evaluation.request import EvaluationJob, read_models
 from raytriever.evaluation.results import check_output, read_results
@@ -84,7 +84,8 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
         datasets=describe_datasets([str(tiny_dataset), str(forums)], "test"),
         baselines=["bm25"],
         protocol=Protocol(METRICS),
-        aims=[("recall", 0.8), ("precision", 1.0)],
+        aims=[("recall", 0.8), ("answered", 0.6)],
+        confidence="score",
         precision="fp32",
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -209,20 +210,22 @@ def test_thresholds_are_chosen_on_one_split_and_checked_on_the_other(done: Done)
     with np.load(done.output / "scores" / "letters.tiny.npz", allow_pickle=False) as pools:
         above = float((pools["positives"] >= row["threshold"]).mean())
     assert row["chosen_on"] == "dev"
-    assert row["recall"] >= 0.8
+    assert row["chosen"] >= 0.8
     assert row["checked"] == pytest.approx(above)
     assert row["low"] <= above <= row["high"]
     name = f"calibration/tiny/letters/recall-{row['wanted']:g}"
-    for figure in ("threshold", "recall", "checked", "low", "high"):
+    for figure in ("threshold", "chosen", "checked", "low", "high"):
         assert done.tracker.points[f"{name}/{figure}"] == row[figure]
     assert not any(name.endswith("/wanted") for name in done.tracker.points)
     assert row["checked_recall"] == row["checked"]
-    assert 0 < row["coverage"] == row["answered_queries"] / row["queries"]
-    assert row["top_precision"] == row["relevant_answers"] / row["answered_queries"]
     assert row["checked_precision"] == row["relevant_pairs_above"] / row["pairs_above"]
-    assert all(bool(one["notes"]) == (not one["reached"] or one["answered_queries"] < 30) for one in rows)
-    for figure in ("coverage", "coverage_low", "top_precision_high", "pairs_above", "answered_queries"):
-        assert done.tracker.points[f"{name}/{figure}"] == row[figure]
+    [row] = [one for one in rows if (one["dataset"], one["model"], one["aim"]) == ("letters", "tiny", "answered")]
+    assert (row["folds"], row["confidence"]) == (10, "score")  # 64 queries of two small splits
+    assert 0 < row["coverage"] == row["answered_queries"] / row["queries"]
+    assert row["top_precision"] == row["relevant_answers"] / row["shown_answers"]
+    assert row["wrong"] == (row["shown_answers"] - row["relevant_answers"]) / row["questions"]
+    for figure in ("coverage", "coverage_low", "top_precision_high", "wrong_answers", "answered_queries"):
+        assert done.tracker.points[f"calibration/tiny/letters/answered-0.6/{figure}"] == row[figure]
     text = (done.output / "table.md").read_text()
     assert f"{row['answered_queries']} of {row['queries']} = {row['coverage']:.3f}" in text
     intervals = {one["model"]: one for one in read_results(done.output)["auc_intervals"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytriever.evaluation.pooled_scores import calibration_table
+from raytriever.evaluation.decision_tables import calibration_table
 from raytriever.evaluation.tables import Figure, PaperTable, latex, markdown, metrics_table, paper_tables
 from raytriever.terminal import markdown_cell, markdown_table, printable, text_table
 

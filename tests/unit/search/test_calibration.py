@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,17 @@ import pytest
 
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.metrics.calibration import Proportion
+from raytriever.metrics.confidence import COMBINED, FEATURES, Confidence, RankedQuestions
+from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import IsotonicMap, PlattMap
-from raytriever.search.calibration import FILE, AnswerThreshold, Calibration, read_calibration
+from raytriever.search.calibration import (
+    FILE,
+    AnswerThreshold,
+    Calibration,
+    changed_share,
+    read_calibration,
+    sample_of,
+)
 from raytriever.search.exact import format_hits, hits_of
 
 DATASET = RetrievalDataset(
@@ -46,7 +55,7 @@ CALIBRATION = Calibration(
 def test_hits_have_probabilities_and_the_query_an_answer_or_none() -> None:
     scores = np.array([[0.6, 0.4, 0.1], [0.4, 0.3, -np.inf]], np.float32)
     ranking = np.array([[1, 0, 2], [2, 0, -1]])
-    answered, unanswered = hits_of(DATASET, scores, ranking, None, CALIBRATION)
+    answered, unanswered = hits_of(DATASET, scores, ranking, None, CALIBRATION, scores[:, 0].astype(float))
     assert [hit.document_id for hit in answered] == ["d1", "d0", "d2"]
     # The best passage has a map of its own.
     expected = [0.9, 1 / (1 + np.exp(2.2)), 1 / (1 + np.exp(2.8))]
@@ -63,9 +72,9 @@ def test_hits_have_probabilities_and_the_query_an_answer_or_none() -> None:
 
 def test_the_threshold_of_the_search_counts_before_that_of_the_model() -> None:
     scores, ranking = np.array([[0.4, 0.3, 0.2]], np.float32), np.array([[2, 0, 1]])
-    [hits] = hits_of(DATASET, scores, ranking, 0.25, CALIBRATION)
+    [hits] = hits_of(DATASET, scores, ranking, 0.25, CALIBRATION, np.array([0.1]))
     assert (hits.answerable, len(hits)) == (True, 2)
-    [none] = hits_of(DATASET, scores, ranking, 0.7, CALIBRATION)
+    [none] = hits_of(DATASET, scores, ranking, 0.7, CALIBRATION, np.array([0.9]))
     assert (none.answerable, none.best_score, list(none)) == (False, pytest.approx(0.4), [])
     assert format_hits(none) == "no passage scores 0.7 or more"
 
@@ -76,21 +85,88 @@ def test_without_a_calibration_or_a_threshold_nothing_is_said_of_an_answer() -> 
     assert plain.answerable is None
     assert {hit.probability for hit in plain} == {None}
     assert plain == list(plain)
-    [likely] = hits_of(DATASET, scores, ranking, None, replace(CALIBRATION, thresholds=[]))
+    [likely] = hits_of(DATASET, scores, ranking, None, replace(CALIBRATION, thresholds=[]), np.array([0.4]))
     assert likely.answerable is None
     assert likely[0].probability == pytest.approx(0.5, abs=1e-6)
-    [empty] = hits_of(DATASET, scores[:, :0], ranking[:, :0], None, CALIBRATION)
+    [empty] = hits_of(DATASET, scores[:, :0], ranking[:, :0], None, CALIBRATION, np.array([-np.inf]))
     assert (empty.answerable, list(empty)) == (None, [])
+
+
+def test_another_confidence_than_the_score_decides() -> None:
+    scores, ranking = np.array([[0.9, 0.3, 0.2], [0.4, 0.3, 0.2]], np.float32), np.array([[2, 0, 1], [2, 0, 1]])
+    made = replace(CALIBRATION, confidence=Confidence("entropy", 3, 0.1), first=PlattMap(0.0, 0.0))
+    low, high = hits_of(DATASET, scores, ranking, None, made, np.array([0.2, 0.7]))
+    assert (low.answerable, low.best_score, low.confidence, low.confidence_name) == (
+        False,
+        pytest.approx(0.9),
+        0.2,
+        "entropy",
+    )
+    assert high.answerable is True
+    assert format_hits(low).startswith("no answer: the confidence (entropy) 0.2000 is below the threshold 0.5000 of")
+
+
+def test_a_stale_calibration_decides_and_is_marked() -> None:
+    scores, ranking = np.array([[0.4, 0.3, 0.2]], np.float32), np.array([[2, 0, 1]])
+    [hits] = hits_of(DATASET, scores, ranking, None, replace(CALIBRATION, stale="a third is new"), scores[:, 0])
+    assert (hits.answerable, hits.stale, hits[0].probability) == (False, "a third is new", None)
+    assert "of calibration.json (doubtful: a third is new); the nearest" in format_hits(hits)
+
+
+@pytest.mark.parametrize("changed", [0.0, 0.05, 0.1, 0.3])
+def test_the_share_of_changed_passages_is_estimated(changed: float) -> None:
+    def corpus(texts: list[str]) -> Documents:
+        return Documents([str(at) for at in range(len(texts))], [""] * len(texts), texts)
+
+    before, count = [f"text {at}" for at in range(4_000)], 4_000
+    new = int(changed * count)
+    exchanged = [*before[new:], *(f"new {at}" for at in range(new))]
+    added = [*before, *(f"new {at}" for at in range(round(new / max(1 - changed, 0.5))))]
+    sample = sample_of(corpus(before))
+    assert changed_share(sample, count, corpus(exchanged)) == pytest.approx(changed, abs=0.035)
+    assert changed_share(sample, count, corpus(added)) == pytest.approx(changed, abs=0.035)
+    assert changed_share(sample, count, corpus(before[new:])) == pytest.approx(changed, abs=0.035)
+    assert changed_share(sample, count, corpus([])) == 1
 
 
 def test_the_file_holds_every_value(tmp_path: Path) -> None:
     assert read_calibration(tmp_path / FILE) is None
     (tmp_path / FILE).write_text(CALIBRATION.to_json())
     assert read_calibration(tmp_path / FILE) == CALIBRATION
+    combined = Confidence(COMBINED, 20, 0.1, tuple(range(len(FEATURES))), -1.5)
+    whole = replace(
+        CALIBRATION,
+        format=2,
+        passages=3,
+        sample=[5, 2**63 - 1],
+        folds=10,
+        confidence=combined,
+        thresholds=[replace(CALIBRATION.thresholds[0], wrong=SHARE, unanswerable={"given": SHARE})],
+    )
+    (tmp_path / FILE).write_text(whole.to_json())
+    assert read_calibration(tmp_path / FILE) == whole
+
+
+def test_a_file_of_format_1_has_thresholds_of_the_score(tmp_path: Path) -> None:
+    content = json.loads(CALIBRATION.to_json())
+    for name in ("passages", "sample", "folds", "confidence"):
+        del content[name]
+    for threshold in content["thresholds"]:
+        del threshold["wrong"], threshold["unanswerable"]
+    (tmp_path / FILE).write_text(json.dumps(content))
+    assert read_calibration(tmp_path / FILE) == CALIBRATION
 
 
 CHANGES: list[dict[str, Any]] = [
-    {"format": 2},
+    {"format": 3},
+    {"confidence": {"name": "combined", "depth": 20, "temperature": 1.0}},
+    {"confidence": {"name": "best", "depth": 20, "temperature": 1.0}},
+    {"confidence": {"name": "entropy", "depth": 20, "temperature": 0.0}},
+    {"confidence": {"name": "entropy", "depth": 1_000_000, "temperature": 1.0}},
+    {"sample": [0] * 2_000},
+    {"sample": [-1]},
+    {"passages": -1},
+    {"stale": "no"},
     {"format": None},
     {"model": "abc"},
     {"corpus": "1" * 63 + "\n"},
@@ -122,6 +198,8 @@ def test_a_file_of_other_values_is_refused(tmp_path: Path, change: dict[str, Any
         {"wanted": 1.5},
         {"aim": "best"},
         {"answered": {"part": 3, "whole": 2, "low": 0.0, "high": 1.0}},
+        {"unanswerable": {"given": {"part": 3, "whole": 2, "low": 0.0, "high": 1.0}}},
+        {"wrong": {"part": 1, "whole": 2, "low": 0.5, "high": 0.4}},
         {"top_precision": {"part": 1, "whole": 2, "low": 0.5, "high": float("nan")}},
     ],
 )
@@ -131,3 +209,22 @@ def test_a_threshold_of_other_values_is_refused(tmp_path: Path, change: dict[str
     (tmp_path / FILE).write_text(json.dumps(content))
     with pytest.raises(StorageError, match=r"calibration\.json: is damaged or changed"):
         read_calibration(tmp_path / FILE)
+
+
+def test_the_page_decides_as_the_search_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/choose-a-threshold.md").read_text()
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "is_answered" in block]
+    entropy = Confidence("entropy", 20, 0.05)
+    made = replace(
+        CALIBRATION, format=2, confidence=entropy, thresholds=[replace(CALIBRATION.thresholds[0], score=-2.5)]
+    )
+    (tmp_path / "models/mine").mkdir(parents=True)
+    (tmp_path / "models/mine" / FILE).write_text(made.to_json())
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    scores = np.sort(np.random.default_rng(0).normal(0.4, 0.06, (50, 20)), axis=1)[:, ::-1]
+    scores[0, 0] = 40.0
+    expected = entropy.of(RankedQuestions(scores, np.zeros(50, bool), np.full(50, ""))) >= -2.5
+    assert [names["is_answered"](row) for row in scores.tolist()] == expected.tolist()
+    assert 5 < expected.sum() < 45

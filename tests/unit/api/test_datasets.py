@@ -308,11 +308,11 @@ def unanswerable(dataset: rt.Dataset) -> dict[str, list[str]]:
 
 
 def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
-    texts, questions = {"d1": "first"}, {"q1": "a?", "u1": "who?"}
+    passages, questions = {"d1": "first"}, {"q1": "a?", "u1": "who?"}
     judged = {"test": {"q1": {"d1": 1}}}
-    dataset = rt.Dataset.from_dict(texts, questions, judged, unanswerable={"test": ["u1"]})
+    dataset = rt.Dataset.from_dict(passages, questions, judged, unanswerable={"test": ["u1"]})
     assert (unanswerable(dataset), dataset.counts["test_unanswerable"]) == ({"test": ["who?"]}, 1)
-    alone = rt.Dataset.from_dict(texts, questions, {**judged, "dev": {}}, unanswerable={"dev": ["u1"]})
+    alone = rt.Dataset.from_dict(passages, questions, {**judged, "dev": {}}, unanswerable={"dev": ["u1"]})
     assert (alone.splits, alone.counts["dev_queries"], alone.counts["dev_unanswerable"]) == (["dev", "test"], 0, 1)
     frame = pairs()
     frame["answerable"] = [True] * 10 + [False] * 2
@@ -320,7 +320,10 @@ def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
     from_frame = rt.Dataset.from_pandas(frame)
     frame.assign(answerable=["yes"] * 10 + ["no"] * 2).to_csv(tmp_path / "faq.csv", index=False)
     assert unanswerable(from_frame) == unanswerable(rt.Dataset.from_csv(tmp_path / "faq.csv"))
-    assert sorted(sum(unanswerable(from_frame).values(), [])) == ["what is lambda", "what is mu"]
+    assert sorted(text for texts in unanswerable(from_frame).values() for text in texts) == [
+        "what is lambda",
+        "what is mu",
+    ]
     documents, queries, judgements = frames()
     queries = pd.concat([queries, pd.DataFrame({"id": [3], "text": ["who?"], "answerable": [0.0]})])
     assert unanswerable(rt.Dataset.from_pandas(documents, queries, judgements, name="three")) == {"test": ["who?"]}

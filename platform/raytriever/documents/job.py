@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
-from raytriever.data.formats.division import SPLITS, Shares, few_questions
+from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
 from raytriever.data.keys import key_of
 from raytriever.data.records import QuarantineReport, bad_entry
 from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import NO_FILE, Questions
-from raytriever.documents.splits import shares_of, split_import
-from raytriever.errors import DataError, UserError, flag_of
+from raytriever.documents.splits import split_import
+from raytriever.errors import ConfigError, DataError, UserError, flag_of, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
@@ -96,6 +96,8 @@ def import_folder(
     check_writable(output)
     refuse_existing(output)
     shares = shares_of(config)
+    if config.test_questions and not config.questions:
+        raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
     source = Source.open(folder)
     questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
     files = [file for file in source.files if file.where not in questions_files]

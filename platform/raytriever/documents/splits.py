@@ -10,23 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, Shares, divide, hash_of
-from raytriever.documents.config import ImportConfig
 from raytriever.documents.questions import Questions
-from raytriever.errors import ConfigError, setting
 
 _SHARE = 0.1  # of the documents that answer no question
-
-
-def shares_of(config: ImportConfig) -> Shares:
-    """Return the shares of dev and test; with a file of test questions the others are only train and dev."""
-    if not config.test_questions:
-        return Shares(config.test_share, config.dev_share)
-    if not config.questions:
-        raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
-    if config.test_share:
-        what, remedy = "has no effect", f"leave out this or {setting('test_questions')}"
-        raise ConfigError(what, setting("test_share", config.test_share), remedy)
-    return Shares(0.0, config.dev_share)
 
 
 def split_import(

@@ -68,7 +68,7 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     frame = pairs()
     dataset = rt.Dataset.from_pandas(frame)
     assert dataset.splits == ["dev", "test", "train"]
-    assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [1, 1, 10]
+    assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 3, 6]
     shuffled = open_all_splits(rt.Dataset.from_pandas(frame.sample(frac=1, random_state=1), name="shuffled").source)
     opened = open_all_splits(dataset.source)
     for split in dataset.splits:
@@ -173,7 +173,7 @@ ERRORS: list[tuple[Any, str]] = [
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
-        'pairs of split dev row 1: empty "passage"; 1 of 1 rows is bad (100.00%), more than the 1 % allowed by '
+        'pairs of split dev row 1: empty "passage"; 3 of 3 rows are bad (100.00%), more than the 1 % allowed by '
         "max_bad_rows",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),

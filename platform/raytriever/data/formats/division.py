@@ -6,9 +6,13 @@ Questions with and without an answer are divided separately, so each split has i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from raytriever.data.config import SplitConfig
+from raytriever.data.keys import normalise
+from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import ConfigError, DataError, flag_of, setting
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
@@ -53,6 +57,27 @@ class Shares:
         return test, min(int(dev), count - test)
 
 
+def shares_of(config: SplitConfig) -> Shares:
+    """Return the shares of dev and test; with a file of test questions the others are only train and dev."""
+    if not config.test_questions:
+        return Shares(config.test_share, config.dev_share)
+    if config.test_share:
+        what, remedy = "has no effect", f"leave out this or {setting('test_questions')}"
+        raise ConfigError(what, setting("test_share", config.test_share), remedy)
+    return Shares(0.0, config.dev_share)
+
+
+def test_file(config: SplitConfig) -> SourceFile | None:
+    """Return the file of test questions, None without; raises `DataError` if it is a folder of several files."""
+    if not config.test_questions:
+        return None
+    files = Source.open(config.test_questions).files
+    if len(files) != 1:
+        what = f"holds {len(files):,} files"
+        raise DataError(what, setting("test_questions", config.test_questions), "give one file")
+    return files[0]
+
+
 def divide(texts: Mapping[str, str], seed: int, sizes: tuple[int, int], known: Mapping[str, str]) -> dict[str, str]:
     """Return the split of each question, given its text by id.
 
@@ -84,6 +109,32 @@ class Division:
     unanswered: tuple[bytes, bytes] = (b"", b"")
 
     @classmethod
+    def of_file(
+        cls, config: SplitConfig, where: str, questions: Callable[[str], Iterable[tuple[int, str, bool]]]
+    ) -> tuple[Division, str]:
+        """Return the division of the queries of a file, and a description of it.
+
+        `questions` returns, for the path of a file, its rows: number, query, and whether a document answers it.
+
+        Raises:
+            DataError: there are too few queries, or the file of test questions has one of them.
+        """
+        shares, test = shares_of(config), test_file(config)
+        division = cls.of(((text, is_answered) for _, text, is_answered in questions(where)), where, shares)
+        splits = {text: division.split_of(text, is_answered) for _, text, is_answered in questions(where)}
+        counts = Counter(splits.values())
+        if test is not None:
+            known = {normalise(text) for text in splits}
+            for row, text, _ in questions(test.where):
+                if normalise(text) in known:
+                    what, remedy = f"the question is in {where} too", "remove it from one of the files"
+                    raise DataError(what, f"{test.where} row {row}", remedy)
+                counts[TEST] += 1
+        parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
+        few = few_questions(counts, shares)
+        return division, f"of its queries {parts}, by the digest of their text" + (f". {few}" if few else "")
+
+    @classmethod
     def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
         """Return the bounds for queries, each with whether a document answers it.
 
@@ -96,7 +147,8 @@ class Division:
         count, total = len(digests[True]), sum(map(len, digests.values()))
         sizes = shares.sizes(count, total)
         if sum(sizes) >= count or any(share and not size for share, size in zip(shares.of(total), sizes, strict=True)):
-            what = f"has {count} different queries with an answer, too few to divide into train, dev and test"
+            kind = " with an answer" if digests[False] else ""
+            what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
             raise DataError(what, where, "give at least 3, or a column `split`")
         unanswered = len(digests[False])
         return cls(

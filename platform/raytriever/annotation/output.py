@@ -1,10 +1,10 @@
 """Annotations as a data set in BEIR layout (docs/reference/formats.md), which every job can read.
 
 The corpus, the queries, their answers, the judgements of all splits and the queries without an answer are copied from
-the data set. The annotated split also has the positives of the model with source `llm` and their ranks. A pair that both people and the model
-judged relevant has one row, with the source that `agreed` names. A pair that people judged 0 stays 0.
-`annotations.jsonl` contains the answers of the model for each query, and no job reads it. Hard negatives of the data
-set that have no judgement are written as a table in `negatives/`.
+the data set. The annotated split also has the positives of the model with source `llm` and their ranks. A pair that
+both people and the model judged relevant has one row, with the source that `agreed` names. A pair that people judged 0
+stays 0. `annotations.jsonl` contains the answers of the model for each query, and no job reads it. Hard negatives of
+the data set that have no judgement are written as a table in `negatives/`.
 """
 
 from __future__ import annotations

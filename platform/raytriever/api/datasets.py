@@ -115,8 +115,8 @@ class Dataset:
 
         One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
         `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
-        Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, the rest to
-        `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has an empty passage: no document answers
+        Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, or more for 50
+        queries, at most 0.3, and the rest to `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has an empty passage: no document answers
         its query.
 
         Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
@@ -227,10 +227,13 @@ class Dataset:
         chunk_tokens: int | None = None,
         overlap_tokens: int | None = None,
         seed: int = 0,
+        test_share: float | None = None,
+        dev_share: float | None = None,
+        test_questions: str | os.PathLike[str] | None = None,
     ) -> Dataset:
         """Divide a folder of Markdown, HTML, text, reStructuredText and PDF files into passages.
 
-        The passages fit the encoder. Dev and test are a tenth of the files each, by the hash of seed and path. What was
+        The passages fit the encoder. A document and the questions that it answers share a split. What was
         read, and what was skipped and why, is printed on standard error and listed in `output/quarantine.jsonl`.
 
         Args:
@@ -238,13 +241,18 @@ class Dataset:
             output: folder in which the data set is written. An earlier import there is updated: ids of unchanged
                 passages, and splits, stay.
             questions: CSV, TSV or JSONL file of questions with the columns `question`, `file` and perhaps `answer`,
-                `anchor` and `id`. Without it there are passages to search, and nothing to train on. An update reads
-                the file of the earlier import again.
+                `anchor`, `id`, `split` and `answerable`. The file `none`, or `answerable` no, says that the folder has
+                no answer. Without questions there are passages to search, and nothing to train on. An update reads the
+                file of the earlier import again.
             columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
             model: the encoder whose tokens and length the passages have.
             chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
             overlap_tokens: tokens that a passage repeats of the one before it; by default an eighth.
             seed: Seed of the splits.
+            test_share: share of the questions that are test, 0 to 0.9; by default 0.1, or more for 50 questions, at
+                most 0.3.
+            dev_share: share of the questions that are dev; by default as `test_share`.
+            test_questions: file of questions with the same columns that are all test; the others are train and dev.
 
         Raises:
             ConfigError: a number is out of range, a package that reads such documents is not installed, or the earlier
@@ -266,7 +274,16 @@ class Dataset:
         from raytriever.options import check_options
         from raytriever.paths import DOCUMENTS, check_paths
 
-        config = ImportConfig(os.fspath(questions or ""), columns, chunk_tokens, overlap_tokens, seed)
+        config = ImportConfig(
+            test_share=test_share,
+            dev_share=dev_share,
+            test_questions=os.fspath(test_questions or ""),
+            questions=os.fspath(questions or ""),
+            columns=columns,
+            chunk_tokens=chunk_tokens,
+            overlap_tokens=overlap_tokens,
+            seed=seed,
+        )
         check_options(config)
         check_paths(config)
         DOCUMENTS.check(os.fspath(folder), "folder")

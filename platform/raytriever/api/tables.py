@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.data.formats.beir import UNANSWERABLE
+from raytriever.data.formats.division import Division, Shares
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
-from raytriever.data.formats.tables import PASSAGE, QUERY, Division, TableFile, choose_columns, column_names, number_of
+from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns, column_names, number_of
 from raytriever.data.records import BadRow
 from raytriever.data.sources import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError
@@ -271,8 +272,15 @@ def _split_name(value: Any, where: str) -> str:
 
 def _division(table: Table, query: str) -> Callable[[Row], str]:
     """Return a function that assigns the row of a query to train, dev or test by the digest of the query's text."""
-    division = Division.of((row[query] for row in table.rows() if isinstance(row[query], str)), table.title)
-    return lambda row: division.split_of(row[query]) if isinstance(row[query], str) else "train"
+
+    def has_answer(row: Row) -> bool:
+        with suppress(BadRow):
+            return is_answerable({ANSWERABLE: json_value(row.get(ANSWERABLE))}) is not False
+        return True
+
+    rows = ((row[query], has_answer(row)) for row in table.rows() if isinstance(row[query], str))
+    division = Division.of(rows, table.title, Shares())
+    return lambda row: division.split_of(row[query], has_answer(row)) if isinstance(row[query], str) else "train"
 
 
 def _grade(value: Any) -> Any:

@@ -13,7 +13,7 @@ from raytriever.cli.arguments import (
     lock_output,
     quote_command,
 )
-from raytriever.data.config import DataConfig
+from raytriever.data.config import DataConfig, SplitConfig
 from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
@@ -27,14 +27,15 @@ def main(words: list[str]) -> None:
     arguments = _parser().parse(words)
     model = build_config(arguments, ModelConfig)
     data = build_config(arguments, DataConfig)
-    check_paths(data, model)
+    division = build_config(arguments, SplitConfig)
+    check_paths(data, division, model)
     output = Path(arguments.output)
     lock_output(arguments, output)
 
     from raytriever.cluster.ingest import run_preparation
 
     prepared = run_preparation(
-        data.dataset, arguments.format, model, data.max_bad_rows, output, warn, arguments.columns
+        data.dataset, arguments.format, model, data.max_bad_rows, output, warn, arguments.columns, division
     )
     width = max(map(len, prepared.lines))
     show("\n".join(f"{name:<{width}}  {value}" for name, value in prepared.lines.items()))
@@ -58,5 +59,6 @@ def _parser() -> Parser:
     )
     add_wait(parser)
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, SplitConfig, "splits of one CSV, TSV or JSONL file")
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

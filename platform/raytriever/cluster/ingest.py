@@ -23,6 +23,7 @@ from ray.data import DataContext
 
 from raytriever.cluster.gauges import with_ingest_gauges
 from raytriever.cluster.session import ray_session
+from raytriever.data.config import SplitConfig
 from raytriever.data.formats.chunks import FileChunk, read_chunks
 from raytriever.data.formats.plan import Part
 from raytriever.data.prepare.pipeline import Request, Runner, chunk_bytes, in_processes, prepare
@@ -181,6 +182,7 @@ def run_preparation(
     output: Path,
     log: Callable[[str], None],
     columns: str = "",
+    division: SplitConfig | None = None,
 ) -> Prepared:
     """Prepare a data set and describe it, on this machine or, if it is large, on the Ray cluster.
 
@@ -203,7 +205,7 @@ def run_preparation(
             check_length(prompts[side], len(tokens), lengths[side] - special, side)
 
     check_prompts(table.of())
-    request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns)
+    request = Request(dataset, tokenisation, format, max_bad_rows, columns=columns, division=division or SplitConfig())
     prepared = prepare(request, choose_runner(num_workers=0), output, log)
     opened = read_prepared(prepared)
     table.check([opened.name])

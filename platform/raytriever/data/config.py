@@ -7,7 +7,31 @@ from dataclasses import dataclass
 from raytriever.data.languages import AUTO, LANGUAGES
 from raytriever.errors import flag_of
 from raytriever.options import option
-from raytriever.paths import DATASET, DATASETS, NEGATIVES, SCORES
+from raytriever.paths import DATASET, DATASETS, NEGATIVES, QUESTIONS, SCORES
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Division of questions into train, dev and test, where neither a column nor the name of a file decides."""
+
+    test_share: float | None = option(
+        None,
+        "share of the questions that are test (default: 0.1, or more for 50 questions, at most 0.3)",
+        minimum=0,
+        maximum=0.9,
+    )
+    dev_share: float | None = option(
+        None,
+        f"share of the questions that are dev (default: as {flag_of('test_share')})",
+        minimum=0,
+        maximum=0.9,
+    )
+    test_questions: str = option(
+        "",
+        "file of questions with the same columns that are all test; the others are then train and dev",
+        reads=QUESTIONS,
+        form="FILE",
+    )
 
 
 @dataclass(frozen=True)

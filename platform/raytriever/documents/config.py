@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from raytriever.data.config import SplitConfig
 from raytriever.errors import flag_of
 from raytriever.options import option
 from raytriever.paths import QUESTIONS
 
 
 @dataclass(frozen=True)
-class ImportConfig:
-    """Questions, size of the passages, and the seed of the splits."""
+class ImportConfig(SplitConfig):
+    """Questions, size of the passages, and the splits."""
 
     questions: str = option(
         "",
-        "CSV, TSV or JSONL file of questions with the columns question and file, and perhaps answer, anchor and id",
+        "CSV, TSV or JSONL file of questions with the columns question and file, and perhaps answer, anchor, id, "
+        "answerable and split",
         reads=QUESTIONS,
         form="FILE",
     )

@@ -7,28 +7,29 @@ belong to one split. A data set of an earlier import is updated (`documents.upda
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 import os
 import shlex
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raytriever.data.formats.beir import QRELS_HEADER
+from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
+from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
 from raytriever.data.keys import key_of
 from raytriever.data.records import QuarantineReport, bad_entry
 from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
-from raytriever.documents.questions import Questions
+from raytriever.documents.questions import NO_FILE, Questions
+from raytriever.documents.splits import split_import
 from raytriever.documents.update import KIND, Changes, EarlierImport, source_of_questions
-from raytriever.errors import DataError, UserError, flag_of
+from raytriever.errors import ConfigError, DataError, UserError, flag_of, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
@@ -42,8 +43,6 @@ from raytriever.store.commit import committed_directory
 from raytriever.store.disk import check_writable
 from raytriever.terminal import one_line, text_table
 
-SPLITS = ("train", "dev", "test")
-_SHARE = 0.1  # of dev, and of test
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats an eighth of the one before it
@@ -65,7 +64,9 @@ class ImportSummary:
         examples: passages, the same ones for the same folder.
         repeated: files with the text of another.
         questions: the questions that were read; None without.
-        judged: number of questions by split.
+        judged: number of questions with an answer by split.
+        unanswerable: number of questions without an answer by split.
+        shared: number of files that answer questions of several splits.
         changes: what an update has changed; None for a new data set.
     """
 
@@ -80,6 +81,8 @@ class ImportSummary:
     repeated: list[str] = field(default_factory=list)
     questions: Questions | None = None
     judged: Counter[str] = field(default_factory=Counter)
+    unanswerable: Counter[str] = field(default_factory=Counter)
+    shared: int = 0
     changes: Changes | None = None
 
 
@@ -96,19 +99,23 @@ def import_folder(
     check_writable(output)
     earlier = EarlierImport.at(output)
     config = earlier.config(config) if earlier else config
+    shares = shares_of(config)
+    if config.test_questions and not config.questions:
+        raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
     source = Source.open(folder)
-    questions_file = os.path.abspath(config.questions) if config.questions else ""
-    files = [file for file in source.files if file.where != questions_file]
+    questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
+    files = [file for file in source.files if file.where not in questions_files]
     readable = _readable(files, source)
     require_parsers({kind_of_document(file.path) or "" for file in readable})
     chunker = _chunker(config, model)
     questions = None
     if config.questions:
         paths = [file.path for file in readable]
-        questions = Questions(config.questions, config.columns, paths, source.where)
+        questions = Questions(config.questions, config.columns, paths, source.where, config.test_questions)
     others = Counter(_ending(file) for file in files if kind_of_document(file.path) is None)
     summary = ImportSummary(output, others=others, questions=questions)
-    splits = assign_splits((file.path for file in readable), config.seed, questions.groups() if questions else ())
+    known = earlier.splits if earlier else None
+    splits, of_questions = split_import((file.path for file in readable), questions, config.seed, shares, known)
     meta = {
         "kind": KIND,
         "source": source.where,
@@ -124,38 +131,11 @@ def import_folder(
         work = _Import(aside, summary, chunker, splits)
         work.write_corpus([file for file in files if kind_of_document(file.path)], log, earlier)
         if questions is not None:
-            work.write_questions(questions)
+            work.write_questions(questions, of_questions)
         skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
         QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
         summary.changes = earlier.finish(aside) if earlier else None
     return summary
-
-
-def assign_splits(paths: Iterable[str], seed: int, groups: Iterable[Sequence[str]] = ()) -> dict[str, str]:
-    """Return the split of each document, given its path relative to the folder; the paths of a group have one split.
-
-    The split is decided by the hash of the seed and the path alone, so further documents move no other one. Documents
-    that answer the same question share the split of the one whose path comes first.
-    """
-    first: dict[str, str] = {}
-
-    def root(path: str) -> str:
-        while (above := first.get(path, path)) != path:
-            first[path] = first.get(above, above)
-            path = above
-        return path
-
-    for group in groups:
-        for path in group[1:]:
-            one, other = sorted((root(group[0]), root(path)))
-            first[other] = one
-    return {path: _split_of(root(path), seed) for path in paths}
-
-
-def _split_of(path: str, seed: int) -> str:
-    digest = hashlib.blake2b(f"{seed}\0{path}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest) / 2**64
-    return "test" if number < _SHARE else "dev" if number < 2 * _SHARE else "train"
 
 
 class _Import:
@@ -200,8 +180,10 @@ class _Import:
                 first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), file.path)
                 if first != file.path:
                     summary.repeated.append(f"{file.path} repeats {first}")
-                for question, ids in summary.questions.match(file.path, passages) if summary.questions else ():
-                    self._positives[split].setdefault(question.id, []).extend(ids)
+                matched = summary.questions.match(file.path, passages) if summary.questions else []
+                for question, ids in matched:
+                    self._positives[question.split or split].setdefault(question.id, []).extend(ids)
+                summary.shared += len({question.split or split for question, _ in matched}) > 1
         summary.examples = [passage for *_, passage in nearest]
         if not summary.files:
             path, reason = next(iter(summary.skipped.items()))
@@ -223,14 +205,19 @@ class _Import:
             raise DataError("has no text", None, "remove it")
         return document.title, passages
 
-    def write_questions(self, questions: Questions) -> None:
-        """Write `queries.jsonl` and `qrels/SPLIT.tsv`. Rows whose file was skipped are bad."""
+    def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
+        """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
+
+        `splits` are those of the questions without an answer, by id.
+        """
         for path, reason in self._summary.skipped.items():
             for question in questions.by_file.get(path, ()):
                 questions.refuse(question, f"{path} was skipped: {reason}")
         judged = {name for by_query in self._positives.values() for name in by_query}
         asked = [question for by_file in questions.by_file.values() for question in by_file if question.id in judged]
-        texts = {question.id: question for question in sorted([*asked, *questions.unjudged], key=lambda one: one.line)}
+        without = questions.unanswerable
+        used = sorted([*asked, *questions.unjudged, *without.values()], key=lambda one: (one.split, one.line))
+        texts = {question.id: question for question in used}
         if not texts:
             first = min(questions.bad, key=lambda entry: entry["row"])
             what = f"no question can be used: {first['reason']}"
@@ -246,6 +233,13 @@ class _Import:
             file = self._folder / "qrels" / f"{split}.tsv"
             file.write_text("\n".join(["\t".join(QRELS_HEADER), *rows]) + "\n", encoding="utf-8")
             self._summary.judged[split] = len(positives)
+        for split in SPLITS:
+            names = [name for name in without if splits[name] == split]
+            if names:
+                (self._folder / UNANSWERABLE).mkdir(exist_ok=True)
+                file = self._folder / UNANSWERABLE / f"{split}.tsv"
+                file.write_text("\n".join([*UNANSWERABLE_HEADER, *names]) + "\n", encoding="utf-8")
+                self._summary.unanswerable[split] = len(names)
 
 
 def _read(where: str, kind: str) -> ParsedDocument:
@@ -335,10 +329,13 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
         text = one_line(passage.text)
         yield f"    {text[:_CHARACTERS]}{' ...' if len(text) > _CHARACTERS else ''}"
     parts = [f"{split} {summary.documents[split]:,} files ({summary.passages[split]:,} passages)" for split in SPLITS]
-    yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. No file is in two splits."
+    apart = "No file is in two splits."
+    if summary.shared:
+        apart = f"{summary.shared:,} of them answer questions of several splits, as these are named."
+    yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. {apart}"
     if summary.changes is not None:
         yield f"{summary.path} was updated: {summary.changes}. Ids of unchanged passages and all splits stay."
-    yield from _questions(summary)
+    yield from _questions(summary, shares_of(config))
     yield _next(summary, model)
 
 
@@ -360,15 +357,23 @@ def _listed(what: str, lines: list[str]) -> Iterator[str]:
             yield f"  and {len(lines) - _SHOWN:,} more"
 
 
-def _questions(summary: ImportSummary) -> Iterator[str]:
+def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
     questions = summary.questions
     if questions is None:
         return
     parts = ", ".join(f"{split} {summary.judged[split]:,}" for split in SPLITS)
     yield f"{questions.where}: {questions.rows:,} rows, read with {questions.description}."
     yield f"Questions with an answer: {parts}. Questions are in the split of the file that answers them."
+    if summary.unanswerable:
+        parts = ", ".join(f"{split} {summary.unanswerable[split]:,}" for split in SPLITS)
+        yield f"Questions without an answer: {parts}."
     if questions.unjudged:
-        yield f"Questions without a file: {len(questions.unjudged):,}; they are in no split."
+        yield (
+            f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
+            f"answer a question, write `{NO_FILE}` as its file."
+        )
+    if summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
+        yield line
     if questions.bad:
         first, count = questions.bad[0], len(questions.bad)
         yield (
@@ -385,7 +390,15 @@ def _next(summary: ImportSummary, model: str) -> str:
         return f"\nContinue with: raytriever train {arguments}"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
-        return f"\nNo question is in {empty}: import more documents with questions, or give another {flag_of('seed')}."
+        return (
+            f"\nNo question is in {empty}: import more documents with questions, or give another "
+            f"{flag_of('test_share')} or {flag_of('seed')}."
+        )
+    if summary.unanswerable:
+        return (
+            "\nNo question has an answer, so there is nothing to train on and nothing to measure: add questions whose "
+            "file answers them."
+        )
     if summary.questions is not None:
         command = f"raytriever annotate {flag_of('dataset')} {folder} {flag_of('help')}"
         return f"\nNo question has an answer yet. Find answers with: {command}"

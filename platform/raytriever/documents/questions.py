@@ -15,9 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raytriever.data.formats.plan import id_field, optional_text, string_field
+from raytriever.data.formats.division import SPLITS, TEST
+from raytriever.data.formats.plan import (
+    ANSWERABLE,
+    canonical_split,
+    id_field,
+    is_answerable,
+    optional_text,
+    string_field,
+)
 from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
+from raytriever.data.keys import normalise
 from raytriever.data.records import BadRow, bad_entry, content_id
 from raytriever.documents.passages import Passage
 from raytriever.errors import DataError, setting
@@ -31,7 +40,10 @@ FILE = Role(
 ANSWER = Role("answer", ("answer", "passage", "positive", "text", "context", "quote", "answers"), optional=True)
 ANCHOR = Role("anchor", ("anchor", "section", "heading", "fragment"), optional=True)
 ID = Role("id", ("id", "_id", "question_id", "query_id", "qid"), optional=True)
-ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID)
+IS_ANSWERABLE = Role(ANSWERABLE, (ANSWERABLE,), optional=True)
+SPLIT = Role("split", ("split",), optional=True)
+ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
+NO_FILE = "none"  # in the column file: the folder has no answer
 _REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
 _GRAM = 8  # characters
@@ -44,61 +56,112 @@ _MOST_HINTS, _MOST_PATHS = 20, 5_000
 
 @dataclass(frozen=True)
 class Question:
-    """Question of a row; file, answer and anchor are empty where the row has none."""
+    """Question of a row; file, answer, anchor and split are empty where the row has none.
 
+    `where` is the file of the row. `is_answerable` is False if the folder has no answer.
+    """
+
+    where: str
     line: int
     id: str
     text: str
     file: str
     answer: str
     anchor: str
+    split: str
+    is_answerable: bool
 
 
 class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
-    `columns` is `--columns`, or empty to recognise all columns. `paths` are the files of the folder `root` that can be
-    read, relative to it.
+    Args:
+        where: path of the file.
+        columns: `--columns`, or empty to recognise all columns.
+        paths: files of the folder that can be read, relative to it.
+        root: the folder.
+        test: path of a second file, whose questions are all test; empty for none.
 
     Raises:
-        DataError: the file is broken or empty, or a column is missing.
+        DataError: a file is broken or empty, a column is missing, or a question is in both files.
     """
 
-    def __init__(self, where: str, columns: str, paths: Sequence[str], root: str) -> None:
+    def __init__(self, where: str, columns: str, paths: Sequence[str], root: str, test: str = "") -> None:
         self.where = where
         self.bad: list[dict[str, Any]] = []
         self.by_file: dict[str, list[Question]] = defaultdict(list)
         self.unjudged: list[Question] = []
+        self.unanswerable: dict[str, Question] = {}
         self.rows = 0
-        rows, self.description = _read_rows(where, parse_columns(columns) if columns else {})
-        files = _Files(paths, root)
-        known: dict[str, Question] = {}
+        self._test, self._files = test, _Files(paths, root)
+        self._known: dict[str, Question] = {}
+        self._answered: set[str] = set()
+        self._texts: dict[str, Question] = {}
+        named = parse_columns(columns) if columns else {}
+        self.description = self._read(where, named)
+        if test:
+            self._read(test, named)
+
+    def _read(self, where: str, named: Mapping[str, str]) -> str:
+        """Read a file; return how its columns are read."""
+        rows, description = _read_rows(where, named)
+        before = self.rows
         for line, row in rows:
             self.rows += 1
             try:
-                question = _question_of(line, row)
-                other = known.setdefault(question.id, question)
-                if other.text != question.text:
-                    raise BadRow(f"id {question.id!r} has another question in line {other.line}")
-                if not question.file:
-                    if question.answer or question.anchor:
-                        raise BadRow('empty "file"')
-                    self.unjudged.append(question)
-                    continue
-                file, anchor = files.resolve(question.file)
-                self.by_file[file].append(replace(question, anchor=question.anchor or anchor))
+                self._add(_question_of(where, line, row, TEST if where == self._test else ""))
             except BadRow as reason:
                 self.bad.append(_entry(where, line, str(reason), row))
-        if not self.rows:
+        if self.rows == before:
             raise DataError("no question in it", where, "give a row for each question")
+        return description
+
+    def _add(self, question: Question) -> None:
+        """Add a row; raises `BadRow`, or `DataError` for a question of both files."""
+        other = self._known.setdefault(question.id, question)
+        same = self._texts.setdefault(normalise(question.text), question)
+        if (twice := next((one for one in (other, same) if one.where != question.where), None)) is not None:
+            where, remedy = f"{question.where} line {question.line}", "remove it from one of the files"
+            raise DataError(f"the question is in {twice.where} line {twice.line} too", where, remedy)
+        if other.text != question.text:
+            raise BadRow(f"id {question.id!r} has another question in line {other.line}")
+        if other.split != question.split:
+            named = [repr(one.split) if one.split else "empty" for one in (question, other)]
+            raise BadRow(f"conflicting: the split is {named[0]}, in line {other.line} it is {named[1]}")
+        if not question.is_answerable:
+            if question.id in self._answered:
+                raise BadRow("conflicting: another line has an answer to this question")
+            self.unanswerable[question.id] = question
+            return
+        if not question.file:
+            if question.answer or question.anchor:
+                raise BadRow('empty "file"')
+            self.unjudged.append(question)
+            return
+        if question.id in self.unanswerable:
+            raise BadRow(f"conflicting: line {self.unanswerable[question.id].line} says that there is no answer")
+        file, anchor = self._files.resolve(question.file)
+        self._answered.add(question.id)
+        self.by_file[file].append(replace(question, anchor=question.anchor or anchor))
 
     def groups(self) -> Iterator[list[str]]:
-        """Yield, for each question, the files that answer it."""
+        """Yield, for each question whose row names no split, the files that answer it."""
         files: dict[str, list[str]] = defaultdict(list)
         for file, questions in self.by_file.items():
             for question in questions:
-                files[question.id].append(file)
+                if not question.split:
+                    files[question.id].append(file)
         yield from files.values()
+
+    def named_splits(self) -> dict[str, str]:
+        """Return the splits of the files with a question whose column `split` is not empty: the first of train, dev and
+        test."""
+        splits: dict[str, str] = {}
+        for file, questions in self.by_file.items():
+            named = {question.split for question in questions if question.where != self._test and question.split}
+            if named:
+                splits[file] = min(named, key=SPLITS.index)
+        return splits
 
     def match(self, file: str, passages: Sequence[Passage]) -> list[tuple[Question, list[str]]]:
         """Return the questions of a file, each with the ids of the passages that answer it; others become bad rows."""
@@ -112,7 +175,7 @@ class Questions:
 
     def refuse(self, question: Question, reason: str) -> None:
         """Make the row of a question a bad one."""
-        self.bad.append(_entry(self.where, question.line, reason, vars(question)))
+        self.bad.append(_entry(question.where, question.line, reason, vars(question)))
 
 
 def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int, Any]], str]:
@@ -154,8 +217,8 @@ def _description(form: str, chosen: Mapping[str, str]) -> str:
     return f"{', '.join(f'{role} = {column!r}' for role, column in chosen.items())}{form}"
 
 
-def _question_of(line: int, row: Any) -> Question:
-    """Return the question of a row; raises `BadRow`."""
+def _question_of(where: str, line: int, row: Any, only: str) -> Question:
+    """Return the question of a row; raises `BadRow`. `only` is the split of all rows of the file, or empty."""
     if isinstance(row, str):
         raise BadRow(row)
     text = string_field(row, "question").strip()
@@ -163,13 +226,26 @@ def _question_of(line: int, row: Any) -> Question:
     if len(name.split()) > 1:
         raise BadRow(f"id {name!r} has white space")
     file, answer, anchor = (optional_text(row, field).strip() for field in ("file", "answer", "anchor"))
-    return Question(line, name, text, file, answer, anchor)
+    answerable = is_answerable(row)
+    if file.casefold() == NO_FILE:
+        if answerable:
+            raise BadRow(f'conflicting: "{ANSWERABLE}" is yes, but "file" is {NO_FILE}')
+        file, answerable = "", False
+    if answerable is False and (file or answer or anchor):
+        raise BadRow("conflicting: a question without an answer has a file, an answer or an anchor")
+    split = canonical_split(optional_text(row, "split").strip())
+    if split and split not in SPLITS:
+        raise BadRow(f"split {split[:20]!r} is none of {', '.join(SPLITS)}")
+    if only and split not in ("", only):
+        raise BadRow(f"conflicting: the split is {split!r}, but all questions of this file are {only}")
+    return Question(where, line, name, text, file, answer, anchor, only or split, answerable is not False)
+
+
+_NOT_RAW = ("where", "line", "id", "split", "is_answerable")
 
 
 def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
-    texts = (
-        [str(value) for name, value in row.items() if name not in ("line", "id")] if isinstance(row, Mapping) else []
-    )
+    texts = [str(value) for name, value in row.items() if name not in _NOT_RAW] if isinstance(row, Mapping) else []
     return bad_entry(where, line, reason, " | ".join(filter(None, texts)).encode(errors="replace"))
 
 

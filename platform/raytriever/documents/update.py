@@ -20,6 +20,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypedDict
 
+from raytriever.data.formats.beir import UNANSWERABLE
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Passage, passage_id
 from raytriever.documents.questions import Questions
@@ -32,7 +33,7 @@ from raytriever.store.disk import files_below
 KIND = "documents"
 _REMEDY = f"give another {setting('output')}"
 # Entries of the manifest that an update may change.
-_FREE = ("kind", "source", "questions", "columns")
+_FREE = ("kind", "source", "questions", "columns", "test_questions")
 
 
 class _File(TypedDict):
@@ -90,6 +91,17 @@ class EarlierImport:
             if f"qrels/{file.name}" in self._own
             for line in _lines(file)[1:]
         }
+        self._without = {
+            line.decode(): file.stem
+            for file in sorted((folder / UNANSWERABLE).glob("*.tsv"))
+            if f"{UNANSWERABLE}/{file.name}" in self._own
+            for line in _lines(file)[1:]
+        }
+
+    @property
+    def splits(self) -> dict[str, str]:
+        """Splits of the files, by path, and of the questions, by id."""
+        return {**self._questions, **self._without, **self._splits}
 
     @classmethod
     def at(cls, output: Path) -> EarlierImport | None:
@@ -121,7 +133,9 @@ class EarlierImport:
         if file and (path := QUESTIONS.local(file)) is not None and not path.is_file():
             what = f"its questions were read from {file}, which is gone"
             raise ConfigError(what, str(self._folder), _name_questions())
-        return replace(config, questions=file, columns=str(self.meta.get("columns", "")))
+        test_questions = config.test_questions or str(self.meta.get("test_questions", ""))
+        columns = str(self.meta.get("columns", ""))
+        return replace(config, questions=file, columns=columns, test_questions=test_questions)
 
     def check(self, meta: Mapping[str, Any], paths: Sequence[str]) -> None:
         """Check that an import can update this one: `meta` is that of its manifest, `paths` are its files.
@@ -218,9 +232,9 @@ def source_of_questions(config: ImportConfig) -> dict[str, str]:
     """Return the entries of the manifest from which an update reads the questions again."""
     if not config.questions:
         return {}
-    is_local = "://" not in config.questions
-    where = os.path.abspath(config.questions) if is_local else config.questions
-    return {"questions": where, "columns": config.columns}
+    named = {"questions": config.questions, "test_questions": config.test_questions}
+    files = {name: file if "://" in file else os.path.abspath(file) for name, file in named.items() if file}
+    return {**files, "columns": config.columns}
 
 
 def _name_questions() -> str:

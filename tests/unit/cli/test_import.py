@@ -184,3 +184,77 @@ def test_files_that_cannot_be_read_are_skipped(
         assert reason in out
     quarantine = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text().splitlines()]
     assert "part7.md was skipped: is empty; remove it" in {entry["reason"] for entry in quarantine}
+
+
+def test_questions_without_an_answer_and_shares(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = (docs / "qa.csv").read_text().splitlines()[1:31]
+    rows += [f"who painted {number},none," for number in range(4)]
+    Path("q.csv").write_text("\n".join(["question,file,anchor", *rows, "unknown,,"]) + "\n")
+    questions = ["--questions", "q.csv"]
+    assert run("import", words(docs, tiny_encoder, "out", *questions)) == 0
+    out = capsys.readouterr().out
+    assert "Questions with an answer: train 12, dev 9, test 9." in out
+    assert "Questions without an answer: train 2, dev 1, test 1." in out
+    assert (
+        "Questions without a file: 1; they are in no split. If the folder does not answer a question, write `none` as"
+        in out
+    )
+    assert (
+        "Of 34 questions test has 10 and dev has 10, fewer than the 50 that figures and thresholds should have: add "
+        "questions, or raise --test-share (now 0.3) and --dev-share (now 0.3)." in out
+    )
+    counts = open_all_splits("out").counts()
+    assert [counts[f"{split}_unanswerable"] for split in ("train", "dev", "test")] == [2, 1, 1]
+    shares = ["--test-share", "0.5", "--dev-share", "0"]
+    assert run("import", words(docs, tiny_encoder, "half", *questions, *shares)) == 0
+    assert "Questions with an answer: train 15, dev 0, test 15." in capsys.readouterr().out
+
+
+def test_a_file_of_test_questions_and_a_column_of_splits(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\nwho painted it,none\n")
+    arguments = ["--questions", str(docs / "qa.csv"), "--test-questions", "test.csv"]
+    assert run("import", words(docs, tiny_encoder, "out", *arguments)) == 0
+    out = capsys.readouterr().out
+    assert "Questions with an answer: train 21, dev 9, test 1." in out
+    assert "Questions without an answer: train 0, dev 0, test 1." in out
+    assert "1 of them answer questions of several splits, as these are named." in out
+    rows = [f"q{number},part{number}.md,{'test' if number < 5 else 'train'}" for number in range(30)]
+    Path("named.csv").write_text("\n".join(["question,file,split", *rows]) + "\n")
+    assert run("import", words(docs, tiny_encoder, "named", "--questions", "named.csv")) == 0
+    out = capsys.readouterr().out
+    assert "Questions with an answer: train 25, dev 0, test 5." in out
+    assert "No file is in two splits." in out
+
+
+def test_only_questions_without_an_answer(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("q.csv").write_text("question,answerable\nwho,no\nwhere,no\nwhen,no\n")
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", "q.csv")) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == (
+        "No question has an answer, so there is nothing to train on and nothing to measure: add questions whose file "
+        "answers them."
+    )
+    opened = open_all_splits("out")
+    assert sum(map(len, opened.unanswerable.values())) == 3
+
+
+def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> None:
+    def line(*more: str) -> str:
+        return error_line("import", *words(docs, tiny_encoder, "out", *more))
+
+    questions = ["--questions", str(docs / "qa.csv")]
+    assert "no question is left for train; give shares with a sum below 1" in line(
+        "--test-share", "0.6", "--dev-share", "0.4"
+    )
+    assert "--test-share" in line("--test-share", "0.95")
+    assert "--test-questions: has no effect; give --questions too" in line("--test-questions", str(docs / "qa.csv"))
+    Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\n")
+    assert "--test-share 0.2: has no effect; leave out this or --test-questions" in line(
+        *questions, "--test-questions", "test.csv", "--test-share", "0.2"
+    )
+    Path("both.csv").write_text("question,file\nhow do I repair 3,part3.md\n")
+    assert "both.csv line 2: the question is in" in line(*questions, "--test-questions", "both.csv")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.documents.job import assign_splits
 from raytriever.documents.passages import Passage
 from raytriever.documents.questions import Questions
+from raytriever.documents.splits import assign_splits
 from raytriever.errors import DataError
 
 PATHS = ["guide/setup.md", "guide/faq.md", "old/faq.md", "manual.pdf"]
@@ -149,5 +149,61 @@ def test_documents_that_answer_one_question_share_a_split() -> None:
     groups = [[paths[number], paths[number + 1]] for number in range(50)]
     splits = assign_splits(paths, 0, groups)
     alone = assign_splits(paths, 0)
-    assert {splits[path] for path in paths[:51]} == {alone["d0.md"]}
+    assert {splits[path] for path in paths[:51]} == {"train"}  # one group of all questions
     assert [splits[path] for path in paths[51:]] == [alone[path] for path in paths[51:]]
+
+
+@pytest.mark.parametrize("row", ["q,,,no", "q,none,,", "q,None,,no", "q,NONE,,0", "q,,,false"])
+def test_a_question_without_an_answer(tmp_path: Path, row: str) -> None:
+    questions = read(tmp_path, f"question,file,answer,answerable\n{row}\nopen,,,\nmaybe,,,yes\n")
+    assert [question.text for question in questions.unanswerable.values()] == ["q"]
+    assert [question.text for question in questions.unjudged] == ["open", "maybe"]
+    assert questions.bad == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        ("q,manual.pdf,,no", "conflicting: a question without an answer has a file, an answer or an anchor"),
+        ("q,,text,no", "conflicting: a question without an answer has a file, an answer or an anchor"),
+        ("q,none,text,", "conflicting: a question without an answer has a file, an answer or an anchor"),
+        ("q,none,,yes", 'conflicting: "answerable" is yes, but "file" is none'),
+        ("q,,,perhaps", "\"answerable\" is 'perhaps', neither yes nor no"),
+        ("q,none,,\nq,manual.pdf,,", "conflicting: line 2 says that there is no answer"),
+        ("q,manual.pdf,,\nq,none,,", "conflicting: another line has an answer to this question"),
+    ],
+)
+def test_columns_that_contradict_each_other(tmp_path: Path, rows: str, reason: str) -> None:
+    questions = read(tmp_path, f"question,file,answer,answerable\n{rows}\n")
+    assert [(entry["row"], entry["reason"]) for entry in questions.bad] == [(1 + len(rows.split("\n")), reason)]
+
+
+def test_a_column_names_splits(tmp_path: Path) -> None:
+    rows = ["a,manual.pdf,test", "b,setup.md,validation", "c,none,dev", "d,setup.md,", "e,setup.md,x", "a,setup.md,dev"]
+    questions = read(tmp_path, "\n".join(["question,file,split", *rows]) + "\n")
+    assert questions.named_splits() == {"manual.pdf": "test", "guide/setup.md": "dev"}
+    assert [question.split for question in questions.unanswerable.values()] == ["dev"]
+    assert list(questions.groups()) == [["guide/setup.md"]]
+    assert [(entry["row"], entry["reason"]) for entry in questions.bad] == [
+        (6, "split 'x' is none of train, dev, test"),
+        (7, "conflicting: the split is 'dev', in line 2 it is 'test'"),
+    ]
+
+
+def test_a_file_of_test_questions(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("question,file,split\nc,manual.pdf,\nd,none,\ne,manual.pdf,dev\n")
+    (tmp_path / "qa.csv").write_text("question,file\na,manual.pdf\nb,setup.md\n")
+    questions = Questions(str(tmp_path / "qa.csv"), "", PATHS, "/data/docs", str(tmp_path / "test.csv"))
+    assert [question.split for question in questions.by_file["manual.pdf"]] == ["", "test"]
+    assert [question.split for question in questions.unanswerable.values()] == ["test"]
+    assert questions.named_splits() == {}
+    assert [(entry["file"], entry["row"], entry["reason"]) for entry in questions.bad] == [
+        (str(tmp_path / "test.csv"), 4, "conflicting: the split is 'dev', but all questions of this file are test")
+    ]
+
+
+def test_files_with_a_common_question_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "test.csv").write_text("question,file\nWhat  is it,manual.pdf\n")
+    (tmp_path / "qa.csv").write_text("question,file\nb,setup.md\nwhat is it,setup.md\n")
+    with pytest.raises(DataError, match=r"test.csv line 2: the question is in .*qa.csv line 3 too; remove it from one"):
+        Questions(str(tmp_path / "qa.csv"), "", PATHS, "/data/docs", str(tmp_path / "test.csv"))

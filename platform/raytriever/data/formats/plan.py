@@ -94,6 +94,7 @@ class Plan:
         parts: files of the data set, files with only texts first.
         splits: splits of the parts; None if only the rows name them.
         note: how the files are read, where that was guessed.
+        division: bounds by which a single file is divided into splits; empty if files or rows name the splits.
         has_queries: whether it must hold a query; a corpus alone can be encoded and searched.
     """
 
@@ -102,6 +103,7 @@ class Plan:
     splits: tuple[str, ...] | None
     has_queries: bool = True
     note: str = ""
+    division: str = ""
 
 
 def kind_of(path: str) -> Kind:

@@ -9,19 +9,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+from raytriever.data.config import SplitConfig
 from raytriever.data.formats import beir, tables, trec
+from raytriever.data.formats.division import TEST, Division, test_file
 from raytriever.data.formats.plan import (
     Kind,
     Part,
     Plan,
     RowParser,
     base_of,
+    is_answerable,
     kind_of,
     names_settings,
     plain_before_packed,
@@ -29,11 +32,18 @@ from raytriever.data.formats.plan import (
     split_if_named,
     stem_of,
 )
-from raytriever.data.formats.row_formats import PAIRS, ROW_FORMATS, corpus_row, tevatron_ids_row
+from raytriever.data.formats.row_formats import (
+    PAIRS,
+    ROW_FORMATS,
+    SENTENCE_TRANSFORMERS,
+    anchor_of,
+    corpus_row,
+    tevatron_ids_row,
+)
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
 from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
-from raytriever.errors import DataError, setting
+from raytriever.errors import ConfigError, DataError, setting
 from raytriever.options import did_you_mean
 
 _TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$")
@@ -67,16 +77,27 @@ class Peek(NamedTuple):
 Peeks = list[tuple[SourceFile, Peek]]
 
 
-def recognise(source: Source, format: str | None = None, columns: str = "") -> Plan:
+def recognise(source: Source, format: str | None = None, columns: str = "", config: SplitConfig | None = None) -> Plan:
     """Return the plan for reading a data set.
 
     `format` is one of `FORMATS`, or None to recognise it; with a format, files of other formats are skipped. `columns`
-    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised.
+    names columns of CSV and TSV files, such as `query=Frage,passage=Antwort`; the others are recognised. `config`
+    divides a single file of queries and passages; the source also has its file of test questions.
 
     Raises:
         DataError: the files have no known format, or several, or are broken; or the format is unknown; or a column
-            is missing.
+            is missing; or a file cannot be divided.
+        ConfigError: `config` has no effect.
     """
+    plan = _recognise(source, format, columns, config or SplitConfig())
+    if config not in (None, SplitConfig()) and not plan.division:
+        flags = [setting(name, value) for name, value in vars(config).items() if value != getattr(SplitConfig(), name)]
+        what = "has no effect: its files, or a column, name the splits"
+        raise ConfigError(what, ", ".join(flags), "leave it out, or give one CSV, TSV or JSONL file without splits")
+    return plan
+
+
+def _recognise(source: Source, format: str | None, columns: str, config: SplitConfig) -> Plan:
     if format is not None and format not in FORMATS:
         raise DataError(f"unknown format {format!r}", None, did_you_mean(format, FORMATS))
     if source.where.startswith(IR_DATASETS):
@@ -88,7 +109,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     peeks = _look_into(source)
     table_files = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
     if table_files and not peeks and (columns or begun is None):
-        return tables.plan(source, table_files, columns)
+        return tables.plan(source, table_files, columns, config)
     if columns:
         raise DataError("has no effect: there is no CSV or TSV file to read", setting("columns"), "leave it out")
     names = (format,) if format else tuple(ROW_FORMATS)
@@ -105,7 +126,7 @@ def recognise(source: Source, format: str | None = None, columns: str = "") -> P
     if len(candidates) > 1 or strange:
         what = f"not in one format; it holds {_describe(peeks)}"
         raise DataError(what, source.where, "give one of the files, or name the format")
-    return _plan(source, name, matched)
+    return _plan(source, name, matched, config)
 
 
 def _has_queries(candidates: Mapping[str, Peeks]) -> bool:
@@ -159,22 +180,37 @@ def _format_of(fields: frozenset[str]) -> str | None:
     return next((name for name, format in ROW_FORMATS.items() if format.parser(fields)), None)
 
 
-def _plan(source: Source, name: str, matched: Peeks) -> Plan:
+def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Plan:
     texts: list[Part] = []
     judged: list[Part] = []
     folders = set()
-    rows_name_splits = False
+    rows_name_splits, divided, note = False, "", ""
+    test = test_file(config)
+    mains = [one for one in matched if test is None or one[0].where != test.where]
     for file, (kind, fields) in matched:
-        split = split_if_named(file.path) or "train"
+        named = split_if_named(file.path)
+        split = named or "train"
         parse = ROW_FORMATS[name].parser(fields)
         assert parse is not None  # the file matches the format
         if parse is corpus_row:
             texts.append(Part(file.where, kind, parse))
             continue
-        by_row = name == PAIRS and "split" in fields
+        by_row = "split" in fields and (name == PAIRS or (name == SENTENCE_TRANSFORMERS and named is None))
+        is_test = test is not None and file.where == test.where
+        if is_test:
+            by_row, split = False, TEST
+        anchor = anchor_of(fields) if name == SENTENCE_TRANSFORMERS and kind == "json" else None
+        if config != SplitConfig() and anchor and len(mains) == 1 and not (is_test or by_row):
+            division, how = Division.of_file(config, file.where, partial(_questions, anchor))
+            note, divided, rows_name_splits = f"{file.path}: {how}", repr(division), True
+            folders.add(base_of(file.path))
+            judged.append(Part(file.where, kind, partial(tables.divided_row, parse, anchor, division)))
+            continue
         rows_name_splits |= by_row
         folders.add(base_of(file.path))
-        parse = partial(_in_split, parse, split) if by_row else parse
+        if by_row:
+            by_pair = name == PAIRS
+            parse = partial(_in_split, parse, split) if by_pair else partial(tables.divided_row, parse, "", None)
         judged.append(Part(file.where, kind, parse, split=None if by_row else split))
     if len(folders) > 1:
         what = f"holds several data sets, in {', '.join(sorted(folder or '.' for folder in folders)[:8])}"
@@ -183,7 +219,16 @@ def _plan(source: Source, name: str, matched: Peeks) -> Plan:
         missing = "corpus of docid, text" if judged else "file of queries"
         raise DataError(f"no {missing} in it; it holds {shown(source)}", source.where, "give a folder with both")
     splits = tuple(dict.fromkeys(part.split for part in judged if part.split))
-    return Plan(name, (*texts, *judged), None if rows_name_splits else splits)
+    return Plan(name, (*texts, *judged), None if rows_name_splits else splits, note=note, division=divided)
+
+
+def _questions(anchor: str, where: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the rows of a JSONL file: number, query, and whether a document answers it."""
+    for number, raw in numbered_rows(where):
+        with suppress(BadRow):
+            row = object_of(raw)
+            if isinstance(row.get(anchor), str):
+                yield number, row[anchor], is_answerable(row) is not False
 
 
 def _in_split(parse: RowParser, split: str, row: Any, records: Records, _: str) -> None:

@@ -234,6 +234,11 @@ def _grade(score: Any, name: str) -> int:
     return int(number >= RELEVANT_FROM)
 
 
+def anchor_of(fields: frozenset[str]) -> str | None:
+    """Return the column of queries of `sentence-transformers`, None if there is none."""
+    return next((name for name in _ANCHORS if name in fields), None)
+
+
 def _sentence_transformers(fields: frozenset[str]) -> RowParser | None:
     def first(names: Sequence[str]) -> str | None:
         return next((name for name in names if name in fields), None)

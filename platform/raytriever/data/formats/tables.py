@@ -5,25 +5,25 @@ quotation marks around whole fields only, as spreadsheets write them; other mark
 by the caller, or recognised by their names.
 
 Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits are those of a column `split`, or
-of the names of the files. A single file without either is divided by the digest of its queries: a tenth each are `dev`
-and `test`, and the rest is `train`.
+of the names of the files. A single file without either is divided by the digest of its queries (`division`).
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from raytriever.data.formats.plan import ANSWERABLE, Part, Plan, RowParser, split_if_named, split_of_row
+from raytriever.data.config import SplitConfig
+from raytriever.data.formats.division import TEST, Division, test_file
+from raytriever.data.formats.plan import ANSWERABLE, Part, Plan, RowParser, is_answerable, split_if_named, split_of_row
 from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES, object_of
 from raytriever.data.records import BadRow, Records
@@ -34,7 +34,6 @@ from raytriever.options import did_you_mean
 SIGNATURE = "CSV or TSV: columns of queries and passages, or premise, hypothesis, label"
 UNREADABLE = ""  # field of a row that the table could not give: the reason
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
-_HELD_OUT = 0.1  # share of the queries in dev and in test
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _SEPARATORS = ",;\t|"
@@ -209,49 +208,30 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
 
 
-@dataclass(frozen=True)
-class Division:
-    """Split of a query by the digest of its text: test up to the first bound, dev up to the second, train above."""
-
-    test: bytes
-    dev: bytes
-
-    @classmethod
-    def of(cls, texts: Iterable[str], where: str) -> Division:
-        """Return the bounds for the texts of the queries; raises `DataError` for fewer than three different ones."""
-        ordered = sorted({_digest(text) for text in texts})
-        if len(ordered) < 3:
-            what = f"has {len(ordered)} different queries, too few to divide into train, dev and test"
-            raise DataError(what, where, "give at least 3, or a column `split`")
-        size = max(1, int(len(ordered) * _HELD_OUT))
-        return cls(ordered[size - 1], ordered[2 * size - 1])
-
-    def split_of(self, text: str) -> str:
-        """Return the split of a query."""
-        digest = _digest(text)
-        return "test" if digest <= self.test else "dev" if digest <= self.dev else "train"
-
-
 def divided_row(
-    parse: RowParser, division: Division | None, row: Mapping[str, Any], records: Records, split: str
+    parse: RowParser, anchor: str, division: Division | None, row: Mapping[str, Any], records: Records, split: str
 ) -> None:
-    """Parse a row whose split is in its column `split`, or follows from its query."""
-    query = row.get("anchor")
+    """Parse a row whose split is in its column `split`, or follows from its query, in the column `anchor`."""
+    query = row.get(anchor)
     if division is None:
         split = split_of_row(row)
     elif isinstance(query, str):
-        split = division.split_of(query)
+        split = division.split_of(query, is_answerable(row) is not False)
     parse(row, records, split)
 
 
-def plan(source: Source, files: Sequence[SourceFile], columns: str) -> Plan:
+def plan(source: Source, files: Sequence[SourceFile], columns: str, config: SplitConfig) -> Plan:
     """Return the plan of the tables of a data set, with a note on how they are read.
 
-    `columns` is `--columns`, or empty to recognise all columns.
+    `columns` is `--columns`, or empty to recognise all columns. `config` divides a single file; the source has its file
+    of test questions.
 
     Raises:
-        DataError: a file is empty or no UTF-8, or a column is missing.
+        DataError: a file is empty or no UTF-8, a column is missing, or a file cannot be divided.
     """
+    test = test_file(config)
+    mains = [file for file in files if test is None or file.where != test.where]
+    is_asked, divided = config != SplitConfig(), ""
     named = parse_columns(columns) if columns else {}
     parts: list[Part] = []
     notes: list[str] = []
@@ -265,27 +245,43 @@ def plan(source: Source, files: Sequence[SourceFile], columns: str) -> Plan:
         split = split_if_named(file.path)
         parse = ROW_FORMATS[format].parser(frozenset(names))
         assert parse is not None  # `_names` has named its columns
-        division = None
-        if _SPLIT in names:
+        how = ""
+        if file not in mains:
+            split = TEST
+        elif _SPLIT in names:
             split = None
-            parse = parse if is_pairs else partial(divided_row, parse, None)
-        elif split is None and not is_pairs and len(files) == 1:
-            index = names.index("anchor")
-            queries = (fields[index] for _, fields in table.rows() if not isinstance(fields, str))
-            division = Division.of(queries, file.where)
-            parse = partial(divided_row, parse, division)
+            parse = parse if is_pairs else partial(divided_row, parse, "anchor", None)
+        elif (split is None or is_asked) and not is_pairs and len(mains) == 1:
+            division, how = Division.of_file(config, file.where, partial(_questions, named))
+            divided, split = repr(division), None
+            parse = partial(divided_row, parse, "anchor", division)
         elif split is None:
             split = "train"
         parts.append(Part(file.where, "table", parse, names, split))
-        notes.append(_note(file, table, names, division is not None))
+        notes.append(_note(file, table, names, how))
     if len(formats) > 1:
         raise DataError(
             "some of its tables are pairs of inference, some are not", source.where, "give one of the files"
         )
     known = tuple(dict.fromkeys(part.split for part in parts if part.split))
     return Plan(
-        formats.pop(), tuple(parts), known if all(part.split for part in parts) else None, note="; ".join(notes)
+        formats.pop(),
+        tuple(parts),
+        known if all(part.split for part in parts) else None,
+        note="; ".join(notes),
+        division=divided,
     )
+
+
+def _questions(named: Mapping[str, str], where: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield the rows of a table: line, query, and whether a document answers it."""
+    table = TableFile.open(where)
+    names = _names(table, named)
+    for line, fields in table.rows():
+        if not isinstance(fields, str):
+            row = _row(fields, names)
+            with suppress(BadRow):
+                yield line, row["anchor"], is_answerable(row) is not False
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
@@ -363,12 +359,8 @@ def number_of(value: Any) -> Any:
     return int(value) if value.strip().lstrip("+-").isdecimal() else float(value)
 
 
-def _note(file: SourceFile, table: TableFile, names: Sequence[str], is_divided: bool) -> str:
+def _note(file: SourceFile, table: TableFile, names: Sequence[str], how: str) -> str:
     roles = {"anchor": "query", "positive": "passage"}
     read = [f"{roles.get(name, name)} = {column!r}" for name, column in zip(names, table.columns, strict=True) if name]
-    divided = "; a tenth of the queries each are dev and test, by the digest of their text" if is_divided else ""
+    divided = f"; {how}" if how else ""
     return f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{divided}"
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode(errors="replace")).digest()

@@ -17,13 +17,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
+from raytriever.data.config import SplitConfig
 from raytriever.data.digests import check_directory, content_digest
 from raytriever.data.formats.chunks import FileChunk, read_chunks
+from raytriever.data.formats.division import test_file
 from raytriever.data.formats.plan import ANSWERABLE, Part, Plan
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.formats.row_formats import SENTENCE_TRANSFORMERS
@@ -149,6 +151,7 @@ def chunk_bytes(total_bytes: int) -> int:
 class Request:
     """Request to prepare a data set; see `sources.Source.open`, `recognise` and `open.open_dataset`.
 
+    `division` divides a single file of queries and passages.
     Bad rows in files of other splits than `splits` are quarantined and stop nothing; None checks all files.
     """
 
@@ -158,6 +161,7 @@ class Request:
     max_bad_rows: float = 0.01
     splits: tuple[str, ...] | None = None
     columns: str = ""
+    division: SplitConfig = field(default_factory=SplitConfig)
 
     @activity("comparing the data set's files with the cache")
     def key(self, source: Source, plan: Plan) -> str:
@@ -170,6 +174,7 @@ class Request:
         files = [(file.path, content_digest(file)) for file in source.files if file.where in read]
         decides: list[Any] = [VERSION, _reads(plan), plan.format, tokens, source.where, files, sorted(read)]
         decides += [part.header for part in plan.parts if part.kind == "table"]
+        decides += [plan.division] if plan.division else []
         return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
@@ -187,7 +192,9 @@ def prepare(
     source = replace(source, name=request.dataset) if is_embedded else source
     if request.tokenisation is not None:
         request = replace(request, tokenisation=request.tokenisation.for_dataset(source.name))
-    plan = recognise(source, request.format, request.columns)
+    if (tested := test_file(request.division)) is not None and tested.where not in {one.where for one in source.files}:
+        source = replace(source, files=(*source.files, tested))
+    plan = recognise(source, request.format, request.columns, request.division)
     if plan.note:
         report(plan.note)
     key = request.key(source, plan)

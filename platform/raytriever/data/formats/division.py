@@ -1,0 +1,188 @@
+"""Division of questions into train, dev and test by shares, decided by hashes: the same questions give the same splits.
+
+Questions with and without an answer are divided separately, so each split has its share of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from raytriever.data.config import SplitConfig
+from raytriever.data.keys import normalise
+from raytriever.data.sources import Source, SourceFile
+from raytriever.errors import ConfigError, DataError, flag_of, setting
+
+TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
+ENOUGH = 50  # questions of dev and test that figures and thresholds should have
+_SMALL, _LARGE = 0.1, 0.3  # bounds of the share of dev, and of test, that is not named
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the questions that become test and dev, 0 to 0.9 with a sum below 1.
+
+    None is the default: 0.1, or more so that the split gets 50 questions, but at most 0.3 and half of what the other
+    share leaves.
+
+    Raises:
+        ConfigError: the sum is 1 or more.
+    """
+
+    test: float | None = None
+    dev: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.test or 0.0) + (self.dev or 0.0) >= 1:
+            where = f"{setting('test_share', self.test)}, {setting('dev_share', self.dev)}"
+            raise ConfigError("no question is left for train", where, "give shares with a sum below 1")
+
+    def of(self, count: int) -> tuple[float, float]:
+        """Return the shares of test and dev for a number of questions."""
+        default = min(_LARGE, max(_SMALL, ENOUGH / max(1, count)))
+        test, dev = self.test, self.dev
+        if test is None:
+            test = min(default, (1 - (dev or 0.0)) / 2)
+        return test, min(default, (1 - test) / 2) if dev is None else dev
+
+    def sizes(self, count: int, total: int | None = None) -> tuple[int, int]:
+        """Return the numbers of test and dev questions among `count`; each is at least 1 unless its share is 0.
+
+        `total` is the number of all questions, which decides the default shares; `count` if None.
+        """
+        test, dev = (share and max(1, int(share * count + 1e-9)) for share in self.of(total or count))
+        test = min(int(test), count)
+        return test, min(int(dev), count - test)
+
+
+def shares_of(config: SplitConfig) -> Shares:
+    """Return the shares of dev and test; with a file of test questions the others are only train and dev."""
+    if not config.test_questions:
+        return Shares(config.test_share, config.dev_share)
+    if config.test_share:
+        what, remedy = "has no effect", f"leave out this or {setting('test_questions')}"
+        raise ConfigError(what, setting("test_share", config.test_share), remedy)
+    return Shares(0.0, config.dev_share)
+
+
+def test_file(config: SplitConfig) -> SourceFile | None:
+    """Return the file of test questions, None without; raises `DataError` if it is a folder of several files."""
+    if not config.test_questions:
+        return None
+    files = Source.open(config.test_questions).files
+    if len(files) != 1:
+        what = f"holds {len(files):,} files"
+        raise DataError(what, setting("test_questions", config.test_questions), "give one file")
+    return files[0]
+
+
+def divide(texts: Mapping[str, str], seed: int, sizes: tuple[int, int], known: Mapping[str, str]) -> dict[str, str]:
+    """Return the split of each question, given its text by id.
+
+    A question in `known` keeps its split. Of the others, those of the smallest hashes of seed and text fill test and
+    dev up to `sizes`.
+    """
+    splits = {name: known[name] for name in texts if name in known}
+    waiting = sorted((name for name in texts if name not in known), key=lambda name: hash_of(texts[name], seed))
+    for split, size in zip((TEST, DEV), sizes, strict=True):
+        missing = max(0, size - list(splits.values()).count(split))
+        splits |= dict.fromkeys(waiting[:missing], split)
+        waiting = waiting[missing:]
+    return splits | dict.fromkeys(waiting, TRAIN)
+
+
+def hash_of(text: str, seed: int) -> bytes:
+    """Return the number of 8 bytes by which a path or a question is ordered."""
+    return hashlib.blake2b(f"{seed}\0{text}".encode(errors="replace"), digest_size=8).digest()
+
+
+@dataclass(frozen=True)
+class Division:
+    """Split of a query by the SHA-256 of its text: test up to the first bound, dev up to the second, train above.
+
+    `unanswered` has the bounds of the queries that no document answers.
+    """
+
+    answered: tuple[bytes, bytes]
+    unanswered: tuple[bytes, bytes] = (b"", b"")
+
+    @classmethod
+    def of_file(
+        cls, config: SplitConfig, where: str, questions: Callable[[str], Iterable[tuple[int, str, bool]]]
+    ) -> tuple[Division, str]:
+        """Return the division of the queries of a file, and a description of it.
+
+        `questions` returns, for the path of a file, its rows: number, query, and whether a document answers it.
+
+        Raises:
+            DataError: there are too few queries, or the file of test questions has one of them.
+        """
+        shares, test = shares_of(config), test_file(config)
+        division = cls.of(((text, is_answered) for _, text, is_answered in questions(where)), where, shares)
+        splits = {text: division.split_of(text, is_answered) for _, text, is_answered in questions(where)}
+        counts = Counter(splits.values())
+        if test is not None:
+            known = {normalise(text) for text in splits}
+            for row, text, _ in questions(test.where):
+                if normalise(text) in known:
+                    what, remedy = f"the question is in {where} too", "remove it from one of the files"
+                    raise DataError(what, f"{test.where} row {row}", remedy)
+                counts[TEST] += 1
+        parts = ", ".join(f"{split} has {counts[split]:,}" for split in SPLITS)
+        few = few_questions(counts, shares)
+        return division, f"of its queries {parts}, by the digest of their text" + (f". {few}" if few else "")
+
+    @classmethod
+    def of(cls, queries: Iterable[tuple[str, bool]], where: str, shares: Shares) -> Division:
+        """Return the bounds for queries, each with whether a document answers it.
+
+        Raises:
+            DataError: there are too few different queries with an answer.
+        """
+        digests: dict[bool, set[bytes]] = {True: set(), False: set()}
+        for text, is_answered in queries:
+            digests[is_answered].add(_digest(text))
+        count, total = len(digests[True]), sum(map(len, digests.values()))
+        sizes = shares.sizes(count, total)
+        if sum(sizes) >= count or any(share and not size for share, size in zip(shares.of(total), sizes, strict=True)):
+            kind = " with an answer" if digests[False] else ""
+            what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
+            raise DataError(what, where, "give at least 3, or a column `split`")
+        unanswered = len(digests[False])
+        return cls(
+            _bounds(sorted(digests[True]), sizes),
+            _bounds(sorted(digests[False]), shares.sizes(unanswered, total)) if unanswered else (b"", b""),
+        )
+
+    def split_of(self, text: str, is_answered: bool = True) -> str:
+        """Return the split of a query."""
+        digest, (test, dev) = _digest(text), self.answered if is_answered else self.unanswered
+        return TEST if digest <= test else DEV if digest <= dev else TRAIN
+
+
+def _bounds(ordered: Sequence[bytes], sizes: tuple[int, int]) -> tuple[bytes, bytes]:
+    test, dev = sizes
+    return ordered[test - 1] if test else b"", ordered[test + dev - 1] if test + dev else b""
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()
+
+
+def few_questions(counts: Mapping[str, int], shares: Shares) -> str:
+    """Return one line if dev or test has fewer than 50 questions, with the remedy; empty if both have enough.
+
+    `counts` are the questions by split. A split whose share is 0 is not wanted.
+    """
+    wanted = {split: share for split, share in zip((TEST, DEV), shares.of(sum(counts.values())), strict=True) if share}
+    few = [split for split in wanted if counts.get(split, 0) < ENOUGH]
+    if not few:
+        return ""
+    has = " and ".join(f"{split} has {counts.get(split, 0):,}" for split in few)
+    flags = " and ".join(f"{flag_of(f'{split}_share')} (now {wanted[split]:.2g})" for split in few)
+    return (
+        f"Of {sum(counts.values()):,} questions {has}, fewer than the {ENOUGH} that figures and thresholds should "
+        f"have: add questions, or raise {flags}."
+    )

@@ -1,0 +1,111 @@
+"""Questions that are made: their entities stand in the corpus, no passage has them with the rest of the question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.entities import Vocabulary, names_in, number_type, tokens_of
+from raytriever.data.prepare.open import open_all_splits
+from raytriever.data.unanswerable import hard_questions, with_questions
+
+TOWNS = ["Graz", "Linz", "Wels", "Steyr", "Krems", "Zwettl", "Melk", "Horn", "Tulln", "Baden"]
+PAGES = [
+    f"The town of {town} has a bridge that masons repaired in {1800 + 7 * number}. Trains leave {town} in the morning. "
+    f"A market in {town} opens daily. The mayor of {town} lives near the market in {town} today."
+    for number, town in enumerate(TOWNS)
+]
+
+
+def opened(folder: Path, pages: list[str], questions: list[tuple[str, int]]) -> RetrievalDataset:
+    (folder / "qrels").mkdir(parents=True)
+    rows = {
+        "corpus": [{"_id": f"d{n}", "title": "", "text": page} for n, page in enumerate(pages)],
+        "queries": [{"_id": f"q{n}", "text": text} for n, (text, _) in enumerate(questions)],
+    }
+    for name, content in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    lines = "".join(f"q{n}\td{page}\t1\n" for n, (_, page) in enumerate(questions))
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    return open_all_splits(folder)
+
+
+def test_a_name_is_replaced_by_one_of_another_passage(tmp_path: Path) -> None:
+    page = (
+        "A cathedral of granite was painted by monks. The cathedral stands in Linz today. A market in Linz opens daily."
+    )
+    questions = [
+        ("Who painted the granite cathedral in Linz?", 10),
+        ("who painted the granite cathedral in linz", 10),
+        ("who painted the granite cathedral", 10),
+    ]
+    dataset = opened(tmp_path, [*PAGES, page], questions)
+    made = hard_questions(dataset, [0, 1, 2], 0)
+    assert list(made) == [0, 1]
+    begin, end = "Who painted the granite cathedral in ", "?"
+    assert made[0].startswith(begin)
+    assert made[0].endswith(end)
+    town = made[0].removeprefix(begin).removesuffix(end)
+    assert town in set(TOWNS) - {"Linz"}
+    assert made[1].removeprefix(begin.lower()).capitalize() in set(TOWNS) - {"Linz"}
+    assert made == hard_questions(dataset, [0, 1, 2], 0)
+    assert len({hard_questions(dataset, [0], seed)[0] for seed in range(8)}) > 1
+
+
+def test_no_question_is_made_that_a_passage_answers(tmp_path: Path) -> None:
+    # Every page has the words of the question: another town gives a question that has an answer.
+    dataset = opened(tmp_path, PAGES, [("When did masons repair the bridge of Linz?", 1)])
+    assert hard_questions(dataset, [0], 0) == {}
+
+
+def test_years_and_numbers(tmp_path: Path) -> None:
+    page = "The tower of iron was opened to visitors in 1850 and has 412 steps."
+    dataset = opened(tmp_path, [*PAGES, page], [("who opened the iron tower in 1850", 10), ("what has 412 steps", 10)])
+    made = hard_questions(dataset, [0, 1], 0)
+    year = int(made[0].removeprefix("who opened the iron tower in "))
+    assert year in {1800 + 7 * number for number in range(10)}
+    assert 3 <= abs(year - 1850) <= 60
+    assert 1 not in made  # no other number of three digits
+
+
+def test_rare_terms_of_a_corpus_without_capitals(tmp_path: Path) -> None:
+    pages = [
+        f"patients with disease{'abcdefghij'[n // 10]}{'abcdefghij'[n % 10]}x took tablets" for n in range(100)
+    ] * 2
+    pages = [page.replace("disease", "fever") for page in pages] + ["patients with fevermmx took beds of wood"] * 2
+    dataset = opened(tmp_path, pages, [("patients with fevermmx took beds", 200)])
+    made = hard_questions(dataset, [0], 0)
+    assert made[0].startswith("patients with fever")
+    assert made[0] != "patients with fevermmx took beds"
+
+
+def test_names_and_numbers_in_a_text() -> None:
+    tokens = tokens_of("Later the University of the West met J. R. Müller's Heir. Another day in New York, Paris")
+    names = [" ".join(tokens[begin:end]) for begin, end in names_in(tokens)]
+    assert names == ["University of the West", "J", "Heir", "New York", "Paris"]
+    assert [number_type(one) for one in ("1999", "2030", "19th", "3.5", "7", "75", "a1", "00")] == [
+        "year", "number", "ordinal", "number", None, "number", None, None,
+    ]  # fmt: skip
+    vocabulary = Vocabulary.of(["we met May in may and may go in May or may not", "she saw Ada there"])
+    assert [vocabulary.is_name(name) for name in ("May", "Ada")] == [False, True]
+
+
+def test_questions_are_appended(tmp_path: Path) -> None:
+    dataset = opened(tmp_path, PAGES, [("who is in Linz", 1)])
+    more = with_questions(dataset, "test", ["who painted it", "why"], "foreign")
+    again = with_questions(more, "test", ["what"], "hard")
+    assert (more.unanswerable["test"].tolist(), again.unanswerable["test"].tolist()) == ([1, 2], [1, 2, 3])
+    assert [again.queries.ids[row] for row in range(4)] == ["q0", "foreign:0", "foreign:1", "hard:0"]
+    assert [again.queries.texts[row] for row in range(4)] == ["who is in Linz", "who painted it", "why", "what"]
+    assert len({dataset.digest, more.digest, again.digest}) == 3
+    assert len(again.queries.forms) == 4
+    assert more.judgements["test"].queries.tolist() == [0]
+    other = with_questions(dataset, "calibration", ["why"], "foreign")
+    assert (len(other.judgements["calibration"]), other.unanswerable["calibration"].tolist()) == (0, [1])
+    assert np.array_equal(other.judgements["test"].documents, dataset.judgements["test"].documents)
+    with pytest.raises(ValueError, match=r"query id 'foreign:0' exists already"):
+        with_questions(more, "test", ["x"], "foreign")

@@ -113,12 +113,14 @@ def decide_dataset(
         answers, unasked = None, []
         if of_answers:
             parts = list(zip(measured.parts, indexes, strict=True))
-            checking = _joined([_questions(one.judged, one.evaluations[model], index, removed) for one, index in parts])
+            checking = _joined(
+                [questions_of(one.judged, one.evaluations[model], index, removed) for one, index in parts]
+            )
             choosing = checking
             if measured.parts[0].calibration[model] is not measured.parts[0].evaluations[model]:
                 choosing = _joined(
                     [
-                        _questions(one.calibration_judged or one.judged, one.calibration[model], index, removed)
+                        questions_of(one.calibration_judged or one.judged, one.calibration[model], index, removed)
                         for one, index in parts
                     ]
                 )
@@ -149,15 +151,17 @@ def decide_questions(
         raise DataError(error.what, dataset, error.remedy) from error
 
 
-def questions_of(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None = None) -> RankedQuestions:
-    """Return the questions of a split with the rankings of a model: those with an answer, and those without."""
-    return _questions(judged, evaluation, index, False)
-
-
-def _questions(
-    judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None, removed: bool
+def questions_of(
+    judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None = None, removed: bool = False
 ) -> RankedQuestions:
-    """With `removed`, every second question with an answer, by its hash, counts without its relevant documents."""
+    """Return the questions of a split with the rankings of a model: those with an answer, and those without.
+
+    Args:
+        judged: the questions.
+        evaluation: results of the model.
+        index: the corpus, for what BM25 says; None not to ask it.
+        removed: whether every second question with an answer, by its hash, counts without its relevant documents.
+    """
     count = len(evaluation.queries)
     right = right_answers(pool_scores([evaluation]), count)
     found = evaluation.ranking[:, :DEPTH]
@@ -245,6 +249,7 @@ def calibration_rows(
     rows = []
     for one in decisions:
         answers = one.answers
+        where = _where(answers, chosen_on, measured.source.split)
         thresholds: list[tuple[Threshold, AnswersAchieved | PairsAchieved | None, dict[str, Proportion]]] = [
             (threshold, achieved, {}) for threshold, achieved in one.pairs
         ]
@@ -265,16 +270,23 @@ def calibration_rows(
                 "threshold": threshold.score if threshold.reached else None,
                 "reached": threshold.reached,
                 "chosen": threshold.value,
-                "chosen_on": chosen_on,
+                "chosen_on": where if is_answer else chosen_on,
                 "folds": answers.folds if is_answer and answers is not None else 0,
                 "calibration_error": one.error.value,
                 "calibration_error_low": one.error.low,
                 "calibration_error_high": one.error.high,
                 **_shares(threshold, achieved, extra),
             }
-            row["notes"] = _notes(row, threshold, asked, measured.source.split)
+            row["notes"] = _notes(row, threshold, asked, where if row["folds"] else measured.source.split)
             rows.append(row)
     return rows
+
+
+def _where(answers: AnswerDecision | None, chosen_on: str, split: str) -> str:
+    """Return where thresholds were chosen; with cross-fitting that is where they were checked too."""
+    if answers is None or not answers.folds:
+        return chosen_on
+    return f"{answers.folds} folds of {' and '.join(dict.fromkeys((chosen_on, split)))}"
 
 
 def _shares(
@@ -343,6 +355,7 @@ def confidence_rows(
         if answers is None:
             continue
         chosen, checked = answers.chosen[0], answers.checked[0]
+        where = _where(answers, chosen_on, measured.source.split)
         names = [name for name in NAMES if name != COMBINED or chosen.bm25 is not None]
         weights = resampling_weights([len(checked)], _SAMPLES, 0)
         for name in names:
@@ -354,7 +367,7 @@ def confidence_rows(
                     "dataset": measured.source.name,
                     "model": one.model,
                     "confidence": name,
-                    "chosen_on": chosen_on,
+                    "chosen_on": where,
                     "area_chosen": area_of(held_out, chosen),
                     "area": area_of(values, checked),
                     "low": low,

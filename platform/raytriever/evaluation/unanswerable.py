@@ -35,13 +35,13 @@ def add_unanswerable(part: OpenPart, source: EvaluationDataset, job: EvaluationJ
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
         made = dict(judged[split].unanswerable)
-        for word in job.unanswerable:
+        for number, word in enumerate(job.unanswerable):
             if word == REMOVED:
                 continue
             kind = HARD if word == HARD else FOREIGN
             texts = _hard(dataset, split, part) if word == HARD else _foreign(word, split, job)
             first = len(dataset.queries)
-            dataset = with_questions(dataset, split, texts, kind)
+            dataset = with_questions(dataset, split, texts, f"{kind}-{split}-{number}")
             added = np.arange(first, first + len(texts))
             made[kind] = np.concatenate([made[kind], added]) if kind in made else added
         judged[split] = replace(judged[split], unanswerable=made)

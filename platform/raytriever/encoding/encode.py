@@ -87,10 +87,10 @@ def encode_texts(
         return retriever.contents(texts[start : start + WINDOW], side, own), own
 
     with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
-        reading = reader.submit(tokenise, 0)
+        reading = None  # of the next texts; a few queries start no thread
         for start in range(0, len(texts), WINDOW):
-            contents, own = reading.result()
-            reading = reader.submit(tokenise, start + WINDOW)
+            contents, own = tokenise(start) if reading is None else reading.result()
+            reading = reader.submit(tokenise, start + WINDOW) if start + WINDOW < len(texts) else None
             pending = _start_contents(retriever, contents, side, progress.advance, own)
             if before is not None:
                 embeddings[before[0] : start] = before[1].result()
@@ -295,17 +295,22 @@ def _feed(
             tokens = move(tokens, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
             return tokens, stream.record_event()
 
+    def arrived(tokens: TokenBatch, copied: torch.cuda.Event | None) -> TokenBatch:
+        if copied is not None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            for tensor in tokens.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
+        return tokens
+
+    if len(batches) == 1:  # nothing to make ahead
+        yield arrived(*on_device(batches[0]))
+        return
     with ThreadPoolExecutor(1) as thread:
         pending: deque[Future[tuple[TokenBatch, torch.cuda.Event | None]]] = deque()
         for number in range(len(batches) + _AHEAD):
             if number < len(batches):
                 pending.append(thread.submit(on_device, batches[number]))
             if number >= _AHEAD:
-                tokens, copied = pending.popleft().result()
-                if copied is not None:
-                    current = torch.cuda.current_stream(device)
-                    current.wait_event(copied)
-                    for tensor in tokens.values():
-                        if tensor.is_cuda:
-                            tensor.record_stream(current)
-                yield tokens
+                yield arrived(*pending.popleft().result())

@@ -87,7 +87,9 @@ def served(
         try:
             return bool(get(address, "what is abc"))
         except urllib.error.HTTPError as error:
-            raise AssertionError((folder / "log").read_text()) from error
+            error.close()
+            assert error.code == 404, (folder / "log").read_text()  # Ray Serve has no route yet
+            return False
         except (urllib.error.URLError, ConnectionError):
             return False
 
@@ -135,6 +137,7 @@ def check(address: str, folder: Path, tiny_dataset: Path) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         get(address, " ")
     assert refused.value.code == 422
+    refused.value.close()
 
 
 @pytest.mark.slow

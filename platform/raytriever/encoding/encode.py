@@ -178,7 +178,8 @@ def start_encoding(
     order = [row for batch in rows for row in batch]
     starts = list(accumulate((len(batch) for batch in rows), initial=0))
     values = torch.empty((len(order), retriever.width), pin_memory=on_gpu)
-    retriever.eval()
+    if retriever.training:  # setting the mode of every layer takes a tenth of the time of one query
+        retriever.eval()
     with torch.inference_mode():
         lengths = retriever.prompt_lengths(prompt, side, len(inputs))
 

@@ -88,8 +88,9 @@ def served(
             return bool(get(address, "what is abc"))
         except urllib.error.HTTPError as error:
             error.close()
-            assert error.code == 404, (folder / "log").read_text()  # Ray Serve has no route yet
-            return False
+            if error.code != 404:
+                raise AssertionError((folder / "log").read_text()) from error
+            return False  # Ray Serve has no route yet
         except (urllib.error.URLError, ConnectionError):
             return False
 

@@ -121,7 +121,7 @@ class Index:
         """
         with self._change("add") as searcher:
             ids, titles, texts = _columns(passages)
-            there = set(searcher.documents.ids).intersection(ids)
+            there = set(ids).intersection(searcher.documents.ids)
             if there:
                 first = next(each for each in ids if each in there)
                 raise ConfigError(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -159,12 +160,9 @@ class EditedColumn(Sequence[str]):
         ]
 
     def __iter__(self) -> Iterator[str]:
-        kept, size = iter(self.kept.tolist()), len(self.stored)
-        following = next(kept, size)
-        for position, text in enumerate(self.stored):
-            if position == following:
-                yield text
-                following = next(kept, size)
+        is_kept = np.zeros(len(self.stored), bool)
+        is_kept[self.kept] = True
+        yield from compress(self.stored, is_kept.tolist())
         yield from self.added
 
 

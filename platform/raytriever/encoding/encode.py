@@ -87,10 +87,10 @@ def encode_texts(
         return retriever.contents(texts[start : start + WINDOW], side, own), own
 
     with Progress(title, len(texts), "text") as progress, ThreadPoolExecutor(1) as reader:
-        reading = reader.submit(tokenise, 0)
+        reading = None  # of the next texts; a few queries start no thread
         for start in range(0, len(texts), WINDOW):
-            contents, own = reading.result()
-            reading = reader.submit(tokenise, start + WINDOW)
+            contents, own = tokenise(start) if reading is None else reading.result()
+            reading = reader.submit(tokenise, start + WINDOW) if start + WINDOW < len(texts) else None
             pending = _start_contents(retriever, contents, side, progress.advance, own)
             if before is not None:
                 embeddings[before[0] : start] = before[1].result()
@@ -178,7 +178,8 @@ def start_encoding(
     order = [row for batch in rows for row in batch]
     starts = list(accumulate((len(batch) for batch in rows), initial=0))
     values = torch.empty((len(order), retriever.width), pin_memory=on_gpu)
-    retriever.eval()
+    if any(each.training for each in (retriever, retriever.query, retriever.passage)):
+        retriever.eval()  # not for every query: it visits each layer, which takes a tenth of the time of one
     with torch.inference_mode():
         lengths = retriever.prompt_lengths(prompt, side, len(inputs))
 
@@ -295,17 +296,22 @@ def _feed(
             tokens = move(tokens, lambda tensor: tensor.pin_memory().to(device, non_blocking=True))
             return tokens, stream.record_event()
 
+    def arrived(tokens: TokenBatch, copied: torch.cuda.Event | None) -> TokenBatch:
+        if copied is not None:
+            current = torch.cuda.current_stream(device)
+            current.wait_event(copied)
+            for tensor in tokens.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
+        return tokens
+
+    if len(batches) == 1:  # nothing to make ahead
+        yield arrived(*on_device(batches[0]))
+        return
     with ThreadPoolExecutor(1) as thread:
         pending: deque[Future[tuple[TokenBatch, torch.cuda.Event | None]]] = deque()
         for number in range(len(batches) + _AHEAD):
             if number < len(batches):
                 pending.append(thread.submit(on_device, batches[number]))
             if number >= _AHEAD:
-                tokens, copied = pending.popleft().result()
-                if copied is not None:
-                    current = torch.cuda.current_stream(device)
-                    current.wait_event(copied)
-                    for tensor in tokens.values():
-                        if tensor.is_cuda:
-                            tensor.record_stream(current)
-                yield tokens
+                yield arrived(*pending.popleft().result())

@@ -116,8 +116,8 @@ class Dataset:
         One frame: a row holds a query and a passage that answers it, and may hold hard negatives in the columns
         `negative`, `negative_1`, `negative_2` and so on. The column `split` assigns rows to `train`, `dev` and `test`.
         Without it the queries are divided by the digest of their text: a tenth each to `dev` and `test`, or more for 50
-        queries, at most 0.3, and the rest to `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has an empty passage: no document answers
-        its query.
+        queries, at most 0.3, and the rest to `train`. A row whose column `answerable` is no (`no`, `false` or `0`) has
+        an empty passage: no document answers its query.
 
         Three frames: documents with the columns `id`, `text` and, if there are titles, `title`; queries with `id` and
         `text`; judgements with `query_id`, `document_id`, `score` (a whole number; above 0 is relevant) and, if there

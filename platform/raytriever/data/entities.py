@@ -148,7 +148,7 @@ class Vocabulary:
 
 @dataclass
 class Places:
-    """Where entities and words stand.
+    """Passages of entities and words, and the words around entities.
 
     Args:
         entities: passages of each entity, ascending, by its tokens in small letters.

@@ -57,8 +57,9 @@ def test_a_name_is_replaced_by_one_of_another_passage(tmp_path: Path) -> None:
 
 
 def test_no_question_is_made_that_a_passage_answers(tmp_path: Path) -> None:
-    # Every page has the words of the question: another town gives a question that has an answer.
-    dataset = opened(tmp_path, PAGES, [("When did masons repair the bridge of Linz?", 1)])
+    # The page of every town has the words of the question: another town gives a question that has an answer.
+    others = [f"Grass grows slowly on hill {letter}." for letter in "abcdefgh"]
+    dataset = opened(tmp_path, [*PAGES, *others], [("Where did masons repair the bridge of Linz?", 1)])
     assert hard_questions(dataset, [0], 0) == {}
 
 

@@ -32,6 +32,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
 from raytriever.search.exact import search_store
+from raytriever.store.objects import address_of
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
@@ -87,7 +88,7 @@ class Encoders:
             else:
                 retriever = self[model.name]
                 _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
-                system = {"model": model.config.model, "width": retriever.width, "precision": precision}
+                system = {"model": address_of(model.config.model) or model.config.model, "width": retriever.width, "precision": precision}
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 

@@ -181,7 +181,7 @@ class CheckpointWriter:
                         write_slices(slices, hidden, self._workers.rank, self._workers.size)
         except StorageError as error:
             # The user knows the path of the checkpoint, not the temporary path of a shard.
-            where = error.where and error.where.replace(str(shard), str(path))
+            where = error.where and error.where.replace(shard.name, path.name)
             raise error.at(where) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:

@@ -1,12 +1,12 @@
 """Results in a bucket: kills, equal commands, and the seconds for which steps wait for checkpoints.
 
-Run: `python benchmarks/buckets.py [--json PATH] [--kills 20] [--pairs 20] [--checkpoint-steps 4]`. The store is a real S3 server
-(SeaweedFS) on this machine.
+Run: `python benchmarks/buckets.py [--json PATH] [--kills 20] [--pairs 20] [--checkpoint-steps 4]`. The store is a real
+S3 server (SeaweedFS) on this machine.
 
-- Kills: `prepare`, `encode`, `train` and `evaluate` write to `s3://`, once undisturbed. Then SIGKILL strikes the command, in equal
-  parts of the undisturbed duration, and the same command is started again until it ends. The files that another
-  machine finds in the bucket must be those of the undisturbed command, without times; of a training, every step and
-  its loss, and the model.
+- Kills: `prepare`, `encode`, `train` and `evaluate` write to `s3://`, once undisturbed. Then SIGKILL strikes the
+  command, in equal parts of the undisturbed duration, and the same command starts again at once, until it ends. The
+  files that another machine finds in the bucket must be those of the undisturbed command, without times; of a
+  training, every step with its loss, and the model.
 - Equal commands: two `encode` start within two seconds with copies and caches of their own, as on two machines. One
   must end well, and the other must be refused.
 - Checkpoints: an encoder of the shape of XLM-R Base with random weights trains on this disk and into the bucket, with
@@ -33,6 +33,7 @@ from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses, m
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from object_store import object_store
+
 from raytriever.store import objects
 from raytriever.store.commit import complete
 from raytriever.store.remote import UNFINISHED

@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
-from raytriever.cluster.events import GroupStarted, GroupWanted, LogMessage
+from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
 from raytriever.cluster.train.network import choose_interface
 
@@ -114,7 +114,7 @@ class Failures(UserCallback):
             else:
                 died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
-        self._queue.send(LogMessage(f"{reasons[0].splitlines()[0]}; the workers start again."))
+        self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)
 
     def _death(self, rank: int, how: str) -> str:

@@ -219,6 +219,28 @@ def test_a_second_machine_is_refused_until_the_first_has_ended(
     acquire(path_of(uri)).release()
 
 
+def test_what_is_written_during_an_upload_is_uploaded_by_the_next(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = acquire(path_of(uri))
+    path_of(uri).mkdir()
+    (path_of(uri) / "log").write_text("1\n")
+    copy_in = remote._copy_in
+
+    def write_meanwhile(file: Path, *words: object) -> None:
+        copy_in(file, *words)  # type: ignore[arg-type]
+        (path_of(uri) / "log").write_text("1\n2\n")
+        (path_of(uri) / "new").write_text("new")
+
+    monkeypatch.setattr(remote, "_copy_in", write_meanwhile)
+    lock.push_changes()
+    monkeypatch.setattr(remote, "_copy_in", copy_in)
+    lock.release()
+    machine("two")
+    complete(path_of(uri))
+    assert {file.name: file.read_text() for file in path_of(uri).iterdir()} == {"log": "1\n2\n", "new": "new"}
+
+
 def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str) -> None:
     lock = acquire(path_of(uri))
     path_of(uri).mkdir()

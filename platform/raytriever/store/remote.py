@@ -157,9 +157,11 @@ class Changes:
             now = self._state()
             for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
                 with suppress(FileNotFoundError):  # it is gone meanwhile
-                    _upload(file)
-            _each([file for file in self._uploaded if file not in now and not file.exists()], delete_object)
-            self._uploaded = self._state()
+                    self._uploaded[file] = _upload(file)
+            gone = [file for file in self._uploaded if file not in now and not file.exists()]
+            _each(gone, delete_object)
+            for file in gone:
+                del self._uploaded[file]
 
     def _state(self) -> dict[Path, tuple[int, int]]:
         found = {}
@@ -182,19 +184,25 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
         shutil.copyfileobj(source, target, 8 << 20)
 
 
-def _upload(file: Path, before: tuple[int, int] | None = None) -> None:
-    """Upload a file, unless the object is that of the copy; the file gets the time of the object."""
+def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Upload a file, unless the object is that of the copy; the file gets the time of the object.
+
+    Returns:
+        The size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
+    """
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
-        return
+        return before
 
     def upload(store: Any, key: str) -> Any:
         _copy_in(file, store, key)
         return store.get_file_info(key)
 
     about = ask(file, upload)
-    if (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-        _set_time(file, about.mtime_ns, file.name)
+    if (file.stat().st_size, file.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        return status.st_size, status.st_mtime_ns
+    _set_time(file, about.mtime_ns, file.name)
+    return status.st_size, file.stat().st_mtime_ns
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:

@@ -219,6 +219,27 @@ def test_a_second_machine_is_refused_until_the_first_has_ended(
     acquire(path_of(uri)).release()
 
 
+def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies(machine: Callable[[str], None], uri: str) -> None:
+    names = ["used", "unused", "written"]
+    for name in names:
+        with committed_directory(path_of(uri) / name) as folder:
+            (folder / "large").write_bytes(bytes(remote.SMALL_BYTES + 1))
+            (folder / "small").write_text(name)
+    week_ago = time.time() - remote.UNUSED_SECONDS - 60
+    for name in names:
+        os.utime(path_of(uri) / name, (week_ago, week_ago))
+    read_manifest(path_of(uri) / "used")
+    lock = acquire(path_of(uri) / "written")
+    os.utime(path_of(uri) / "written", (week_ago, week_ago))
+    remote.remove_unused(objects.copies_folder())
+    lock.release()
+    left = [name for name in names if (path_of(uri) / name / "large").exists()]
+    assert left == ["used", "written"]
+    assert (path_of(uri) / "unused" / "small").read_text() == "unused"
+    read_manifest(path_of(uri) / "unused", verify=True)
+    assert (path_of(uri) / "unused" / "large").exists()
+
+
 def test_what_is_written_during_an_upload_is_uploaded_by_the_next(
     machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

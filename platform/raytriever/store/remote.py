@@ -19,15 +19,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
-from raytriever.store.objects import MANIFEST, ask, delete_object, inside, listing, write_object
+from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
+UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
 TRANSFERS = 8  # at a time
 
 
@@ -70,8 +72,17 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
-    """Copy files of a committed directory that are missing on this machine; raises `StorageError`."""
-    missing = [name for name in names if not (path / name).exists()] if inside(path) is not None else []
+    """Copy files of a committed directory that are missing on this machine; raises `StorageError`.
+
+    The time of the directory is that of its last use, for `remove_unused`.
+    """
+    if inside(path) is None:
+        return
+    with suppress(OSError):
+        os.utime(path)
+    missing = [name for name in names if not (path / name).exists()]
+    if missing:
+        _remove_unused_once()
 
     def download(name: str) -> None:
         about = ask(path / name, lambda store, key: store.get_file_info(key))
@@ -79,6 +90,28 @@ def fetch(path: Path, names: Iterable[str]) -> None:
             _download_if_changed(path / name, about.size, about.mtime_ns)
 
     _each(missing, download)
+
+
+@cache
+def _remove_unused_once() -> None:
+    remove_unused(copies_folder())
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
+
+    Args:
+        folder: of copies. Folders that a process of this machine writes stay.
+    """
+    owners = tuple(_owned_folders(folder)) or ("\0",)
+    for here, _, names in os.walk(folder):
+        is_old = time.time() - os.stat(here).st_mtime > UNUSED_SECONDS
+        if MANIFEST not in names or not is_old or f"{here}{os.sep}".startswith(owners):
+            continue
+        for file in (Path(below, name) for below, _, inner in os.walk(here) for name in inner):
+            with suppress(OSError):
+                if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                    file.unlink()
 
 
 def push(path: Path) -> None:

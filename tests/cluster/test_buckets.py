@@ -1,4 +1,4 @@
-"""Commands whose output is in a bucket write there what they write to a local folder; another machine finds it whole."""
+"""Commands whose output is in a bucket write the files that they write to a folder; another machine finds them all."""
 
 from __future__ import annotations
 

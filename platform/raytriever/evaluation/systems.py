@@ -32,7 +32,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import Prompts
 from raytriever.search.exact import search_store
-from raytriever.store.objects import address_of
 
 # Bytes of weights that are kept in memory. One encoder is kept even if it is larger.
 KEPT_BYTES = 4 * 2**30
@@ -89,7 +88,7 @@ class Encoders:
                 retriever = self[model.name]
                 _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
                 system = {
-                    "model": address_of(model.config.model) or model.config.model,
+                    "model": model.location,
                     "width": retriever.width,
                     "precision": precision,
                 }

@@ -120,6 +120,14 @@ class UserError(Exception):
         where = self.args[1]
         return self.at(f"{place}: {where}" if where else place)
 
+    def on_host(self, host: str) -> Self:
+        """Return the same error with the name of the host that it is about, unless it has one.
+
+        Args:
+            host: The name.
+        """
+        return self if str(self.args[1]).startswith("host ") else self.within(f"host {host}")
+
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what
         return f"{line}; {self.remedy}" if self.remedy else line

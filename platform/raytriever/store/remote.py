@@ -307,7 +307,7 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
             os.rmdir(here)
 
 
-def _each(names: Iterable[Any], work: Callable[[Any], None]) -> None:
+def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
     """Do work for each name, several at a time; raises the first error."""
     names = list(names)
     if len(names) < 2:

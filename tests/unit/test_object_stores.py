@@ -205,12 +205,30 @@ def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None
 # --------------------------------------------------------------------------------------------------------------- leases
 
 
+@pytest.fixture
+def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set the clock of this machine wrong by some seconds."""
+    seconds, nanoseconds = time.time, time.time_ns
+
+    def wrong_by(offset: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: seconds() + offset)
+        monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + int(offset * 1e9))
+
+    return wrong_by
+
+
+@pytest.mark.parametrize("offset", [0, 600, -600])
 def test_a_second_machine_is_refused_until_the_first_has_ended(
-    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong_clock: Callable[[float], None],
+    offset: float,
 ) -> None:
     monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
     first = acquire(path_of(uri))
     machine("two")
+    wrong_clock(offset)
     with pytest.raises(InUseError, match=rf"in use by .* pid {os.getpid()}"):
         acquire(path_of(uri))
     machine("one")
@@ -238,6 +256,38 @@ def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies(machine: C
     assert (path_of(uri) / "unused" / "small").read_text() == "unused"
     read_manifest(path_of(uri) / "unused", verify=True)
     assert (path_of(uri) / "unused" / "large").exists()
+
+
+@pytest.mark.parametrize("offset", [0, 600, -600])
+def test_a_file_that_changes_twice_in_a_second_is_read_again(
+    machine: Callable[[str], None], uri: str, wrong_clock: Callable[[float], None], offset: float
+) -> None:
+    wrong_clock(offset)
+    times = set[int]()
+    while len(times) != 1:  # until both are of one second, by the clock of the store
+        times = set()
+        for text in ("a", "b"):
+            machine("one")
+            objects.write_object(path_of(uri) / "file", text.encode())
+            times.add(objects.list_objects(path_of(uri))["file"])
+            machine("two")
+            remote.pull(path_of(uri))
+            assert (path_of(uri) / "file").read_text() == text
+
+
+def test_a_bucket_without_a_path_is_no_output(machine: Callable[[str], None]) -> None:
+    with pytest.raises(StorageError, match=r"^s3://bucket: is a whole bucket; give the address of a path in it$"):
+        acquire(copy_of("s3://bucket"))
+
+
+@pytest.mark.slow
+def test_google_cloud_without_credentials_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself PyArrow would try for 15 minutes, and no signal would end it."""
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^gs://"):
+        check_writable(copy_of("gs://raytriever-test/x"))
+    assert time.monotonic() - began < 60
 
 
 def test_what_is_written_during_an_upload_is_uploaded_by_the_next(

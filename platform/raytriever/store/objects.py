@@ -25,6 +25,7 @@ from raytriever.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn
+_newest = 0
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -144,6 +145,8 @@ def _store(scheme: str, bucket: str) -> tuple[Any, str]:
     # Small objects are then written by one request instead of three.
     options = [query] if query else []
     options += ["allow_delayed_open=true"] if scheme == "s3" else []
+    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
+    options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") else []
     store, path = FileSystem.from_uri(f"{scheme}://{bucket}/{'?' + '&'.join(options) if options else ''}")
     return store, path.rstrip("/")
 
@@ -206,7 +209,14 @@ def listing(path: Path) -> dict[str, tuple[int, int]]:
         return {info.path[len(key) + 1 :]: (info.size, info.mtime_ns) for info in infos if info.is_file}
 
     found = ask(path, listed)
+    global _newest
+    _newest = max([_newest, *(modified for _, modified in found.values())])
     return {name: about for name, about in found.items() if ".lock/" not in name}
+
+
+def newest() -> int:
+    """Return the newest time that a store has listed for an object, in nanoseconds since 1970 by its clock."""
+    return _newest
 
 
 def check_writable(path: Path | str) -> None:

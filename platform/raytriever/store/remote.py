@@ -25,10 +25,12 @@ from typing import Any
 
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
+from raytriever.store import objects
 from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
+CLOCK_ERROR_NS = 3_600_000_000_000  # by which the clock of a machine may differ from that of the store
 UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
 TRANSFERS = 8  # at a time
 
@@ -267,9 +269,13 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless it is small and may change again within the second that it tells."""
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells.
+
+    The newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes.
+    """
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
-    if is_large or abs(time.time_ns() - modified) > 2_000_000_000:
+    is_over = objects.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
+    if is_large or is_over:
         os.utime(file, ns=(modified, modified))
 
 

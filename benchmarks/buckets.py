@@ -7,7 +7,7 @@ S3 server (SeaweedFS) on this machine.
   command, in equal parts of the undisturbed duration, and the same command starts again at once, until it ends. The
   files that another machine finds in the bucket must be those of the undisturbed command, without times; of a
   training, every step with its loss, and the model.
-- Equal commands: two `encode` start within two seconds with copies and caches of their own, as on two machines. One
+- Equal commands: two `prepare` start within two seconds with copies and caches of their own, as on two machines. One
   must end well, and the other must be refused.
 - Checkpoints: an encoder of the shape of XLM-R Base with random weights trains on this disk and into the bucket, with
   a checkpoint after every few steps. `steps.jsonl` has the seconds for which each step waited.
@@ -120,7 +120,7 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
         output = f"{BUCKET}/equal/{pair}"
         commands = []
         for number in range(2):
-            commands.append(Command(work, "encode", COMMANDS["encode"], output, f"equal-{pair}-{number}"))
+            commands.append(Command(work, "prepare", COMMANDS["prepare"], output, f"equal-{pair}-{number}"))
             time.sleep(chance.uniform(0, 2) * (not number))
         codes = [command.wait() for command in commands]
         lines = [last_line(command) for command in commands]
@@ -131,7 +131,7 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
             if good
             else [f"{code}: {line}" for code, line in zip(codes, lines, strict=True)]
         )
-        there = found(output, "encode")
+        there = found(output, "prepare")
         wanted = wanted or there
         different += there != wanted
     good_pairs = sum(len(one) == 1 for one in ended)

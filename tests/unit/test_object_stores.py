@@ -18,6 +18,8 @@ import pytest
 
 from raytriever.api.models import path_of
 from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.evaluation.request import EvaluatedModel
+from raytriever.models.config import ModelConfig
 from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, OUTPUT, RUN_FOLDER, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
@@ -273,6 +275,23 @@ def test_a_file_that_changes_twice_in_a_second_is_read_again(
             machine("two")
             remote.pull(path_of(uri))
             assert (path_of(uri) / "file").read_text() == text
+
+
+def test_an_address_of_data_that_is_not_there_is_refused_before_anything_is_loaded(
+    machine: Callable[[str], None], uri: str
+) -> None:
+    write_atomically(path_of(uri) / "data" / "corpus.jsonl", "{}\n")
+    DATASET.check(f"{uri}/data", "dataset")
+    with pytest.raises(DataError, match=rf"--dataset {uri}/dat: no data set of this name"):
+        DATASET.check(f"{uri}/dat", "dataset")
+
+
+def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
+    with pytest.raises(DataError, match=rf"--embeddings {uri}: no such embeddings"):
+        EMBEDDINGS.check(copy_of(uri), "embeddings")
+    error = StorageError("is there already", copy_of(uri), f"remove {copy_of(uri)}")
+    assert (error.where, error.remedy) == (uri, f"remove {uri}")
+    assert EvaluatedModel("name", ModelConfig(copy_of(uri))).location == uri
 
 
 def test_a_bucket_without_a_path_is_no_output(machine: Callable[[str], None]) -> None:

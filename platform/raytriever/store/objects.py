@@ -127,6 +127,13 @@ def list_objects(path: Path) -> dict[str, int]:
     return {name: modified for name, (_, modified) in listing(path).items()}
 
 
+def has_object(uri: str) -> bool:
+    """Return False if an address of a store names neither an object nor a folder; True for any other name."""
+    if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):
+        return True
+    return ask(Path(copy_of(uri)), lambda store, key: store.get_file_info(key)).type.name != "NotFound"
+
+
 def inside(path: Path | str) -> tuple[str, ...] | None:
     """Return the parts of a path below the folder of the copies; None for any other path."""
     folder = str(copies_folder())

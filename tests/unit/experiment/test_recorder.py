@@ -152,7 +152,7 @@ def test_lost_and_missing_workers_are_tags_of_the_run(tmp_path: Path, capsys: py
     memory = Memory(tmp_path)
     lost = "worker 1 on host h3 died with its node; the workers start again."
     with Recorder(memory, tmp_path, 10) as recorder:
-        recorder.record(MissingWorkers(0))  # the first group has started: no news
+        recorder.record(MissingWorkers(0))  # the first group has started: nothing changes
         for event in (LostWorker(lost), MissingWorkers(1), MissingWorkers(1), MissingWorkers(0)):
             recorder.record(event)
     assert memory.tags == [

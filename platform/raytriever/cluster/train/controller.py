@@ -7,6 +7,7 @@ failed before training; `Housekeeping` releases it, so that the next group finds
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -14,7 +15,6 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
-from raytriever import __version__
 from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
 from raytriever.cluster.train.network import choose_interface
@@ -47,11 +47,12 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Called when all workers of a group have started."""
         self.hosts = [worker.metadata.hostname for worker in worker_group.get_workers()]
-        for host, version in zip(self.hosts, worker_group.execute(_version_reader()), strict=True):
-            if version != __version__:
+        read = _version_reader()
+        for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
+            if version != read():
                 self._queue.send(
                     ConfigError(
-                        f"host {host} has raytriever {version}, and the command has {__version__}",
+                        f"host {host} has raytriever {version}, and the command has {read()}",
                         "the Ray cluster",
                         "install the same version on every host",
                     )
@@ -63,9 +64,7 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
 def _version_reader() -> Callable[[], str]:
     def version() -> str:
         """Return the version of a worker. As an inner function it is sent whole, to a node of any version."""
-        import raytriever
-
-        return raytriever.__version__
+        return str(import_module("raytriever").__version__)
 
     return version
 

@@ -92,7 +92,7 @@ class Command:
             "RAYTRIEVER_CACHE": str(work / cache),
             "PYTHONPATH": str(REPOSITORY / "platform"),
         }
-        self.log = work / f"{output}.log"
+        self.log = work / f"{output.replace('/', '-')}.{cache}.log"
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, str(REPOSITORY / "jobs" / f"{stage}.py"), *words, "--output", output],

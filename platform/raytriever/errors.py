@@ -18,6 +18,21 @@ from typing import Self
 _SETTING = re.compile("\x0e(\\w+)(?:([=?])([^\x0e\x0f]*))?\x0f")
 
 
+_translations: list[Callable[[str], str]] = []
+
+
+def translate_by(function: Callable[[str], str]) -> None:
+    """Pass all texts that are shown through a function, such as one that shows paths as the user knows them."""
+    _translations.append(function)
+
+
+def translated(text: str) -> str:
+    """Return a text as it is shown."""
+    for function in _translations:
+        text = function(text)
+    return text
+
+
 def setting(name: str, value: object = None) -> str:
     """Return the name of a setting for the text of a `UserError`; other text names it by `flag_of`.
 
@@ -75,17 +90,17 @@ class UserError(Exception):
     @property
     def what(self) -> str:
         """Description of the error, with a quotation of the value."""
-        return as_flags(self.args[0])
+        return translated(as_flags(self.args[0]))
 
     @property
     def where(self) -> str | None:
         """File, row, flag, argument or field that is wrong."""
-        return self.args[1] and as_flags(self.args[1])
+        return self.args[1] and translated(as_flags(self.args[1]))
 
     @property
     def remedy(self) -> str | None:
         """Instruction that corrects it."""
-        return self.args[2] and as_flags(self.args[2])
+        return self.args[2] and translated(as_flags(self.args[2]))
 
     def at(self, where: str | None) -> Self:
         """Return the same error about another place.
@@ -104,6 +119,14 @@ class UserError(Exception):
         """
         where = self.args[1]
         return self.at(f"{place}: {where}" if where else place)
+
+    def on_host(self, host: str) -> Self:
+        """Return the same error with the name of the host that it is about, unless it has one.
+
+        Args:
+            host: The name.
+        """
+        return self if str(self.args[1]).startswith("host ") else self.within(f"host {host}")
 
     def __str__(self) -> str:
         line = f"{self.where}: {self.what}" if self.where else self.what

@@ -21,7 +21,7 @@ from raytriever.options import did_you_mean
 from raytriever.reading.regular import irregular
 from raytriever.store.commit import complete
 from raytriever.store.disk import disk_errors
-from raytriever.store.objects import copy_of, is_uri
+from raytriever.store.objects import copy_of, has_object, is_uri
 from raytriever.store.remote import pull
 
 _LOCAL = "file://"
@@ -85,7 +85,7 @@ class PathKind:
         return self(value)
 
     def check(self, value: str, name: str) -> None:
-        """Raise the error of this kind if a local path in a value does not exist; names and URIs pass."""
+        """Raise the error of this kind if a path or an address of a store does not exist; names and other URIs pass."""
         if not self.missing:
             return
         for part in self._parts(value):
@@ -95,7 +95,7 @@ class PathKind:
                 pull(path)
             elif path is not None:
                 complete(path)
-            if path is not None and not _is_there(path, self.folder):
+            if not (_is_there(path, self.folder) if path is not None else has_object(bare)):
                 raise self.error_of_missing(bare, name)
 
     def error_of_missing(self, path: str, name: str | None = None) -> UserError:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from raytriever.errors import StorageError, as_flags
+from raytriever.errors import StorageError, as_flags, translated
 from raytriever.masking import masked
 
 # C0 but tab and line feed, DEL, C1, line and paragraph separators, bidirectional embeddings, overrides and isolates,
@@ -26,12 +26,6 @@ _CONTROL = re.compile(
 
 
 _last_output = time.monotonic()
-_translations: list[Callable[[str], str]] = []
-
-
-def translate_by(function: Callable[[str], str]) -> None:
-    """Pass all texts that are shown through a function, such as one that shows paths as the user knows them."""
-    _translations.append(function)
 
 
 def seconds_of_silence() -> float:
@@ -134,9 +128,7 @@ def write_line(text: str, stream: TextIO | None) -> None:
 def presentable(text: str, stream: TextIO) -> str:
     """Return a text as it may be written to a stream: masked, printable and in the stream's encoding."""
     encoding = stream.encoding or "utf-8"
-    for translate in _translations:
-        text = translate(text)
-    return printable(masked(as_flags(text))).encode(encoding, "backslashreplace").decode(encoding)
+    return printable(masked(translated(as_flags(text)))).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def open_missing_streams() -> None:

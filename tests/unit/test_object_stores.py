@@ -18,6 +18,8 @@ import pytest
 
 from raytriever.api.models import path_of
 from raytriever.errors import ConfigError, DataError, StorageError
+from raytriever.evaluation.request import EvaluatedModel
+from raytriever.models.config import ModelConfig
 from raytriever.paths import DATASET, EMBEDDINGS, MODEL, MODELS, NEGATIVES, OUTPUT, RUN_FOLDER, SCORES, runs_folder
 from raytriever.store import lease, objects, owner, remote
 from raytriever.store import lock as locking
@@ -205,18 +207,128 @@ def test_an_object_that_is_a_folder_too_is_refused(machine: Callable[[str], None
 # --------------------------------------------------------------------------------------------------------------- leases
 
 
+@pytest.fixture
+def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set the clock of this machine wrong by some seconds."""
+    seconds, nanoseconds = time.time, time.time_ns
+
+    def wrong_by(offset: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: seconds() + offset)
+        monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + int(offset * 1e9))
+
+    return wrong_by
+
+
+@pytest.mark.parametrize("offset", [0, 600, -600])
 def test_a_second_machine_is_refused_until_the_first_has_ended(
-    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong_clock: Callable[[float], None],
+    offset: float,
 ) -> None:
     monkeypatch.setattr(locking, "LEASE_GRACE_SECONDS", 0.5)
     first = acquire(path_of(uri))
     machine("two")
+    wrong_clock(offset)
     with pytest.raises(InUseError, match=rf"in use by .* pid {os.getpid()}"):
         acquire(path_of(uri))
     machine("one")
     first.release()
     machine("two")
     acquire(path_of(uri)).release()
+
+
+def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies(machine: Callable[[str], None], uri: str) -> None:
+    names = ["used", "unused", "written"]
+    for name in names:
+        with committed_directory(path_of(uri) / name) as folder:
+            (folder / "large").write_bytes(bytes(remote.SMALL_BYTES + 1))
+            (folder / "small").write_text(name)
+    week_ago = time.time() - remote.UNUSED_SECONDS - 60
+    for name in names:
+        os.utime(path_of(uri) / name, (week_ago, week_ago))
+    read_manifest(path_of(uri) / "used")
+    lock = acquire(path_of(uri) / "written")
+    os.utime(path_of(uri) / "written", (week_ago, week_ago))
+    remote.remove_unused(objects.copies_folder())
+    lock.release()
+    left = [name for name in names if (path_of(uri) / name / "large").exists()]
+    assert left == ["used", "written"]
+    assert (path_of(uri) / "unused" / "small").read_text() == "unused"
+    read_manifest(path_of(uri) / "unused", verify=True)
+    assert (path_of(uri) / "unused" / "large").exists()
+
+
+@pytest.mark.parametrize("offset", [0, 600, -600])
+def test_a_file_that_changes_twice_in_a_second_is_read_again(
+    machine: Callable[[str], None], uri: str, wrong_clock: Callable[[float], None], offset: float
+) -> None:
+    wrong_clock(offset)
+    times = set[int]()
+    while len(times) != 1:  # until both are of one second, by the clock of the store
+        times = set()
+        for text in ("a", "b"):
+            machine("one")
+            objects.write_object(path_of(uri) / "file", text.encode())
+            times.add(objects.list_objects(path_of(uri))["file"])
+            machine("two")
+            remote.pull(path_of(uri))
+            assert (path_of(uri) / "file").read_text() == text
+
+
+def test_an_address_of_data_that_is_not_there_is_refused_before_anything_is_loaded(
+    machine: Callable[[str], None], uri: str
+) -> None:
+    write_atomically(path_of(uri) / "data" / "corpus.jsonl", "{}\n")
+    DATASET.check(f"{uri}/data", "dataset")
+    with pytest.raises(DataError, match=rf"--dataset {uri}/dat: no data set of this name"):
+        DATASET.check(f"{uri}/dat", "dataset")
+
+
+def test_errors_and_models_of_an_evaluation_have_the_address(machine: Callable[[str], None], uri: str) -> None:
+    with pytest.raises(DataError, match=rf"--embeddings {uri}: no such embeddings"):
+        EMBEDDINGS.check(copy_of(uri), "embeddings")
+    error = StorageError("is there already", copy_of(uri), f"remove {copy_of(uri)}")
+    assert (error.where, error.remedy) == (uri, f"remove {uri}")
+    assert EvaluatedModel("name", ModelConfig(copy_of(uri))).location == uri
+
+
+def test_a_bucket_without_a_path_is_no_output(machine: Callable[[str], None]) -> None:
+    with pytest.raises(StorageError, match=r"^s3://bucket: is a whole bucket; give the address of a path in it$"):
+        acquire(copy_of("s3://bucket"))
+
+
+@pytest.mark.slow
+def test_google_cloud_without_credentials_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself PyArrow would try for 15 minutes, and no signal would end it."""
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"^gs://"):
+        check_writable(copy_of("gs://raytriever-test/x"))
+    assert time.monotonic() - began < 60
+
+
+def test_what_is_written_during_an_upload_is_uploaded_by_the_next(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = acquire(path_of(uri))
+    path_of(uri).mkdir()
+    (path_of(uri) / "log").write_text("1\n")
+    copy_in = remote._copy_in
+
+    def write_meanwhile(file: Path, *words: object) -> None:
+        copy_in(file, *words)  # type: ignore[arg-type]
+        (path_of(uri) / "log").write_text("1\n2\n")
+        (path_of(uri) / "new").write_text("new")
+
+    monkeypatch.setattr(remote, "_copy_in", write_meanwhile)
+    lock.push_changes()
+    monkeypatch.setattr(remote, "_copy_in", copy_in)
+    lock.release()
+    machine("two")
+    complete(path_of(uri))
+    assert {file.name: file.read_text() for file in path_of(uri).iterdir()} == {"log": "1\n2\n", "new": "new"}
 
 
 def test_logs_of_a_writer_are_uploaded(machine: Callable[[str], None], uri: str) -> None:

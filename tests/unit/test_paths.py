@@ -74,7 +74,7 @@ def test_an_empty_flag_is_refused_and_an_empty_field_means_nothing(given: str) -
         (DATASET, "pydocs"),
         (DATASET, "squad"),
         (DATASET, "hf://datasets/mteb/scifact"),
-        (DATASET, "s3://bucket/data?region=x"),
+        (DATASET, "http://host/data?region=x"),
         (DATASET, "ir_datasets:beir/scifact"),
         (DATASETS, "squad,,pydocs"),
         (DEV_DATASETS, "own,squad#dev"),

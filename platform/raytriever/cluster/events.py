@@ -30,6 +30,11 @@ class LogMessage:
 
 
 @dataclass(frozen=True)
+class LostWorker(LogMessage):
+    """Line about a worker that died or failed; trackers keep it as a tag of the run."""
+
+
+@dataclass(frozen=True)
 class StatusMessage:
     """Current activity of the first worker until its next step, as `loading the encoder`; shown when it takes long."""
 

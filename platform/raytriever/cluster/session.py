@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ CONNECT_SECONDS = 5.0  # in which a cluster must accept a connection
 POLL_SECONDS = 0.2  # between two looks at an interruption
 # Messages of Ray when its own processes do not start in time. It raises plain `Exception` and `RuntimeError`.
 START_TIMEOUTS = ("timed out during startup", "Failed to start GCS", "Timed out")
+VERSION_MISMATCH = "Version mismatch"  # in Ray's `RuntimeError`
 SHARED_MEMORY_BYTES = 1 << 30
 
 
@@ -72,6 +74,16 @@ def ray_session(num_workers: int) -> Iterator[None]:
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
     except ConnectionError as error:
         raise _no_answer(str(address)) from error
+    except RuntimeError as error:
+        if VERSION_MISMATCH not in str(error):
+            raise
+        found = re.findall(r"(Ray|Python): (\S+)", str(error))  # of the cluster, then of this process
+        theirs, ours = (" and ".join(f"{name} {version}" for name, version in half) for half in (found[:2], found[2:]))
+        raise ConfigError(
+            f"the cluster has {theirs}, and host {socket.gethostname()} has {ours}",
+            f"RAY_ADDRESS={address}",
+            "install the same versions on every host",
+        ) from error
     except OSError as error:
         if "AF_UNIX" not in str(error):
             raise

@@ -22,6 +22,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import commit_of
 from raytriever.models.source import check_revision
 from raytriever.options import did_you_mean
+from raytriever.store.objects import address_of
 
 BM25 = "bm25"
 # Of sentence-transformers.
@@ -59,6 +60,12 @@ class EvaluatedModel:
     name: str
     config: ModelConfig | None
     form: StoredForm | None = None
+
+    @property
+    def location(self) -> str:
+        """Path, name or address of the model as every machine knows it; empty for BM25."""
+        path = self.config.model if self.config else ""
+        return address_of(path) or path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +111,9 @@ class EvaluationJob:
         """Return all that decides the results, for `results.json`; `precision` is the arithmetic in use."""
         return {
             "models": {
-                model.name: asdict(model.config) if model.config else BM25 for model in self.models if not model.form
+                model.name: asdict(model.config) | {"model": model.location} if model.config else BM25
+                for model in self.models
+                if not model.form
             },
             "data sets": {one.name: {"split": one.split, "parts": one.parts} for one in self.datasets},
             "baselines": list(self.baselines),

@@ -87,7 +87,11 @@ class Encoders:
             else:
                 retriever = self[model.name]
                 _check_forms(model.name, retriever.width, [one.form for one in models if one.form])
-                system = {"model": model.config.model, "width": retriever.width, "precision": precision}
+                system = {
+                    "model": model.location,
+                    "width": retriever.width,
+                    "precision": precision,
+                }
                 self.systems[model.name] = system | retriever.description.flags()
                 log(f"{model.name}: {retriever.summary()}")
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from types import TracebackType
 
 from raytriever.activity import activity
-from raytriever.cluster.events import CheckpointEvent, Event, LogMessage, MissingWorkers, StatusMessage, ValidationEvent
+from raytriever.cluster.events import (
+    CheckpointEvent,
+    Event,
+    LogMessage,
+    LostWorker,
+    MissingWorkers,
+    StatusMessage,
+    ValidationEvent,
+)
 from raytriever.cluster.gauges import RunGauges
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
@@ -22,6 +30,7 @@ from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import PersistentTracker, Point
 
 FLUSH_SECONDS = 5.0
+LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_workers"  # tags
 
 
 class Recorder:
@@ -41,6 +50,7 @@ class Recorder:
         self._status = ExitStack()
         self.gauges = RunGauges(folder)
         self.step = 0  # the newest
+        self._missing = 0
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """Return the stored values of one metric by step, of this call and of earlier ones."""
@@ -50,12 +60,17 @@ class Recorder:
         """Record one event. Before a checkpoint is committed, all earlier points are stored."""
         if isinstance(event, LogMessage):
             self._log(event.text)
+            if isinstance(event, LostWorker):
+                self._tracker.describe({}, None, {LOST_WORKER: event.text})
             return
         if isinstance(event, StatusMessage):
             self._start_status(event.text)
             return
         if isinstance(event, MissingWorkers):
             self.gauges.set("missing_workers", event.workers, "workers that the cluster has no room for")
+            if event.workers != self._missing:
+                self._missing = event.workers
+                self._tracker.describe({}, None, {MISSING_WORKERS: str(event.workers)})
             return
         if isinstance(event, CheckpointEvent):
             self.flush()

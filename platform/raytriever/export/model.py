@@ -40,6 +40,7 @@ from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, encoder_digest, read_calibration
 from raytriever.store.commit import committed_directory, write_atomically
 from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.objects import copy_of
 
 # Largest difference of a component, relative to the length of the embedding: ten times the measured error of float32.
 TOLERANCE = 1e-5
@@ -245,7 +246,9 @@ def _read_results(folder: Path, model: str) -> dict[str, Any]:
     """
     results = read_results(folder)
     names = [
-        name for name, system in results.get("systems", {}).items() if Path(system["model"]) in _equivalent_paths(model)
+        name
+        for name, system in results.get("systems", {}).items()
+        if Path(copy_of(system["model"])) in _equivalent_paths(model)
     ]
     if not names:
         measured = ", ".join(system["model"] for system in results.get("systems", {}).values())

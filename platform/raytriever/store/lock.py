@@ -180,6 +180,8 @@ def acquire(
         InUseError: another process holds it, and `wait` is false.
         OSError: the lock file cannot be made.
     """
+    if len(objects.inside(path) or ()) == 2:
+        raise StorageError("is a whole bucket", str(path), "give the address of a path in it")
     began = time.monotonic()
     grace = LEASE_GRACE_SECONDS if _needs_lease(path) else GRACE_SECONDS
     next_report = began + grace

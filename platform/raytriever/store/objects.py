@@ -18,13 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.errors import ConfigError, StorageError
+from raytriever.errors import ConfigError, StorageError, translate_by
 from raytriever.interruption import check_interrupted
 from raytriever.masking import refuse_secrets
-from raytriever.terminal import translate_by, warn
+from raytriever.terminal import warn
 
 T = TypeVar("T")
 _report: Callable[[str], None] = warn
+_newest = 0
 COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its workers on other hosts
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
@@ -126,6 +127,13 @@ def list_objects(path: Path) -> dict[str, int]:
     return {name: modified for name, (_, modified) in listing(path).items()}
 
 
+def has_object(uri: str) -> bool:
+    """Return False if an address of a store names neither an object nor a folder; True for any other name."""
+    if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):
+        return True
+    return ask(Path(copy_of(uri)), lambda store, key: store.get_file_info(key)).type.name != "NotFound"
+
+
 def inside(path: Path | str) -> tuple[str, ...] | None:
     """Return the parts of a path below the folder of the copies; None for any other path."""
     folder = str(copies_folder())
@@ -144,6 +152,8 @@ def _store(scheme: str, bucket: str) -> tuple[Any, str]:
     # Small objects are then written by one request instead of three.
     options = [query] if query else []
     options += ["allow_delayed_open=true"] if scheme == "s3" else []
+    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
+    options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") else []
     store, path = FileSystem.from_uri(f"{scheme}://{bucket}/{'?' + '&'.join(options) if options else ''}")
     return store, path.rstrip("/")
 
@@ -206,7 +216,14 @@ def listing(path: Path) -> dict[str, tuple[int, int]]:
         return {info.path[len(key) + 1 :]: (info.size, info.mtime_ns) for info in infos if info.is_file}
 
     found = ask(path, listed)
+    global _newest
+    _newest = max([_newest, *(modified for _, modified in found.values())])
     return {name: about for name, about in found.items() if ".lock/" not in name}
+
+
+def newest() -> int:
+    """Return the newest time that a store has listed for an object, in nanoseconds since 1970 by its clock."""
+    return _newest
 
 
 def check_writable(path: Path | str) -> None:

@@ -19,15 +19,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError
 from raytriever.reading.structured import read_json
-from raytriever.store.objects import MANIFEST, ask, delete_object, inside, listing, write_object
+from raytriever.store import objects
+from raytriever.store.objects import MANIFEST, ask, copies_folder, delete_object, inside, listing, write_object
 
 UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
+CLOCK_ERROR_NS = 3_600_000_000_000  # by which the clock of a machine may differ from that of the store
+UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
 TRANSFERS = 8  # at a time
 
 
@@ -70,8 +74,17 @@ def pull(path: Path | str, *, owned: bool | None = None) -> None:
 
 
 def fetch(path: Path, names: Iterable[str]) -> None:
-    """Copy files of a committed directory that are missing on this machine; raises `StorageError`."""
-    missing = [name for name in names if not (path / name).exists()] if inside(path) is not None else []
+    """Copy files of a committed directory that are missing on this machine; raises `StorageError`.
+
+    The time of the directory is that of its last use, for `remove_unused`.
+    """
+    if inside(path) is None:
+        return
+    with suppress(OSError):
+        os.utime(path)
+    missing = [name for name in names if not (path / name).exists()]
+    if missing:
+        _remove_unused_once()
 
     def download(name: str) -> None:
         about = ask(path / name, lambda store, key: store.get_file_info(key))
@@ -79,6 +92,28 @@ def fetch(path: Path, names: Iterable[str]) -> None:
             _download_if_changed(path / name, about.size, about.mtime_ns)
 
     _each(missing, download)
+
+
+@cache
+def _remove_unused_once() -> None:
+    remove_unused(copies_folder())
+
+
+def remove_unused(folder: Path) -> None:
+    """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
+
+    Args:
+        folder: of copies. Folders that a process of this machine writes stay.
+    """
+    owners = tuple(_owned_folders(folder)) or ("\0",)
+    for here, _, names in os.walk(folder):
+        is_old = time.time() - os.stat(here).st_mtime > UNUSED_SECONDS
+        if MANIFEST not in names or not is_old or f"{here}{os.sep}".startswith(owners):
+            continue
+        for file in (Path(below, name) for below, _, inner in os.walk(here) for name in inner):
+            with suppress(OSError):
+                if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                    file.unlink()
 
 
 def push(path: Path) -> None:
@@ -157,9 +192,11 @@ class Changes:
             now = self._state()
             for file in [file for file, state in now.items() if self._uploaded.get(file) != state]:
                 with suppress(FileNotFoundError):  # it is gone meanwhile
-                    _upload(file)
-            _each([file for file in self._uploaded if file not in now and not file.exists()], delete_object)
-            self._uploaded = self._state()
+                    self._uploaded[file] = _upload(file)
+            gone = [file for file in self._uploaded if file not in now and not file.exists()]
+            _each(gone, delete_object)
+            for file in gone:
+                del self._uploaded[file]
 
     def _state(self) -> dict[Path, tuple[int, int]]:
         found = {}
@@ -182,19 +219,25 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
         shutil.copyfileobj(source, target, 8 << 20)
 
 
-def _upload(file: Path, before: tuple[int, int] | None = None) -> None:
-    """Upload a file, unless the object is that of the copy; the file gets the time of the object."""
+def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
+    """Upload a file, unless the object is that of the copy; the file gets the time of the object.
+
+    Returns:
+        The size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
+    """
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):
-        return
+        return before
 
     def upload(store: Any, key: str) -> Any:
         _copy_in(file, store, key)
         return store.get_file_info(key)
 
     about = ask(file, upload)
-    if (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns):
-        _set_time(file, about.mtime_ns, file.name)
+    if (file.stat().st_size, file.stat().st_mtime_ns) != (status.st_size, status.st_mtime_ns):
+        return status.st_size, status.st_mtime_ns
+    _set_time(file, about.mtime_ns, file.name)
+    return status.st_size, file.stat().st_mtime_ns
 
 
 def _download_if_changed(file: Path, size: int, modified: int) -> None:
@@ -226,9 +269,13 @@ def _is_copied(file: Path, size: int, modified: int) -> bool:
 
 
 def _set_time(file: Path, modified: int, name: str) -> None:
-    """Give a copy the time of its object, unless it is small and may change again within the second that it tells."""
+    """Give a copy the time of its object, unless it is small and may change again within the second that it tells.
+
+    The newest time of any object shows that the second is over. The clock of this machine may be wrong by minutes.
+    """
     is_large = file.stat().st_size > SMALL_BYTES and name != MANIFEST
-    if is_large or abs(time.time_ns() - modified) > 2_000_000_000:
+    is_over = objects.newest() - modified > 2_000_000_000 or abs(time.time_ns() - modified) > CLOCK_ERROR_NS
+    if is_large or is_over:
         os.utime(file, ns=(modified, modified))
 
 
@@ -266,7 +313,7 @@ def _remove_others(path: Path, found: Iterable[str], owners: tuple[str, ...]) ->
             os.rmdir(here)
 
 
-def _each(names: Iterable[Any], work: Callable[[Any], None]) -> None:
+def _each(names: Iterable[Any], work: Callable[[Any], object]) -> None:
     """Do work for each name, several at a time; raises the first error."""
     names = list(names)
     if len(names) < 2:

@@ -287,12 +287,10 @@ class MlflowTracker:
             return str(existing[0].info.run_id)
         return str(self._client.create_run(experiment, run_name=run_name, tags=self._tags).info.run_id)
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Log flattened settings as params, the data set as an input, and tags."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
-        profile = json.dumps(dict(dataset.counts))
-        record = Dataset(dataset.name, dataset.digest[:32], "local", dataset.source, profile=profile)
         with self._translate_errors():
             # Params cannot change, so only missing ones are logged.
             existing = self._client.get_run(self.run_id).data.params
@@ -301,7 +299,11 @@ class MlflowTracker:
             for start in range(0, len(params), PARAMS_PER_REQUEST):
                 self._client.log_batch(self.run_id, params=params[start : start + PARAMS_PER_REQUEST])
             self._client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
-            self._client.log_inputs(self.run_id, [DatasetInput(record, [InputTag("mlflow.data.context", "training")])])
+            if dataset is not None:
+                profile = json.dumps(dict(dataset.counts))
+                record = Dataset(dataset.name, dataset.digest[:32], "local", dataset.source, profile=profile)
+                used = DatasetInput(record, [InputTag("mlflow.data.context", "training")])
+                self._client.log_inputs(self.run_id, [used])
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values, at most `METRICS_PER_REQUEST` in a request."""

@@ -135,11 +135,14 @@ class Outbox:
             behind = max(0.0, time.time() - oldest[0].milliseconds / 1000) if oldest else 0.0
             return Backlog(self._unsent, len(self._state["files"]), behind)
 
-    def put_description(self, params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        """Store settings, data and tags; they replace unsent ones of the same data."""
-        record = {**asdict(dataset), "counts": dict(dataset.counts)}
+    def put_description(
+        self, params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
+    ) -> None:
+        """Store settings, data and tags; they replace unsent ones of the same data, or of the same names of tags."""
+        record = dataset and {**asdict(dataset), "counts": dict(dataset.counts)}
         with self._lock:
-            others = [other for other in self._state["descriptions"] if other["dataset"] != record]
+            subject = record or [*tags]
+            others = [one for one in self._state["descriptions"] if (one["dataset"] or [*one["tags"]]) != subject]
             self._change(descriptions=[*others, {"params": dict(params), "dataset": record, "tags": dict(tags)}])
 
     def put_file(self, path: Path, folder: str) -> None:
@@ -190,7 +193,7 @@ class Outbox:
         state = self._state
         if state["descriptions"]:
             description = state["descriptions"][0]
-            dataset = DatasetRecord(**description["dataset"])
+            dataset = description["dataset"] and DatasetRecord(**description["dataset"])
             run.describe(description["params"], dataset, description["tags"])
             with self._lock:
                 left = [other for other in self._state["descriptions"] if other is not description]
@@ -227,7 +230,7 @@ class Outbox:
 
 class _Description(TypedDict):
     params: dict[str, str]
-    dataset: DatasetRecord
+    dataset: DatasetRecord | None
     tags: dict[str, str]
 
 

@@ -118,7 +118,7 @@ class Spool:
             child._start()
         return self._children[folder]
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """See `Tracker`."""
         for outbox in self._outboxes:
             outbox.put_description(flatten(config), dataset, tags)

@@ -75,8 +75,10 @@ class TensorboardRun(RemoteRun):
         if not size:
             self._write([Event(wall_time=time.time(), file_version="brain.Event:2")])
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        """Write settings, data and tags for the page of hyperparameters."""
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
+        """Write settings, data and tags for the page of hyperparameters, once."""
+        if dataset is None:
+            return
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         settings = hparams_pb(described(config, dataset, tags), trial_id=self.run_id)

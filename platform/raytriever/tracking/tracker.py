@@ -74,8 +74,11 @@ class Backlog:
 class Tracker(Protocol):
     """Receives the settings, metrics and files of a run from the driver, the only writer of the run."""
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        """Log the resolved settings, the data and the tags. A resumed run may repeat the call; nothing changes."""
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
+        """Log the resolved settings, the data and the tags. A resumed run may repeat the call; nothing changes.
+
+        Without a data set, tags that arise during the run are added; trackers without tags may ignore them.
+        """
 
     def log(self, points: Sequence[Point]) -> None:
         """Log metric values."""
@@ -120,10 +123,14 @@ class TrackerClient(Protocol):
         """
 
 
-def described(params: Mapping[str, str], dataset: DatasetRecord, tags: Mapping[str, str]) -> dict[str, str | float]:
+def described(
+    params: Mapping[str, str], dataset: DatasetRecord | None, tags: Mapping[str, str]
+) -> dict[str, str | float]:
     """Return settings, data and tags under one mapping, for trackers that have only settings; numbers as numbers."""
-    data = {"source": dataset.source, "digest": dataset.digest, **{k: str(v) for k, v in dataset.counts.items()}}
-    flat = {**params, **{f"dataset.{dataset.name}.{name}": value for name, value in data.items()}, **tags}
+    flat = {**params, **tags}
+    if dataset is not None:
+        data = {"source": dataset.source, "digest": dataset.digest, **{k: str(v) for k, v in dataset.counts.items()}}
+        flat |= {f"dataset.{dataset.name}.{name}": value for name, value in data.items()}
     return {name: _number(value) for name, value in flat.items()}
 
 
@@ -144,7 +151,7 @@ def rows_of(points: Sequence[Point]) -> list[list[Point]]:
 class NullTracker(Tracker):
     """Tracker that keeps nothing."""
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Ignore the settings."""
 
     def log(self, points: Sequence[Point]) -> None:

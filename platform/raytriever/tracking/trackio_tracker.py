@@ -46,7 +46,7 @@ class TrackioRun(RemoteRun):
         self._next = points
         self._config: dict[str, str | float] = {}
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Keep settings, data and tags, which Trackio stores with the next row."""
         self._config |= described(config, dataset, tags)
 

@@ -140,7 +140,7 @@ class WandbRun(RemoteRun):
         self._next = points
         run.define_metric("*", step_metric="step")
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Log settings, data and tags as the run's configuration."""
         self._run.config.update(described(config, dataset, tags), allow_val_change=True)
 

@@ -16,6 +16,7 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -181,8 +182,9 @@ class CheckpointWriter:
                         write_slices(slices, hidden, self._workers.rank, self._workers.size)
         except StorageError as error:
             # The user knows the path of the checkpoint, not the temporary path of a shard.
-            where = error.where and error.where.replace(str(shard), str(path))
-            raise error.at(where) from error
+            named = error.at(error.where and error.where.replace(shard.name, path.name))
+            # The disk is one of this worker, and the error is raised on all of them.
+            raise (named.on_host(socket.gethostname()) if self._workers.size > 1 else named) from error
 
     def _commit(self, slices: list[Slice], state: State, path: Path) -> None:
         uploaded: dict[str, FileEntry] = {}  # files of other workers that are in the object store already

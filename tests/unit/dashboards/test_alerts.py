@@ -23,7 +23,7 @@ def promtool(*words: str) -> str:
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    assert "13 rules found" in promtool("check", "rules", str(PROMETHEUS / "alerts.yml"))
+    assert "14 rules found" in promtool("check", "rules", str(PROMETHEUS / "alerts.yml"))
     assert "1 rule files found" in promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
 
 

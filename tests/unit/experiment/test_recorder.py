@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from raytriever import activity
-from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
+from raytriever.cluster.events import (
+    CheckpointEvent,
+    LogMessage,
+    LostWorker,
+    MissingWorkers,
+    StatusMessage,
+    StepEvent,
+    ValidationEvent,
+)
 from raytriever.experiment import recorder as module
 from raytriever.experiment.recorder import Recorder, headline_metrics
 from raytriever.tracking.steps import STEPS, StepLog, read_curve
@@ -27,12 +35,15 @@ class Memory:
         self.steps = StepLog(folder)
         self.points: list[Point] = []
         self.requests = 0
+        self.tags: list[dict[str, str]] = []
 
     def child(self, run_name: str, folder: Path) -> PersistentTracker:
         raise NotImplementedError
 
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord, tags: Mapping[str, str]) -> None:
-        raise NotImplementedError
+    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
+        assert not config
+        assert dataset is None
+        self.tags.append(dict(tags))
 
     def log(self, points: Sequence[Point]) -> None:
         before = self.steps.size
@@ -135,6 +146,21 @@ def test_points_are_stored_before_their_checkpoint_is_committed(tmp_path: Path) 
         recorder.record(CheckpointEvent(1))
         assert memory.logged("loss") == [(1, 1.0)]
         assert (tmp_path / STEPS).read_text().count("\n") == 1
+
+
+def test_lost_and_missing_workers_are_tags_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = Memory(tmp_path)
+    lost = "worker 1 on host h3 died with its node; the workers start again."
+    with Recorder(memory, tmp_path, 10) as recorder:
+        recorder.record(MissingWorkers(0))  # the first group has started: nothing changes
+        for event in (LostWorker(lost), MissingWorkers(1), MissingWorkers(1), MissingWorkers(0)):
+            recorder.record(event)
+    assert memory.tags == [
+        {"raytriever.lost_worker": lost},
+        {"raytriever.missing_workers": "1"},
+        {"raytriever.missing_workers": "0"},
+    ]
+    assert lost in capsys.readouterr().err
 
 
 def test_the_headline_metrics_are_short_and_start_with_the_loss() -> None:

@@ -68,6 +68,9 @@ def test_all_data_reaches_the_server(server: MlflowServer, faulty: FaultyServer,
     run = tmp_path / "run"
     spool = begin(faulty, run)
     spool.describe({"loss": {"loss": "mw", "parts": [1, 2]}, "long": "x" * 9000}, DATA, {"config_hash": "cafe"})
+    for worker in (1, 2):  # during the run
+        spool.describe({}, None, {"raytriever.lost_worker": f"worker {worker} died"})
+        spool.describe({}, None, {"raytriever.missing_workers": "1"})
     spool.log(points(1, 3))
     (run / "figures" / "deep").mkdir(parents=True)
     (run / "figures" / "deep" / "roc.png").write_bytes(b"png")
@@ -83,7 +86,9 @@ def test_all_data_reaches_the_server(server: MlflowServer, faulty: FaultyServer,
     assert actual.data.params["loss.parts.2"] == "2"
     assert len(actual.data.params["long"]) == 6000
     assert actual.data.tags["config_hash"] == "cafe"
-    assert actual.inputs.dataset_inputs[0].dataset.name == "letters"
+    assert actual.data.tags["raytriever.lost_worker"] == "worker 2 died"
+    assert actual.data.tags["raytriever.missing_workers"] == "1"
+    assert [used.dataset.name for used in actual.inputs.dataset_inputs] == ["letters"]
     assert stored_points(server, spool.run_id) == expected(3) == stored_points(server, spool.run_id)
     [file] = server.client.list_artifacts(spool.run_id, "figures/deep")
     assert file.path == "figures/deep/roc.png"

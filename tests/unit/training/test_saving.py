@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -212,7 +213,8 @@ def test_what_one_worker_could_not_write_ends_all_and_leaves_the_one_before(
     logged = together(2, run)
     assert [type(error) for error in logged] == [StorageError] * 2
     assert {str(error) for error in logged} == {
-        f"{tmp_path}/step-2: no space left on the disk; free some space or write to another disk"
+        f"host {socket.gethostname()}: {tmp_path}/step-2: no space left on the disk; free some space or write to "
+        "another disk"
     }
     assert saved_value(tmp_path / "step-1") == 1.0
     assert newest_checkpoint(tmp_path) == (tmp_path / "step-1", [])

@@ -6,6 +6,8 @@ failed before training; `Housekeeping` releases it, so that the next group finds
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -13,9 +15,10 @@ from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
-from raytriever.cluster.events import GroupStarted, GroupWanted, LogMessage
+from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
 from raytriever.cluster.train.network import choose_interface
+from raytriever.errors import ConfigError
 
 
 class GroupReports(ControllerCallback, WorkerGroupCallback):
@@ -44,7 +47,26 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Called when all workers of a group have started."""
         self.hosts = [worker.metadata.hostname for worker in worker_group.get_workers()]
+        read = _version_reader()
+        for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
+            if version != read():
+                self._queue.send(
+                    ConfigError(
+                        f"host {host} has raytriever {version}, and the command has {read()}",
+                        "the Ray cluster",
+                        "install the same version on every host",
+                    )
+                )
+                return
         self._queue.send(GroupStarted(tuple(self.hosts)))
+
+
+def _version_reader() -> Callable[[], str]:
+    def version() -> str:
+        """Return the version of a worker. As an inner function it is sent whole, to a node of any version."""
+        return str(import_module("raytriever").__version__)
+
+    return version
 
 
 class Housekeeping(ControllerCallback, WorkerGroupCallback):
@@ -114,7 +136,7 @@ class Failures(UserCallback):
             else:
                 died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
-        self._queue.send(LogMessage(f"{reasons[0].splitlines()[0]}; the workers start again."))
+        self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)
 
     def _death(self, rank: int, how: str) -> str:

@@ -6,12 +6,17 @@ and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[12
 from __future__ import annotations
 
 import os
+import re
 
 import ray.util
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-# What PyTorch says where the processes of a group do not reach each other.
-UNREACHABLE = ("connectFullMesh failed", "Connection refused", "No route to host", "Network is unreachable")
+# What gloo, PyTorch's store of a group and NCCL say where processes do not reach each other. "Connection refused" alone
+# may come from anything that a worker opens, such as a tracker or a data set.
+UNREACHABLE = re.compile(
+    r"connectFullMesh failed|client socket has (?:failed to connect|timed out)|"
+    r"socket(?:Start|Poll|Final\w*)Connect.* failed"
+)
 
 
 def choose_interface() -> None:

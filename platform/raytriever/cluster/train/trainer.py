@@ -181,7 +181,7 @@ def _start_error(failure: ControllerError) -> Exception:
             "the Ray cluster",
             "install a PyTorch for the CUDA of its driver, or start Ray with CUDA_VISIBLE_DEVICES='' to train on CPUs",
         )
-    if any(reason in text for reason in UNREACHABLE):
+    if UNREACHABLE.search(text):
         addresses = sorted(set(re.findall(r"remote=\[([^\]]+)\]", text)))
         return ClusterError(
             f"has workers that do not reach each other{f' (at {addresses[0]})' if addresses else ''}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import DataError, UserError, flag_of
+from raytriever.errors import DataError, StorageError, UserError, flag_of
 from raytriever.losses.distributed import WorkerGroup, current_workers
 from raytriever.machine import usable_cores
 from raytriever.models.memory import move_to
@@ -94,7 +95,9 @@ def train_worker(job: WorkerJob) -> None:
     try:
         _train(job, device)
     except UserError as error:
-        queue.flush(error)
+        # With a cause, the error is one of the disk of this worker.
+        is_of_disk = isinstance(error, StorageError) and error.__cause__ is not None and current_workers().size > 1
+        queue.flush(error.on_host(socket.gethostname()) if is_of_disk else error)
         # Others may wait for this worker in a collective: only an exception makes Ray end the whole group.
         if current_workers().size > 1:
             raise
@@ -142,7 +145,7 @@ def _train(job: WorkerJob, device: torch.device) -> None:
     for path in job.datasets:
         if not is_uri(path) and not is_committed(Path(path)):
             remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
-            raise DataError("is not on this node", path, remedy)
+            raise DataError(f"is not on host {socket.gethostname()}", path, remedy)
     data = TrainingData.open(job.datasets, config.data, tokenisation_of(retriever), settings.batch_size, settings.seed)
     if config.loss.guide:
         data = replace(data, guide=Guide.load(config.loss.guide, precision, device))

@@ -1,0 +1,110 @@
+"""Commands whose output is in a bucket write the files that they write to a folder; another machine finds them all."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytriever.store import objects
+from raytriever.store.commit import complete
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from object_store import ObjectStore, object_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+CommandLine = Any
+Outputs = Callable[..., tuple[Path, Path]]
+# Times, and what follows from them.
+TIMES = re.compile(r'"(?:evaluation_time|seconds|step_seconds|duration|started|ended|milliseconds)": [^,\n}]*')
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    with object_store(tmp_path_factory.mktemp("store")) as running:
+        yield running
+
+
+@pytest.fixture
+def outputs(
+    server: ObjectStore, command_line: Callable[[], CommandLine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Outputs:
+    """Run a command with a local output and with one in the bucket, and return both as another machine has them."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    objects._store.cache_clear()
+
+    def run(stage: str, *words: str) -> tuple[Path, Path]:
+        line, uri = command_line(), f"s3://bucket/{tmp_path.name}/{stage}"
+        for output in ("local", uri):
+            process = line.start(stage, *words, "--tracker", "none", "--output", output)
+            out, err = process.communicate(timeout=400)
+            assert process.returncode == 0, err
+            assert "remote/s3" not in out + err
+        assert uri in out
+        monkeypatch.setenv(objects.COPIES, str(tmp_path / "another machine"))
+        copy = Path(objects.copy_of(uri))
+        complete(copy)
+        return tmp_path / "local", copy
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Return the text of every JSON file without times; of other files, that they are there."""
+    files = (file for file in folder.rglob("*") if file.is_file() and not file.name.endswith(".lock"))
+    return {
+        file.relative_to(folder).as_posix(): TIMES.sub("", file.read_text())
+        if file.suffix in (".json", ".jsonl") and file.name != "manifest.json"
+        else True
+        for file in files
+    }
+
+
+def test_an_evaluation(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path) -> None:
+    words = ["--model", "bm25", f"tiny={tiny_encoder}", "--datasets", str(tiny_dataset), "--precision", "fp32"]
+    local, copy = outputs("evaluate", *words, "--calibrate", "f1")
+    assert contents(copy) == contents(local)
+    assert json.loads((copy / "results.json").read_text())["models"].keys() == {"bm25", "tiny"}
+
+
+def test_a_sweep(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text("loss:\n  temperature: [0.05, 0.1]\n")
+    words = ["--search-space", str(space), "--max-steps", "4", "--trials-at-once", "1", "--precision", "fp32"]
+    words += ["--dataset", str(tiny_dataset), "--model", str(tiny_encoder), "--batch-size", "16"]
+    local, copy = outputs("tune", *words)
+    there, here = contents(copy), contents(local)
+    assert there.keys() == here.keys()
+    for name in ("best.yaml", "trials/000/model/model.safetensors", "best/model/model.safetensors"):
+        assert (copy / name).read_bytes() == (local / name).read_bytes()
+    after = [json.loads((folder / "best/metrics.json").read_text())["after"] for folder in (copy, local)]
+    assert after[0] == after[1]
+
+
+def test_a_study(outputs: Outputs, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(
+        f"""
+seeds: 1
+metrics: ndcg@10
+data_sets: {{Letters: {tiny_dataset}}}
+settings:
+  model: {{model: {tiny_encoder}}}
+  training: {{batch_size: 16, max_steps: 4, precision: fp32}}
+arms:
+  BM25: bm25
+  MW: {{loss: {{loss: mw, temperature: 0.05}}}}
+"""
+    )
+    local, copy = outputs("study", str(file))
+    there, here = contents(copy), contents(local)
+    assert there.keys() == here.keys()
+    assert there["results.json"] == here["results.json"]
+    measured = json.loads(there["arms/MW-Letters/seed-0/measured/Letters/results.json"])
+    assert "remote/s3" not in json.dumps(measured)

@@ -1,0 +1,75 @@
+"""A node of another raytriever, or of another Python: one line that names the host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray._private.utils
+from ray import cloudpickle
+
+from raytriever import __version__
+from raytriever.cluster import session
+from raytriever.cluster.events import GroupStarted
+from raytriever.cluster.session import ray_session
+from raytriever.cluster.train.controller import GroupReports, _version_reader
+from raytriever.errors import ConfigError
+
+
+class Group:
+    """Worker group of two hosts, with the raytriever versions that its workers return."""
+
+    def __init__(self, *versions: str) -> None:
+        self._versions = versions
+
+    def get_workers(self) -> list[Any]:
+        return [SimpleNamespace(metadata=SimpleNamespace(hostname=f"h{rank}")) for rank in range(len(self._versions))]
+
+    def execute(self, function: Any) -> list[str]:
+        assert function() == __version__
+        return list(self._versions)
+
+
+def sent_by(group: Group) -> list[Any]:
+    events: list[Any] = []
+    GroupReports(SimpleNamespace(send=events.append)).after_worker_group_start(group)
+    return events
+
+
+def test_a_worker_of_another_version_ends_the_run_with_its_host() -> None:
+    [error] = sent_by(Group(__version__, "0.0.9"))
+    assert isinstance(error, ConfigError)
+    line = f"the Ray cluster: host h1 has raytriever 0.0.9, and the command has {__version__}; install the same version"
+    assert str(error).startswith(line)
+    assert sent_by(Group(__version__, __version__)) == [GroupStarted(("h0", "h1"))]
+
+
+def test_the_version_of_a_node_without_this_module_is_read(tmp_path: Path) -> None:
+    (tmp_path / "raytriever").mkdir()
+    (tmp_path / "raytriever" / "__init__.py").write_text('__version__ = "9.9"\n')
+    (tmp_path / "reader").write_bytes(cloudpickle.dumps(_version_reader()))
+    code = "import pickle; print(pickle.load(open('reader', 'rb'))())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "9.9\n"
+
+
+def test_another_python_than_that_of_the_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def join(**settings: object) -> None:  # as `ray.init` does: with Ray's own check
+        metadata = {"ray_version": "2.60.0", "python_version": "3.9.1"}
+        ray._private.utils.check_version_info(metadata, "node 10.0.0.2")
+
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr(session, "check_cluster", lambda: None)
+    monkeypatch.setattr(ray, "init", join)
+    monkeypatch.setattr(session.socket, "gethostname", lambda: "h2")
+    with pytest.raises(ConfigError) as caught, ray_session(1):
+        pass
+    python, version = sys.version.split()[0], ray.__version__
+    assert str(caught.value) == (
+        f"RAY_ADDRESS=10.0.0.1:6379: the cluster has Ray 2.60.0 and Python 3.9.1, and host h2 has Ray {version} and "
+        f"Python {python}; install the same versions on every host"
+    )

@@ -1,4 +1,4 @@
-"""What thresholds aim at, as users write it: `top-precision=0.9`, `wrong-answers=0.05`, `f1`."""
+"""Aims of thresholds, as users write them: `top-precision=0.9`, `wrong-answers=0.05`, `f1`."""
 
 from __future__ import annotations
 

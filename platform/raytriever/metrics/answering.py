@@ -208,7 +208,7 @@ class CheckedThreshold:
 
 @dataclass(frozen=True)
 class AnswerDecision:
-    """How a model decides whether to answer the questions of a data set, and how well.
+    """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
     Args:
         confidence: the confidence that decides.

@@ -123,7 +123,7 @@ class RankedQuestions:
 
     @property
     def answerable(self) -> Bool[ndarray, " questions"]:
-        """Whether the corpus has an answer to each question."""
+        """True for questions to which the corpus has an answer."""
         return self.kinds == ""
 
     def where(self, keep: ndarray) -> Self:
@@ -141,7 +141,7 @@ class RankedQuestions:
 
 @dataclass(frozen=True)
 class Confidence:
-    """How the confidence of a query is computed from its ranked scores.
+    """Confidence of a query, computed from its ranked scores.
 
     Args:
         name: `combined`, or a name of `confidences`.
@@ -167,7 +167,7 @@ class Confidence:
 
     @property
     def reads_bm25(self) -> bool:
-        """Whether BM25 is asked too."""
+        """True if BM25 is asked too."""
         return self.name == COMBINED
 
     def of(self, questions: RankedQuestions) -> Float64[ndarray, " questions"]:

@@ -1,9 +1,9 @@
 """Area under the risk-coverage curve of each confidence, on four data sets, with MiniLM as published.
 
 Run: `python benchmarks/confidences.py --data-root DIR [--passages N] [--json PATH]`. Of each data set some questions
-are dev and test, with their relevant passages and others. Every second question loses its answers. What is fitted or chosen
-is of dev; areas are of test, with 95 % intervals of 1,000 resamples of the questions. `difference` is the area of
-`combined` minus that of the single confidence that is best on test.
+are dev and test, with their relevant passages and others. Every second question loses its answers. What is fitted or
+chosen is of dev; areas are of test, with 95 % intervals of 1,000 resamples of the questions. `difference` is the area
+of `combined` minus that of the single confidence that is best on test.
 """
 
 from __future__ import annotations

@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 import raytriever as rt
 from raytriever.cli.main import run
+from raytriever.data.dataset import Documents
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.config import CONFIDENCES, EvaluationConfig
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.request import build_evaluation_job, read_models
 from raytriever.evaluation.results import Results
+from raytriever.metrics.confidence import Confidence
 from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import FILE, Calibration, read_calibration
+from raytriever.search.decision import Decider
 from raytriever.terminal import warn
 from raytriever.tracking.tracker import NullTracker
 
@@ -254,6 +259,26 @@ def test_a_threshold_is_not_checked_on_the_queries_on_which_it_was_chosen(calibr
     (letters / "qrels" / "dev.tsv").write_text((letters / "qrels" / "test.tsv").read_text())
     with pytest.raises(DataError, match="60 of 60 queries of split 'test' are queries of 'dev' too, more than 5%"):
         evaluate([calibrated.model], [letters], ["f1"], Path("results"))
+
+
+def test_questions_without_an_entity_and_other_data_sets_without_the_split_are_refused(calibrated: Calibrated) -> None:
+    with pytest.raises(DataError, match="split 'test': no question has an entity that can be replaced; leave out hard"):
+        evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("hard"), unanswerable=["hard"])
+    other = Path(shutil.copytree(calibrated.letters, "other"))
+    (other / "qrels" / "test.tsv").unlink()
+    with pytest.raises(DataError, match="no split 'test'"):
+        evaluate([calibrated.model], [calibrated.letters], ["f1"], Path("foreign"), unanswerable=[str(other)])
+
+
+def test_an_index_that_finds_too_few_passages_has_no_confidence(calibrated: Calibrated) -> None:
+    calibration = replace(calibrated.calibration, confidence=Confidence("entropy", 20, 0.1))
+    documents = Documents([str(at) for at in range(30)], [""] * 30, ["text"] * 30)
+    scores, ranking = np.ones((1, 20), np.float32), np.arange(20)[None].copy()
+    assert Decider(calibration, documents).confidence(["a"], scores, ranking) is not None
+    ranking[0, 17:] = -1
+    with pytest.raises(ConfigError, match="the index finds 17 of the 20 passages that entropy reads; give more, or"):
+        Decider(calibration, documents).confidence(["a"], scores, ranking)
+    assert Decider(None, documents).confidence(["a"], scores, ranking) is None
 
 
 def test_a_model_has_one_calibration(calibrated: Calibrated, capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,3 +221,20 @@ class Deadly:
 def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
         list(bm25._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+
+
+def test_another_system_is_compared_without_what_is_left_out() -> None:
+    texts = ["red apple", "green apple pie", "red red pear", "red apple", "blue plum"]
+    index, queries = Bm25Index(texts), ["red apple", "plum", "nothing"]
+    found, agrees = index.compare(queries, np.array([0, 1, -1]))
+    scores = [index.scores(query) for query in queries]
+    assert found[0] == pytest.approx([scores[0][0], scores[0][3], scores[0][0]])
+    assert found[1] == pytest.approx([scores[1][4], 0, 0])
+    assert found[2].tolist() == [0, 0, 0]
+    assert agrees.tolist() == [True, False, False]
+    # Without document 0 and its copy, whose form is equal.
+    forms = np.array([0, 1, 2, 0, 4])
+    left_out = [np.array([0]), np.array([], np.int64), np.array([], np.int64)]
+    found, agrees = index.compare(queries, np.array([2, 4, 0]), left_out, lambda positions: forms[positions])
+    assert found[0] == pytest.approx([max(scores[0][1], scores[0][2]), min(scores[0][1], scores[0][2]), scores[0][2]])
+    assert agrees.tolist() == [bool(scores[0][2] > scores[0][1]), True, False]

@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/conformal.py [--sets N] [--json PATH]`. A question has an answer in seven of ten cases. The gap
 between the best and the second score, and whether BM25 agrees, say how probable it is that the best document is right.
-The true share of a threshold is that of 20,000 further questions.
+The true share of a threshold is that of further questions: 5,000 for each set, or 100,000 for all.
 
 Promises: the mean true share over the sets of questions, for a confidence that is given (`margin`), and for `combined`,
 which is fitted on the same questions by cross-fitting. A set of which no threshold keeps the promise shows nothing.
@@ -18,6 +18,7 @@ import numpy as np
 
 from ends import machine, parser
 from raytriever.metrics.answering import (
+    CONFORMAL,
     FEWEST_IN_ALL,
     AnswerAim,
     TopAnswers,
@@ -30,7 +31,7 @@ from raytriever.metrics.confidence import COMBINED, RankedQuestions, fit_confide
 ALPHAS, QUESTIONS = (0.05, 0.1, 0.2), (20, 50, 200, 1_000)
 FEW = (20, 30, 50, 98)
 SHOWN: tuple[tuple[AnswerAim, float | None], ...] = (("answered", 0.6), ("f1", None))
-ENDLESS = 20_000
+ENDLESS, FURTHER = 100_000, 5_000
 UNANSWERABLE, DEPTH = 0.3, 20
 
 
@@ -52,21 +53,17 @@ def drawn(rng: np.random.Generator, count: int) -> RankedQuestions:
 
 def promises(name: str, questions: int, sets: int, rng: np.random.Generator) -> list[dict[str, object]]:
     """Return the mean true share of every alpha, of both aims, over sets of questions."""
-    truth = drawn(rng, ENDLESS)
     shares: dict[tuple[AnswerAim, float], list[float]] = {}
     reached: dict[tuple[AnswerAim, float], int] = {}
-    order_of: dict[str, np.ndarray] = {}
     for _ in range(sets):
-        some = drawn(rng, questions)
+        # Further questions are drawn for each set: the same ones would add their own error to every mean.
+        some, truth = drawn(rng, questions), drawn(rng, FURTHER)
         values = held_out_confidence(name, some)
-        fitted = fit_confidence(name, some)
-        if name not in order_of or name == COMBINED:
-            order_of[name] = fitted.of(truth)
-        true = order_of[name]
-        for aim in ("wrong_answers", "missed"):
+        true = fit_confidence(name, some).of(truth)
+        for aim in CONFORMAL:
             for alpha in ALPHAS:
                 chosen = choose_answer_threshold(TopAnswers(values, some.right, some.answerable), aim, alpha)
-                shown = true >= chosen.score if chosen.reached else np.full(ENDLESS, aim == "missed")
+                shown = true >= chosen.score if chosen.reached else np.full(FURTHER, aim == "missed")
                 loss = shown & ~truth.right if aim == "wrong_answers" else ~shown[truth.answerable]
                 shares.setdefault((aim, alpha), []).append(float(loss.mean()))
                 reached[aim, alpha] = reached.get((aim, alpha), 0) + chosen.reached

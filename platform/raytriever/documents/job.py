@@ -27,7 +27,7 @@ from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
-from raytriever.documents.update import KIND, Changes, EarlierImport, source_of_questions
+from raytriever.documents.update import KIND, EarlierImport, PassageChanges, source_of_questions
 from raytriever.errors import DataError, UserError, flag_of
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
@@ -80,7 +80,7 @@ class ImportSummary:
     repeated: list[str] = field(default_factory=list)
     questions: Questions | None = None
     judged: Counter[str] = field(default_factory=Counter)
-    changes: Changes | None = None
+    changes: PassageChanges | None = None
 
 
 def import_folder(

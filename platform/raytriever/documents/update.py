@@ -48,7 +48,7 @@ class _Row(TypedDict):
 
 
 @dataclass
-class Changes:
+class PassageChanges:
     """Numbers of passages that an update has added, changed (same id, other content), removed, and kept."""
 
     added: int = 0
@@ -73,7 +73,7 @@ class EarlierImport:
     def __init__(self, folder: Path) -> None:
         manifest = read_manifest(folder)
         self.meta = manifest["meta"]
-        self.changes = Changes()
+        self.changes = PassageChanges()
         self._folder, self._own = folder, {*manifest["files"], MANIFEST}
         self._splits: dict[str, str] = {}
         self._passages: dict[str, tuple[int, int]] = {}  # offset in the corpus, and number, for each file
@@ -196,7 +196,7 @@ class EarlierImport:
         self.changes.removed += len(earlier.keys() - taken)
         return kept
 
-    def finish(self, aside: Path) -> Changes:
+    def finish(self, aside: Path) -> PassageChanges:
         """Count the passages of files that are gone, and copy files that a user has put next to those of the import."""
         self.changes.removed += sum(number for _, number in self._passages.values())
         for file in files_below(self._folder):

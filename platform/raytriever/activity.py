@@ -52,7 +52,10 @@ def quiet() -> AbstractContextManager[None]:
 
 
 class _Reporter:
-    """The open blocks of this process, and the thread that reports the innermost one; no block, no thread."""
+    """The open blocks of this process, and the thread that reports the innermost one.
+
+    The thread ends some seconds after the last block, so a program that searches often does not start one each time.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,8 +79,6 @@ class _Reporter:
                 self._open.remove(opened)
             if self._open:
                 self._open[-1].began = time.monotonic()  # what it does now it has done only since
-            else:
-                self._changed.notify()
 
     def _run(self) -> None:
         while True:

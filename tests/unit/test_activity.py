@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
 
 import pytest
@@ -37,6 +38,17 @@ def test_short_work_is_not(capsys: pytest.CaptureFixture[str]) -> None:
         with activity("indexing"):
             pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_short_blocks_in_a_row_share_a_thread_that_ends_soon() -> None:
+    def thread() -> int:
+        with activity("searching"):
+            [reporter] = [each for each in threading.enumerate() if each.name == "raytriever-activity"]
+            return int(reporter.ident or 0)
+
+    assert len({thread() for _ in range(20)}) == 1
+    time.sleep(0.8)
+    assert all(each.name != "raytriever-activity" for each in threading.enumerate())
 
 
 def test_short_blocks_inside_a_long_one_are_no_silence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,12 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, Texts, source_of
 from raytriever.api.models import ModelLike, check_texts, loaded, path_of
-from raytriever.data.dataset import Documents
 from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.options import check_changed, check_options, did_you_mean
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
     from numpy import ndarray
 
+    from raytriever.data.dataset import Documents
     from raytriever.search.exact import Hits
 
 
@@ -127,8 +125,8 @@ class Index:
                 raise ConfigError(
                     f"the index has a passage {first!r}", "passages", "remove it first, or give another id"
                 )
-            keep = np.arange(len(searcher.documents))
-            self._replace(searcher.edited(keep, Documents(ids, titles, texts)) if ids else searcher)
+            if ids:
+                self._edit(range(len(searcher.documents)), ids, titles, texts)
 
     @public
     def remove(self, ids: Sequence[str]) -> None:
@@ -157,8 +155,9 @@ class Index:
             unknown = next((name for name in names if name not in places), None)
             if unknown is not None:
                 raise ConfigError(f"the index has no passage {unknown!r}", "ids", "give ids of its passages")
-            kept = np.delete(np.arange(len(places)), np.array([places[name] for name in names], np.int64))
-            self._replace(searcher.edited(kept, Documents([], [], [])) if names else searcher)
+            if names:
+                removed = {places[name] for name in names}
+                self._edit([place for place in places.values() if place not in removed], [], [], [])
 
     @public
     def refresh(self) -> None:
@@ -192,9 +191,15 @@ class Index:
         with self._changing, working(name):
             yield self._searcher
 
+    def _edit(self, keep: Sequence[int], ids: list[str], titles: list[str], texts: list[str]) -> None:
+        import numpy as np
+
+        from raytriever.data.dataset import Documents
+
+        self._replace(self._searcher.edited(np.array(keep, np.int64), Documents(ids, titles, texts)))
+
     def _replace(self, searcher: Searcher) -> None:
-        if searcher is not self._current:
-            self._warm_up(searcher)
+        self._warm_up(searcher)
         self._current = searcher
 
     def _warm_up(self, searcher: Searcher) -> None:

@@ -28,7 +28,7 @@ from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import NO_FILE, Questions
 from raytriever.documents.splits import split_import
-from raytriever.documents.update import KIND, PassageChanges, EarlierImport, source_of_questions
+from raytriever.documents.update import KIND, EarlierImport, PassageChanges, source_of_questions
 from raytriever.errors import ConfigError, DataError, UserError, flag_of, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table

@@ -37,7 +37,7 @@ FEWEST_ANSWERED = 30
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
 # Thresholds of the folds differ, and each is checked on a tenth: the interval is that of so many questions fewer, with
 # which it contains the value of the threshold of all questions often enough (`benchmarks/interval_coverage.py`).
-_WORTH = 0.5
+_WORTH = 0.25
 
 
 @dataclass(frozen=True)

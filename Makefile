@@ -103,6 +103,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/studies.py
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/kills.py
+	$(BIN)/python benchmarks/buckets.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/tracking.py

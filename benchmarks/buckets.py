@@ -28,6 +28,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
+from faults import make_dataset as make_few
 from faults import make_encoder
 from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses, make_dataset
 
@@ -147,7 +148,8 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
 def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, object]]:
     """Train XLM-R Base into this disk and into the bucket, and compare the seconds that steps waited."""
     make_xlmr(work / "xlmr")
-    words = ["--dataset", "letters", "--model", "xlmr", "--max-steps", str(STEPS), "--checkpoint-steps", str(every)]
+    make_few(work / "few")
+    words = ["--dataset", "few", "--model", "xlmr", "--max-steps", str(STEPS), "--checkpoint-steps", str(every)]
     words += ["--batch-size", "4", "--precision", "fp32", "--loss", "mw", "--tracker", "none", "--eval-steps", "1000"]
     words += ["--keep", "1", "--test-split", "dev", "--allow-split-overlap"]
     seconds: dict[str, list[list[float]]] = {}

@@ -35,8 +35,8 @@ FEWEST_ANSWERED = 30
 # Wilson's interval of a precision of 0.9 is 0.79 to 0.96 for 50 questions. With fewer in one of two splits, the
 # questions of both are used by cross-fitting, if there are 20.
 FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
-# Thresholds of the folds differ, and each is checked on a tenth: the interval is that of so many questions fewer, with
-# which it contains the value of the threshold of all questions often enough (`benchmarks/interval_coverage.py`).
+# Thresholds of the folds differ from that of all questions, and each is checked on a tenth: the intervals are those of
+# this share of the questions, with which they contain the true values often enough (`benchmarks/conformal.py`).
 _WORTH = 0.25
 
 
@@ -234,8 +234,8 @@ def decide(
     """Choose a confidence and thresholds on one split, and check them on the other.
 
     If a split has fewer than 50 questions, all questions of both are divided into ten folds. What is fitted on nine is
-    checked on the tenth, and the thresholds that later decide are chosen on all. The intervals are those of half as
-    many questions.
+    checked on the tenth, and the thresholds that later decide are chosen on all. The intervals are those of a
+    quarter as many questions.
 
     Args:
         choosing, checking: the questions; the same object if there is only one split.

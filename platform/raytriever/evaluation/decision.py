@@ -55,6 +55,7 @@ from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
 from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
 from raytriever.mining.bm25 import IN_MEMORY, Bm25Index
+from raytriever.mining.comparison import compare_best
 from raytriever.tracking.tracker import Point
 
 _SAMPLES = 500  # of the intervals of areas
@@ -204,7 +205,7 @@ def _of_kind(
     texts = [str(judged.dataset.queries.texts[query]) for query in ranked.queries.tolist()]
     best = ranked.ranking[:, 0] if ranked.ranking.shape[1] else np.full(len(right), -1)
     copies = judged.dataset.documents.copies
-    return RankedQuestions(scores, right, kinds, *index.compare(texts, best, answers, copies.first))
+    return RankedQuestions(scores, right, kinds, *compare_best(index, texts, best, answers, copies.first))
 
 
 def _joined(parts: Sequence[RankedQuestions]) -> RankedQuestions:

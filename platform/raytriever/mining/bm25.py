@@ -29,7 +29,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, UInt32
+from jaxtyping import Float32, Int64, UInt32
 from numpy import ndarray
 
 from raytriever.activity import activity
@@ -104,38 +104,6 @@ class Bm25Index:
             if count < k:
                 positions[row, count:] = np.setdiff1d(np.arange(k), positions[row, :count])[: k - count]
         return scores, positions
-
-    def compare(
-        self,
-        queries: Sequence[str],
-        best: Int64[ndarray, " queries"],
-        left_out: Sequence[Int64[ndarray, " any"]] | None = None,
-        form: Callable[[ndarray], ndarray] = lambda positions: positions,
-    ) -> tuple[Float32[ndarray, "queries 3"], Bool[ndarray, " queries"]]:
-        """Return what BM25 says of the best document that another system found for each query.
-
-        Args:
-            queries: texts of the queries.
-            best: position of the document that the other system found; -1 for none.
-            left_out: documents that are not searched for each query, by their forms.
-            form: form of documents, by which copies are equal.
-
-        Returns:
-            Highest and second highest score of BM25 and its score for the other system's document, 0 for none; and
-            whether both found the same document.
-        """
-        most = max((len(each) for each in left_out), default=0) if left_out else 0
-        scores, found = self.search(queries, 2 + 2 * most)
-        if left_out:
-            forms = form(found)
-            is_out = np.stack([np.isin(row, each) for row, each in zip(forms, left_out, strict=True)])
-            order = np.argsort(is_out, axis=1, kind="stable")
-            scores = np.take_along_axis(np.where(is_out, 0, scores), order, 1)
-            found = np.take_along_axis(found, order, 1)
-        bm25 = np.zeros((len(queries), 3), np.float32)
-        bm25[:, : min(2, scores.shape[1])] = scores[:, :2]
-        bm25[:, 2] = np.nan_to_num(self.scores_of(queries, best[:, None])[:, 0])
-        return bm25, (found[:, 0] == best) & (bm25[:, 0] > 0)
 
     def scores_of(
         self, queries: Sequence[str], documents: Int64[ndarray, "queries any"]

@@ -14,6 +14,7 @@ from raytriever.data.dataset import Documents
 from raytriever.errors import ConfigError, setting
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.comparison import compare_best
 from raytriever.search.calibration import Calibration
 
 
@@ -70,6 +71,6 @@ class Decider:
         bm25 = agrees = None
         if self.bm25 is not None:
             best = ranking[:, 0] if ranking.shape[1] else np.full(count, -1)
-            bm25, agrees = self.bm25.compare(queries, best)
+            bm25, agrees = compare_best(self.bm25, queries, best)
         asked = RankedQuestions(ranked, np.zeros(count, bool), np.full(count, ""), bm25, agrees)
         return self.calibration.confidence.of(asked)

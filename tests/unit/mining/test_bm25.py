@@ -20,6 +20,7 @@ from raytriever.errors import DataError
 from raytriever.mining import bm25
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import K1, B, Bm25Index, Postings, PostingsBlock
+from raytriever.mining.comparison import compare_best
 from raytriever.store.parts import Parts
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
@@ -226,7 +227,7 @@ def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
 def test_another_system_is_compared_without_what_is_left_out() -> None:
     texts = ["red apple", "green apple pie", "red red pear", "red apple", "blue plum"]
     index, queries = Bm25Index(texts), ["red apple", "plum", "nothing"]
-    found, agrees = index.compare(queries, np.array([0, 1, -1]))
+    found, agrees = compare_best(index, queries, np.array([0, 1, -1]))
     scores = [index.scores(query) for query in queries]
     assert found[0] == pytest.approx([scores[0][0], scores[0][3], scores[0][0]])
     assert found[1] == pytest.approx([scores[1][4], 0, 0])
@@ -235,6 +236,6 @@ def test_another_system_is_compared_without_what_is_left_out() -> None:
     # Without document 0 and its copy, whose form is equal.
     forms = np.array([0, 1, 2, 0, 4])
     left_out = [np.array([0]), np.array([], np.int64), np.array([], np.int64)]
-    found, agrees = index.compare(queries, np.array([2, 4, 0]), left_out, lambda positions: forms[positions])
+    found, agrees = compare_best(index, queries, np.array([2, 4, 0]), left_out, lambda positions: forms[positions])
     assert found[0] == pytest.approx([max(scores[0][1], scores[0][2]), min(scores[0][1], scores[0][2]), scores[0][2]])
     assert agrees.tolist() == [bool(scores[0][2] > scores[0][1]), True, False]

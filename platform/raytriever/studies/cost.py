@@ -3,7 +3,7 @@
 Operations are counted as in `training/monitoring/throughput.py`: 6 for each token and weight of the blocks, and 12 for
 each layer, width and pair of tokens. All texts are assumed to have the longest length; most are shorter. Two rates give
 hours. One was measured: MiniLM trained on SQuAD in bf16 on 2 CPU cores (`benchmarks/results/train-2026-11-21.json`).
-The other is assumed: 30 % of the bf16 peak of an H100 (docs/explanation/cluster-costs.md). The evaluation, which
+The other is assumed: 30 % of the bf16 peak of an H100. The evaluation, which
 encodes every corpus once, is not included.
 """
 

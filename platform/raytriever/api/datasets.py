@@ -270,7 +270,8 @@ class Dataset:
         """
         from raytriever.api.models import path_of, settings_of
         from raytriever.documents.config import ImportConfig
-        from raytriever.documents.job import import_folder, summary_lines
+        from raytriever.documents.job import import_folder
+        from raytriever.documents.summary import summary_lines
         from raytriever.options import check_options
         from raytriever.paths import DOCUMENTS, check_paths
 

@@ -20,7 +20,7 @@ from raytriever.paths import DOCUMENTS, OUTPUT, check_paths
 from raytriever.terminal import show, warn
 
 if TYPE_CHECKING:
-    from raytriever.documents.job import ImportSummary
+    from raytriever.documents.summary import ImportSummary
 
 _MODEL = ("model", "revision", "passage_prompt", "passage_prompt_name", "passage_length")
 
@@ -35,7 +35,8 @@ def main(words: list[str]) -> None:
     output = Path(arguments.output)
     lock_output(arguments, output)
 
-    from raytriever.documents.job import import_folder, summary_lines
+    from raytriever.documents.job import import_folder
+    from raytriever.documents.summary import summary_lines
 
     summary: ImportSummary = import_folder(arguments.folder, output, config, model, warn)
     for line in summary_lines(summary, config, model.model):

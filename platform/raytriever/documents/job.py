@@ -10,26 +10,25 @@ from __future__ import annotations
 import heapq
 import json
 import os
-import shlex
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
-from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
+from raytriever.data.formats.division import SPLITS, shares_of
 from raytriever.data.keys import key_of
 from raytriever.data.records import QuarantineReport, bad_entry
 from raytriever.data.sources import Source, SourceFile, open_stream
 from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
-from raytriever.documents.questions import NO_FILE, Questions
+from raytriever.documents.questions import Questions
 from raytriever.documents.splits import split_import
-from raytriever.documents.update import KIND, EarlierImport, PassageChanges, source_of_questions
-from raytriever.errors import ConfigError, DataError, UserError, flag_of, setting
+from raytriever.documents.summary import ImportSummary
+from raytriever.documents.update import KIND, EarlierImport, source_of_questions
+from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
@@ -41,49 +40,12 @@ from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
 from raytriever.store.commit import committed_directory
 from raytriever.store.disk import check_writable
-from raytriever.terminal import one_line, text_table
 
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats an eighth of the one before it
 # A PDF file can contain work for days. A page of text has some 20 kB and takes 0.1 s.
 _PDF_SECONDS, _PDF_SECONDS_OF_MB = 30.0, 20.0
-
-
-@dataclass
-class ImportSummary:
-    """Figures of an import.
-
-    Args:
-        path: the folder that was written.
-        files: number of files that were read, by kind.
-        lengths: number of passages by their number of tokens, for each kind.
-        documents, passages: numbers of files and of passages by split.
-        skipped: documents that could not be read, each with the reason.
-        others: number of files that are no documents, by the ending of their names.
-        examples: passages, the same ones for the same folder.
-        repeated: files with the text of another.
-        questions: the questions that were read; None without.
-        judged: number of questions with an answer by split.
-        unanswerable: number of questions without an answer by split.
-        shared: number of files that answer questions of several splits.
-        changes: what an update has changed; None for a new data set.
-    """
-
-    path: Path
-    files: Counter[str] = field(default_factory=Counter)
-    lengths: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    documents: Counter[str] = field(default_factory=Counter)
-    passages: Counter[str] = field(default_factory=Counter)
-    skipped: dict[str, str] = field(default_factory=dict)
-    others: Counter[str] = field(default_factory=Counter)
-    examples: list[Passage] = field(default_factory=list)
-    repeated: list[str] = field(default_factory=list)
-    questions: Questions | None = None
-    judged: Counter[str] = field(default_factory=Counter)
-    unanswerable: Counter[str] = field(default_factory=Counter)
-    shared: int = 0
-    changes: PassageChanges | None = None
 
 
 def import_folder(
@@ -304,107 +266,3 @@ def _is_utf8(path: str) -> bool:
 def _line(row: dict[str, Any]) -> bytes:
     """Return a row of a JSONL file; halves of surrogate pairs, which some PDF files contain, become `?`."""
     return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
-
-
-_SHOWN = 10
-_CHARACTERS = 160
-
-
-def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:
-    """Yield the lines that `raytriever import` prints."""
-    rows = [("", "files", "passages", "tokens: median", "longest")]
-    rows += [(kind, *_figures(count, summary.lengths[kind])) for kind, count in sorted(summary.files.items())]
-    if len(summary.files) > 1:
-        everything = sum(summary.lengths.values(), Counter[int]())
-        rows.append(("all", *_figures(sum(summary.files.values()), everything)))
-    yield text_table(rows, left=0)
-    yield from _listed("skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
-    if summary.others:
-        endings = ", ".join(f"{ending} ({count:,})" for ending, count in summary.others.most_common(_SHOWN))
-        yield f"\nFiles that are no documents: {one_line(endings)}"
-    yield from _listed("with the text of another file (remove one of them)", summary.repeated)
-    yield "\nExamples:"
-    for passage in summary.examples:
-        yield f"  {one_line(passage.id)}  [{one_line(passage.title)}]"
-        text = one_line(passage.text)
-        yield f"    {text[:_CHARACTERS]}{' ...' if len(text) > _CHARACTERS else ''}"
-    parts = [f"{split} {summary.documents[split]:,} files ({summary.passages[split]:,} passages)" for split in SPLITS]
-    apart = "No file is in two splits."
-    if summary.shared:
-        apart = f"{summary.shared:,} of them answer questions of several splits, as these are named."
-    yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. {apart}"
-    if summary.changes is not None:
-        yield f"{summary.path} was updated: {summary.changes}. Ids of unchanged passages and all splits stay."
-    yield from _questions(summary, shares_of(config))
-    yield _next(summary, model)
-
-
-def _figures(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
-    ordered = sorted(lengths)
-    count, seen = lengths.total(), 0
-    for median in ordered:
-        seen += lengths[median]
-        if 2 * seen >= count:
-            break
-    return f"{files:,}", f"{count:,}", f"{median:,}", f"{ordered[-1]:,}"
-
-
-def _listed(what: str, lines: list[str]) -> Iterator[str]:
-    if lines:
-        yield f"\n{len(lines):,} file{'s' * (len(lines) > 1)} {what}:"
-        yield from (f"  {one_line(line)}" for line in lines[:_SHOWN])
-        if len(lines) > _SHOWN:
-            yield f"  and {len(lines) - _SHOWN:,} more"
-
-
-def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
-    questions = summary.questions
-    if questions is None:
-        return
-    parts = ", ".join(f"{split} {summary.judged[split]:,}" for split in SPLITS)
-    yield f"{questions.where}: {questions.rows:,} rows, read with {questions.description}."
-    yield f"Questions with an answer: {parts}. Questions are in the split of the file that answers them."
-    if summary.unanswerable:
-        parts = ", ".join(f"{split} {summary.unanswerable[split]:,}" for split in SPLITS)
-        yield f"Questions without an answer: {parts}."
-    if questions.unjudged:
-        yield (
-            f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
-            f"answer a question, write `{NO_FILE}` as its file."
-        )
-    if summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
-        yield line
-    if questions.bad:
-        first, count = questions.bad[0], len(questions.bad)
-        yield (
-            f"{count:,} row{'s' * (count > 1)} left out, listed in {summary.path}/quarantine.jsonl; "
-            f"the first in line {first['row']}: {one_line(first['reason'])}"
-        )
-
-
-def _next(summary: ImportSummary, model: str) -> str:
-    """Return the last line: the command that makes sense for what there is."""
-    folder = shlex.quote(str(summary.path))
-    arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
-    if summary.judged["train"] and summary.judged["test"]:
-        return f"\nContinue with: raytriever train {arguments}"
-    if summary.judged:
-        empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
-        return (
-            f"\nNo question is in {empty}: import more documents with questions, or give another "
-            f"{flag_of('test_share')} or {flag_of('seed')}."
-        )
-    if summary.unanswerable:
-        return (
-            "\nNo question has an answer, so there is nothing to train on and nothing to measure: add questions whose "
-            "file answers them."
-        )
-    if summary.questions is not None:
-        command = f"raytriever annotate {flag_of('dataset')} {folder} {flag_of('help')}"
-        return f"\nNo question has an answer yet. Find answers with: {command}"
-    return (
-        "\nThere are no questions, so there is nothing to train on. "
-        f"Search now with: raytriever search {arguments} 'a question'. "
-        f"To train, give {flag_of('questions')}: a CSV file with the columns question and file; with the column "
-        "question alone, `raytriever annotate` finds the answers."
-    )

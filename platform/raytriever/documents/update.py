@@ -10,7 +10,6 @@ The new data set replaces the earlier one in one step, so a reader and a kill fi
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import defaultdict
@@ -247,4 +246,4 @@ def _lines(file: Path) -> list[bytes]:
 
 def _stored(text: str) -> str:
     """Return a text as the corpus has it: halves of surrogate pairs become `?`."""
-    return json.loads(json.dumps(text, ensure_ascii=False).encode(errors="replace"))
+    return text.encode(errors="replace").decode()

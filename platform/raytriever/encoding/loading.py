@@ -34,8 +34,6 @@ ATTENTION = "raytriever_cpu"
 # Attention scores at a time: 1 MB in bf16, the second-level cache of a core.
 _SCORES = 1 << 19
 _MASKED = -1e30
-# A call of the kernel takes 0.3 ms, in which torch's fused attention has computed a short query.
-_FEW_TOKENS = 64
 # Longer texts use torch's fused attention: the scores of 12 heads of one text of 8,192 tokens would take 3 GB.
 _LONGEST = 1_024
 
@@ -169,8 +167,7 @@ def _attend(
     # The kernel has no mask for each query, as models with windows of attention need.
     is_plain = getattr(getattr(module, "config", None), "model_type", "") in MODELS
     is_fast = query.dtype == torch.float32 or not has_matrix_units()
-    is_short = query.dtype == torch.float32 and query.shape[0] * query.shape[2] <= _FEW_TOKENS
-    is_compiled = is_plain and is_fast and not is_short and supports(query, key, value)
+    is_compiled = is_plain and is_fast and supports(query, key, value)
     is_unsupported = any(more.get(name) is not None for name in ("softcap", "position_bias", "cache"))
     if (
         is_unsupported

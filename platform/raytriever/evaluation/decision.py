@@ -6,7 +6,6 @@ divided into folds (`metrics.answering.decide`). Thresholds of pairs need no con
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -19,7 +18,7 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.errors import DataError
-from raytriever.evaluation.aims import ANSWER_AIMS, PAIR_AIMS, WantedAim, aim_text
+from raytriever.evaluation.aims import ANSWER_AIMS, PAIR_AIMS, WantedAim
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
 from raytriever.evaluation.protocol import REMOVED, JudgedQueries
@@ -56,7 +55,6 @@ from raytriever.metrics.probability import CalibrationError, calibration_error_o
 from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
 from raytriever.mining.bm25 import IN_MEMORY, Bm25Index
 from raytriever.mining.comparison import compare_best
-from raytriever.tracking.tracker import Point
 
 _SAMPLES = 500  # of the intervals of areas
 # Shares on the checked questions: keys of the counted cases and of all cases.
@@ -377,28 +375,3 @@ def confidence_rows(
                 }
             )
     return rows
-
-
-def decision_points(
-    rows: Sequence[Mapping[str, Any]], confidences: Sequence[Mapping[str, Any]], step: int, milliseconds: int
-) -> list[Point]:
-    """Return the figures of all rows as points for the tracker.
-
-    They are named `calibration/MODEL/DATASET/top-precision-0.9/threshold` and `confidence/MODEL/DATASET/entropy/area`.
-    A figure without a value has no point.
-    """
-    points = []
-    for row in rows:
-        name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
-        kinds = row.get("unanswerable") or {}
-        figures = {key: value for key, value in row.items() if key not in ("wanted", "folds")}
-        figures |= {f"unanswerable_{kind}": share["value"] for kind, share in kinds.items()}
-        points += [
-            Point(f"{name}/{figure}", float(value), step, milliseconds)
-            for figure, value in figures.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        ]
-    for row in confidences:
-        name = f"confidence/{row['model']}/{row['dataset']}/{row['confidence']}"
-        points += [Point(f"{name}/{figure}", row[figure], step, milliseconds) for figure in ("area", "low", "high")]
-    return points

@@ -1,13 +1,15 @@
-"""Tables of the decision to answer: thresholds, and the confidences that were compared."""
+"""Tables of the decision to answer, and its points for the tracker: thresholds, and the confidences that were compared."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytriever.evaluation.aims import PAIR_AIMS, aim_text
 from raytriever.evaluation.decision import SHARES
 from raytriever.terminal import markdown_cell, markdown_table
+from raytriever.tracking.tracker import Point
 
 SHARE_TITLES = {
     "coverage": "queries answered",
@@ -145,3 +147,28 @@ def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | N
     if name not in row and name == f"checked_{row['aim']}":
         return row["checked"], row["low"], row["high"]
     return row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high")
+
+
+def decision_points(
+    rows: Sequence[Mapping[str, Any]], confidences: Sequence[Mapping[str, Any]], step: int, milliseconds: int
+) -> list[Point]:
+    """Return the figures of all rows as points for the tracker.
+
+    They are named `calibration/MODEL/DATASET/top-precision-0.9/threshold` and `confidence/MODEL/DATASET/entropy/area`.
+    A figure without a value has no point.
+    """
+    points = []
+    for row in rows:
+        name = f"calibration/{row['model']}/{row['dataset']}/{aim_text(row['aim'], row['wanted']).replace(' ', '-')}"
+        kinds = row.get("unanswerable") or {}
+        figures = {key: value for key, value in row.items() if key not in ("wanted", "folds")}
+        figures |= {f"unanswerable_{kind}": share["value"] for kind, share in kinds.items()}
+        points += [
+            Point(f"{name}/{figure}", float(value), step, milliseconds)
+            for figure, value in figures.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        ]
+    for row in confidences:
+        name = f"confidence/{row['model']}/{row['dataset']}/{row['confidence']}"
+        points += [Point(f"{name}/{figure}", row[figure], step, milliseconds) for figure in ("area", "low", "high")]
+    return points

@@ -20,8 +20,8 @@ from raytriever.encoding.corpus import plan_embeddings
 from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
-from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset, decision_points
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table
+from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,

@@ -37,7 +37,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
-from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.calibration import Calibration, after_changes, current_calibration
 from raytriever.search.decision import Decider
 from raytriever.search.exact import (
     Hits,
@@ -97,6 +97,7 @@ class IndexResult:
     is_update: bool = False
     calibration: Calibration | None = None
     built: int = 0
+    changed: int = 0
 
     @property
     def documents(self) -> Documents:
@@ -113,7 +114,9 @@ class IndexResult:
         dataset = edit_dataset(self.dataset, keep, added)
         new, ties = encode_added(self.retriever, self.dataset.name, added), tie_order(dataset.documents.ids)
         index = edit_index(self.index, keep, new, ties, self.built, torch.get_num_threads())
-        return replace(self, index=index, dataset=dataset)
+        changed = self.changed + max(len(added), len(self.documents) - len(keep))
+        calibration = after_changes(self.calibration, changed, len(dataset.documents))
+        return replace(self, index=index, dataset=dataset, calibration=calibration, changed=changed)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the best passages that the index finds, best first, none below the threshold.

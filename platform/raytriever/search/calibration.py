@@ -231,6 +231,24 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
     return max(added / max(shared + added, 1), removed / max(shared + removed, 1))
 
 
+def after_changes(calibration: Calibration | None, changed: int, count: int) -> Calibration | None:
+    """Return a calibration after passages of a running index were added or removed; marked if they are too many.
+
+    Args:
+        calibration: that of the passages before; None without one.
+        changed: number of passages that were added, or removed, since they were read.
+        count: number of passages now.
+    """
+    share = min(1.0, changed / max(1, count))
+    if calibration is None or share <= MOST_CHANGED:
+        return calibration
+    return replace(calibration, stale=_too_many(share))
+
+
+def _too_many(share: float) -> str:
+    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
+
+
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
     """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
     if calibration.dataset != dataset:
@@ -240,7 +258,7 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
     share = changed_share(calibration.sample, calibration.passages, documents)
     if share <= MOST_CHANGED:
         return ""
-    return f"about {share:.0%} of the passages were added or removed since, more than {MOST_CHANGED:.0%}"
+    return _too_many(share)
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:

@@ -41,7 +41,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.reading.arrays import read_array
 from raytriever.search.calibration import FILE as CALIBRATION
-from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.calibration import Calibration, after_changes, current_calibration
 from raytriever.search.decision import Decider
 from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts, Savepoint
@@ -280,12 +280,14 @@ class ExactIndex:
         dataset: data set whose passages are searched.
         blocks: embeddings of the passages, in their order.
         calibration: what the scores mean; None if it is unknown.
+        changed: number of passages that were added or removed since the data set was read.
     """
 
     dataset: RetrievalDataset
     retriever: Retriever
     blocks: Sequence[Float32[ndarray, "rows width"]]
     calibration: Calibration | None = None
+    changed: int = 0
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -334,7 +336,9 @@ class ExactIndex:
             blocks[-1] = np.concatenate([blocks[-1], new])
         elif len(added):
             blocks.append(new)
-        return replace(self, dataset=dataset, blocks=blocks)
+        changed = self.changed + max(len(added), len(self.documents) - len(keep))
+        calibration = after_changes(self.calibration, changed, len(dataset.documents))
+        return replace(self, dataset=dataset, blocks=blocks, calibration=calibration, changed=changed)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.

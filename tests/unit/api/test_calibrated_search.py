@@ -178,6 +178,17 @@ def test_other_prompts_passages_or_contents_make_it_stale(
     assert "calibration.json: is of another format than 2" in capsys.readouterr().err
 
 
+def test_passages_that_a_program_adds_make_it_stale(calibrated: Calibrated) -> None:
+    index = rt.build_index(rt.load_model(str(calibrated.model), precision="fp32"), str(calibrated.letters))
+    for count, stale in ((10, False), (20, True)):
+        index.add({f"new{count}-{number}": f"passage {count} {number}" for number in range(10)})
+        [hits] = index.search(["what is abc"])
+        assert hits.answerable is not None
+        assert (bool(hits.stale), hits[0].probability is None) == (stale, stale)
+    index.refresh()
+    assert index.search(["what is abc"])[0].stale == ""
+
+
 def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
     calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,8 @@ REPOSITORY = Path(__file__).parents[3]
         ("--datasets LETTERS --relevance-level 0", "--relevance-level: 0 is out of range; give a value at least 1"),
         (
             "--datasets LETTERS --calibrate f1=0.5",
-            "--calibrate: 'f1=0.5' is no aim; write top-precision=0.9, answered=0.8, f1, precision=0.9 or recall=0.8",
+            "--calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, "
+            "f1, precision=0.9 or recall=0.8",
         ),
         (
             "--datasets LETTERS --calibrate recall=1 --calibration-split test",

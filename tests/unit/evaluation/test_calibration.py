@@ -10,8 +10,8 @@ import pytest
 
 from raytriever.evaluation.config import CONFIDENCES
 from raytriever.evaluation.datasets import EvaluationDataset
-from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows, decision_points
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table
+from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
 from raytriever.evaluation.job import format_results
 from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows

@@ -165,8 +165,16 @@ def test_short_names_tell_apart() -> None:
 
 def test_aims() -> None:
     assert parse_aims(["precision=0.9", "Recall=1"]) == [("precision", 0.9), ("recall", 1.0)]
+    assert parse_aims(["wrong-answers=0.05", "missed=0.1", "f1"]) == [
+        ("wrong_answers", 0.05),
+        ("missed", 0.1),
+        ("f1", None),
+    ]
+    for all_of_them in ("wrong-answers=1", "missed=1.0"):
+        with pytest.raises(ConfigError, match="allows everything; give a share below 1"):
+            parse_aims([all_of_them])
     for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
-        with pytest.raises(ConfigError, match=r"write top-precision=0\.9, answered=0\.8, f1, prec"):
+        with pytest.raises(ConfigError, match=r"write top-precision=0\.9, wrong-answers=0\.05, missed=0\.1, ans"):
             parse_aims([wrong])
 
 

@@ -114,7 +114,7 @@ def test_a_row_of_the_calibration_table_is_one_row(name: str) -> None:
     table, notes = calibration_table([{**row, "notes": ["There is no threshold."]}]).split("\n\n")
     lines = table.splitlines()
     assert len(lines) == 3
-    assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in lines} == {11}
+    assert {line.replace("\\\\", "").replace("\\|", "").count("|") for line in lines} == {13}
     assert len(notes.splitlines()) == 1
     for text in (table, notes):
         assert "<script" not in text

@@ -148,7 +148,7 @@ def test_evaluate(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: 
 
     def measured(name: str, settings: ModelConfig) -> tuple[list[str], dict[str, object]]:
         models = read_models([f"a={instructed}", "bm25"], settings)
-        job = build_evaluation_job(models, sets, EvaluationConfig(), [], [], "fp32", 0.01, print)
+        job = build_evaluation_job(models, sets, EvaluationConfig(), [], [], [], "fp32", 0.01, print)
         lines: list[str] = []
         run_evaluation(job, tmp_path / name, False, NullTracker, lines.append)
         return lines, read_results(tmp_path / name)
@@ -170,7 +170,7 @@ def test_a_task_of_mteb(instructed: Path, tiny_dataset: Path, tmp_path: Path, be
     shutil.copytree(tiny_dataset, tmp_path / "fiqa")
     settings = ModelConfig(dataset_prompts={"FiQA2018-query": "Own: "})
     models = read_models([f"a={instructed}"], settings)
-    job = build_evaluation_job(models, [str(tmp_path / "fiqa")], EvaluationConfig(), [], [], "fp32", 0.01, print)
+    job = build_evaluation_job(models, [str(tmp_path / "fiqa")], EvaluationConfig(), [], [], [], "fp32", 0.01, print)
     run_evaluation(job, tmp_path / "results", False, NullTracker, print)
     assert begins.take() == {"Own:", ""}
 
@@ -293,6 +293,7 @@ def test_wrong_prompts_end_in_one_line(
                 read_models([str(instructed)], model),
                 [str(tiny_dataset)],
                 EvaluationConfig(),
+                [],
                 [],
                 [],
                 None,

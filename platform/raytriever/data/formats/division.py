@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raytriever.data.config import SplitConfig
-from raytriever.data.keys import normalise
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import ConfigError, DataError, flag_of, setting
 
@@ -124,6 +123,8 @@ class Division:
         splits = {text: division.split_of(text, is_answered) for _, text, is_answered in questions(where)}
         counts = Counter(splits.values())
         if test is not None:
+            from raytriever.data.keys import normalise  # imports NumPy, which `import raytriever` must not
+
             known = {normalise(text) for text in splits}
             for row, text, _ in questions(test.where):
                 if normalise(text) in known:

@@ -1,4 +1,4 @@
-"""Tables of the decision to answer, and its points for the tracker: thresholds, and the confidences that were compared."""
+"""Tables of the decision to answer: thresholds and confidences; and their points for the tracker."""
 
 from __future__ import annotations
 

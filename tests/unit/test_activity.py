@@ -17,9 +17,14 @@ from raytriever.terminal import show, warn
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report after 0.4 s, so that the tests are short."""
+    """Report after 0.4 s, so that the tests are short; a thread that an earlier test has left still waits for longer."""
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.4)
     monkeypatch.setattr(module, "SHORT_SECONDS", 0.1)
+    with module._reporter._changed:
+        module._reporter._changed.notify_all()
+    for thread in threading.enumerate():
+        if thread.name == "raytriever-activity":
+            thread.join()
 
 
 def test_long_work_is_reported_again_and_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from raytriever.terminal import show, warn
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Report after 0.4 s, so that the tests are short; a thread that an earlier test has left still waits for longer."""
+    """Report after 0.4 s, so that the tests are short. A thread that an earlier test has left waits for longer."""
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.4)
     monkeypatch.setattr(module, "SHORT_SECONDS", 0.1)
     with module._reporter._changed:

@@ -24,7 +24,7 @@ from raytriever.evaluation.measurements import DatasetMeasurement
 from raytriever.evaluation.request import EvaluationJob
 from raytriever.metrics.answering import AnswerAim, AnswerDecision
 from raytriever.metrics.calibration import ScoredPools, ranked_pairs
-from raytriever.metrics.confidence import FOLDS, RankedQuestions
+from raytriever.metrics.confidence import FOLDS, RankedQuestions, folds_of
 from raytriever.metrics.probability import (
     CalibrationError,
     IsotonicMap,
@@ -85,7 +85,7 @@ def make_calibration(
     first = _fit(*_finite(values, chosen.right))
     later = _fit(*_later(pools[0], chosen)[:2])
     if answers.folds:
-        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(pools[0], chosen)[:2])]
+        errors = [_held_out_error(*_finite(values, chosen.right)), _held_out_error(*_later(pools[0], chosen))]
     else:
         scores, relevant, queries = _later(pools[1], checked)
         best, right = _finite(seen, checked.right)
@@ -152,16 +152,18 @@ def _later(pools: ScoredPools, questions: RankedQuestions) -> tuple[ndarray, nda
     )
 
 
-def _held_out_error(scores: ndarray, relevant: ndarray) -> CalibrationError:
-    """Return the calibration error of maps that were fitted on the other folds."""
+def _held_out_error(scores: ndarray, relevant: ndarray, queries: ndarray | None = None) -> CalibrationError:
+    """Return the calibration error of maps that were fitted on the queries of the other folds; each pair is of its own
+    query if `queries` is None."""
     if len(scores) < FOLDS:
         return _NO_ERROR
-    fold = np.random.default_rng(0).permutation(len(scores)) % FOLDS
+    queries = np.arange(len(scores)) if queries is None else queries
+    fold = folds_of(int(queries.max()) + 1)[queries]
     probabilities = np.empty(len(scores))
     for number in range(FOLDS):
         curve = _fit(scores[fold != number], relevant[fold != number])
         probabilities[fold == number] = curve.probability(scores[fold == number])
-    return calibration_error(probabilities, relevant)
+    return calibration_error(probabilities, relevant, queries)
 
 
 def write_calibrations(
@@ -175,14 +177,16 @@ def write_calibrations(
 ) -> list[Calibrated]:
     """Write the calibration of each dense model for a data set into the directory of an evaluation.
 
-    `log` gets a line where there is none; without an aim of answers there is none. Return the calibrations with their
-    models.
+    `log` gets a line where there is none, as without an aim of answers. Return the calibrations with their models.
     """
     source, written = measured.source, []
     answers = {one.model: one.answers for one in decisions}
     for model in job.models if job.aims else ():
         decided = answers[model.name]
-        if model.config is None or model.form is not None or decided is None:
+        if model.config is None or model.form is not None:
+            continue
+        if decided is None:
+            log(f"{model.name} gets no {FILE}: precision and recall are of pairs; add an aim of answers, such as f1")
             continue
         if source.is_divided:
             log(f"{source.name}: there is no {FILE} of several corpora; evaluate one part")

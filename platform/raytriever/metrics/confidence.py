@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy import ndarray
 from scipy.special import expit, logsumexp
 
@@ -216,11 +216,16 @@ def out_of_fold(
         questions: at least as many as there are folds; they are divided as they come, after a fixed shuffle.
         fit: takes questions, and returns a function of further ones.
     """
-    fold = np.random.default_rng(0).permutation(len(questions)) % FOLDS
+    fold = folds_of(len(questions))
     values = np.empty(len(questions))
     for number in range(FOLDS):
         values[fold == number] = fit(questions.where(fold != number))(questions.where(fold == number))
     return values
+
+
+def folds_of(count: int) -> Int64[ndarray, " questions"]:
+    """Return the fold of each of some questions, after a fixed shuffle."""
+    return np.random.default_rng(0).permutation(count) % FOLDS
 
 
 def held_out_confidence(name: str, questions: RankedQuestions) -> Float64[ndarray, " questions"]:

@@ -41,7 +41,7 @@ from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPar
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
-from raytriever.evaluation.unanswerable import add_unanswerable
+from raytriever.evaluation.unanswerable import add_unanswerable, check_enough_questions
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
@@ -92,6 +92,8 @@ def run_evaluation(
     opened = [
         [add_unanswerable(part, one, job) for part in parts] for one, parts in zip(job.datasets, opened, strict=True)
     ]
+    for source, parts in zip(job.datasets, opened, strict=True):
+        check_enough_questions(parts, source, job)
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])
     encoders = Encoders(job.models, precision, device, log)
     prompts = _dataset_prompts(job, encoders)

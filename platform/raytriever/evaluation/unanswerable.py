@@ -10,6 +10,7 @@ A data set may name such questions (kind `given`). Others are made on request:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,12 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.unanswerable import hard_questions, with_questions
 from raytriever.errors import DataError, setting
+from raytriever.evaluation.aims import ANSWER_AIMS
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
 from raytriever.evaluation.request import EvaluationJob, OpenPart
+from raytriever.metrics.answering import check_enough
+from raytriever.metrics.inputs import MetricInputError
 
 _SEED = 0
 
@@ -47,6 +51,17 @@ def add_unanswerable(part: OpenPart, source: EvaluationDataset, job: EvaluationJ
         judged[split] = replace(judged[split], unanswerable=made)
     # All splits see the questions of all: positions of the others stay.
     return OpenPart(part.name, dataset, {split: replace(one, dataset=dataset) for split, one in judged.items()})
+
+
+def check_enough_questions(parts: Sequence[OpenPart], source: EvaluationDataset, job: EvaluationJob) -> None:
+    """Raise `DataError` if a data set has too few questions for a threshold of answers, before a text is encoded."""
+    if not any(aim in ANSWER_AIMS for aim, _ in job.aims):
+        return
+    judged = [one for part in parts for one in part.judged.values()]
+    try:
+        check_enough(sum(len(one.queries) + sum(map(len, one.unanswerable.values())) for one in judged))
+    except MetricInputError as error:
+        raise DataError(error.what, source.name, error.remedy) from error
 
 
 def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:

@@ -257,10 +257,7 @@ def decide(
             thresholds.append(CheckedThreshold(threshold, achieved))
         return AnswerDecision(fitted, thresholds, chosen, checked, 0)
     every = choosing if is_one else choosing.joined(checking)
-    if len(every) < FEWEST_IN_ALL:
-        raise MetricInputError(
-            f"{len(every)} questions are too few", "threshold", f"a threshold needs {FEWEST_IN_ALL} questions"
-        )
+    check_enough(len(every))
     name = confidence or best_confidence(every)
     held_out, fitted = held_out_confidence(name, every), fit_confidence(name, every)
     thresholds = []
@@ -272,6 +269,14 @@ def decide(
             achieved = achieve_answers(shown, every, _WORTH)
         thresholds.append(CheckedThreshold(threshold, achieved))
     return AnswerDecision(fitted, thresholds, (every, held_out), (every, held_out), FOLDS)
+
+
+def check_enough(questions: int) -> None:
+    """Raise `MetricInputError` if the questions of all splits are too few for a threshold."""
+    if questions < FEWEST_IN_ALL:
+        raise MetricInputError(
+            f"{questions} questions are too few", "threshold", f"a threshold needs {FEWEST_IN_ALL} questions"
+        )
 
 
 def _shown_by_folds(questions: RankedQuestions, name: str, aim: AnswerAim, wanted: float | None) -> ndarray:

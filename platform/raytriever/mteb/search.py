@@ -23,7 +23,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
-from raytriever.errors import StorageError
+from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.aims import WantedAim
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
@@ -232,7 +232,11 @@ class TaskSearch(MtebEncoder):
             ],
         )
         aims = self.measures.aims if chosen_on else ()
-        decisions = decide_dataset(measured, aims, self.measures.confidence)
+        try:
+            decisions = decide_dataset(measured, aims, self.measures.confidence)
+        except DataError as error:
+            self.log(f"{error}, so there are no thresholds")
+            decisions = []
         named = self.measures.calibration_split
         results = Results(
             models={model: {label: measured.metrics(model)}},

@@ -220,6 +220,18 @@ def test_few_queries_are_divided_into_folds_and_too_few_are_refused(
         (letters / "qrels" / f"{split}.tsv").write_text("".join(lines[:10]))
     with pytest.raises(DataError, match="letters: 18 questions are too few; a threshold needs 20 questions"):
         evaluate([model], [letters], ["f1"], Path("few"))
+    assert not Path("few.unfinished").exists()  # nothing was encoded
+
+
+def test_thresholds_of_pairs_alone_write_no_file_and_a_line_says_why(
+    calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(calibrated.model, "tuned"))
+    (model / FILE).unlink()
+    evaluate([model], [calibrated.letters], ["recall=0.5"], Path("results"))
+    line = "tuned gets no calibration.json: precision and recall are of pairs; add an aim of answers, such as f1"
+    assert line in capsys.readouterr().err
+    assert not (model / FILE).exists()
 
 
 def test_one_split_is_divided_into_folds(calibrated: Calibrated) -> None:

@@ -1,4 +1,4 @@
-"""Entities of a corpus, found by rules: names, years, other numbers and rare terms, with the places where they stand.
+"""Entities of a corpus, found by rules: names, years, other numbers and rare terms, with the places where they occur.
 
 Two passes over the corpus, and no model. The first counts words and names. The second collects, for the entities and
 words that are asked for, the passages that have them and the words around them.
@@ -129,7 +129,7 @@ class Vocabulary:
 
     @property
     def is_lower_case(self) -> bool:
-        """True if fewer than one name stands in five passages: the corpus has no capitals to find names by."""
+        """True if fewer than one name occurs in five passages: the corpus has no capitals to find names by."""
         return self.names.total() * 5 < self.passages
 
     def is_name(self, name: str) -> bool:

@@ -117,10 +117,10 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
 
 
 def hard_questions(dataset: RetrievalDataset, positions: Iterable[int], seed: int) -> dict[int, str]:
-    """Return questions whose entities stand in the corpus, but that no passage answers, by position of the original.
+    """Return questions whose entities occur in the corpus, but that no passage answers, by position of the original.
 
     1. An entity of the question is chosen by the hash of seed and id: a name, a year, an ordinal or another number; in
-       a corpus without capitals a rare term. `data.entities` defines them. A name must also stand as a whole name
+       a corpus without capitals a rare term. `data.entities` defines them. A name must also occur as a whole name
        within a sentence of a relevant passage. In a question with capitals it is a whole run of capitalised words; in
        one without, the longest run of words that is such a name.
     2. It is replaced by an entity of the same type in the corpus. Names and terms have the same shape and number of

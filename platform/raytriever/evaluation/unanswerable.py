@@ -4,7 +4,7 @@ A data set may name such questions (kind `given`). Others are made on request:
 
 - `removed`: every second question loses its answers: its relevant documents, and their copies, are not searched. It
   needs no new text, so all questions without their answers are measured at every threshold in any case.
-- `hard`: an entity of a question is replaced by another one that stands in the corpus; see `data.unanswerable`.
+- `hard`: an entity of a question is replaced by another one of the corpus; see `data.unanswerable`.
 - `foreign`: the questions of another data set, which no document of this corpus answers.
 """
 

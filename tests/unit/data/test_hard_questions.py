@@ -1,4 +1,4 @@
-"""Questions that are made: their entities stand in the corpus, no passage has them with the rest of the question."""
+"""Questions that are made: their entities occur in the corpus, no passage has them with the rest of the question."""
 
 from __future__ import annotations
 

@@ -2,10 +2,16 @@
 
 Queries that share a relevant document form a group, and a group is used whole: for testing if one of its queries is a
 test query, else for the dev split, else for training. Of a group that is measured, one query is asked, so no document
-is relevant to two questions. The question of every second such group has no answer: all of its relevant documents, and
-documents with the same text, are not in the corpus. Further questions without an answer are those of data sets of
-another domain. They are judged relevant to a document that the corpus lacks, as in a test collection whose corpus is
-incomplete.
+is relevant to two questions. Questions without an answer are of three kinds:
+
+- `removed`: the question of every second group. All of its relevant documents, and documents with the same text, are
+  not in the corpus.
+- `foreign`: questions of data sets of another domain.
+- `hard`: questions with an answer in which one entity is replaced, see `data.unanswerable.hard_questions`. Its rules
+  read the corpus that is searched. A question and its original are in the same split.
+
+The id of a question begins with its kind, that of a question with an answer with `answerable`. Questions without an
+answer are judged relevant to a document that the corpus lacks, as in a test collection whose corpus is incomplete.
 
 Groups, questions and documents are chosen by the SHA-256 of their ids: the same packs give the same bytes.
 """
@@ -21,18 +27,22 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.keys import normalise
+from raytriever.data.unanswerable import hard_questions
 from raytriever.errors import DataError
+from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory
 from raytriever.studies.subsets import id_hash, is_stored, write_beir
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
+ANSWERABLE = "answerable"
+KINDS = {ANSWERABLE: "with an answer", REMOVED: "answer removed", FOREIGN: "of another domain", HARD: "entity replaced"}
 # Fewest questions with and without an answer in a dev split on which a threshold is chosen.
 FEWEST = 8
-_VERSION = 1
+_VERSION = 2
 Counts = dict[str, dict[str, int]]  # number of questions of each kind, of training queries and documents, by data set
 
 
@@ -64,13 +74,11 @@ class StudySource:
         domain: questions of other domains have no answer in this corpus.
         splits: splits of the pack for training, validation and measuring. The groups of an empty one are taken from
             `train`, or from `test` if there is no `train`.
-        is_measured: whether questions are asked; False for a data set that is only trained on.
     """
 
     name: str
     domain: str
     splits: tuple[str, str, str]
-    is_measured: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,11 @@ class _Chosen:
     questions: Mapping[str, Sequence[_Question]]
     relevant: Mapping[int, Sequence[int]]
 
+    def asked(self, has_answer: bool, role: str = "") -> list[int]:
+        """Return the queries with or without an answer of a role, or of all."""
+        roles = [role] if role else list(self.questions)
+        return [one.query for role in roles for one in self.questions[role] if one.has_answer == has_answer]
+
     def documents_of(self, queries: Iterable[int]) -> set[int]:
         """Return the relevant documents of queries."""
         return {document for query in queries for document in self.relevant[query]}
@@ -103,7 +116,7 @@ class _Chosen:
 def write_questions(
     folder: Path, sources: Mapping[StudySource, Callable[[], RetrievalDataset]], size: StudySize
 ) -> Counts:
-    """Write one data set for each source that is measured, and `mixture` to train on, if they are not stored yet.
+    """Write one data set for each source, and `mixture` to train on, if they are not stored yet.
 
     Args:
         folder: folder of the data sets; another selection in it is replaced.
@@ -140,8 +153,6 @@ def choose(dataset: RetrievalDataset, source: StudySource, size: StudySize) -> _
             relevant.setdefault(query, []).append(document)
             role_of[query] = role
     asked = sorted(role_of, key=lambda query: id_hash(dataset.queries.ids[query]))
-    if not source.is_measured:
-        return _Chosen(dataset, asked[: size.train], {}, relevant)
     by_role: dict[str, list[list[int]]] = {TEST: [], DEV: [], TRAIN: []}
     for group in _groups(asked, relevant):
         role = next(one for one in by_role if one in {role_of[query] for query in group})
@@ -171,8 +182,8 @@ def _groups(queries: Sequence[int], relevant: Mapping[int, Sequence[int]]) -> li
 
 
 def _check_enough(source: StudySource, chosen: _Chosen) -> None:
-    for role, questions in chosen.questions.items():
-        fewest = min(sum(one.has_answer == kind for one in questions) for kind in (True, False))
+    for role in chosen.questions:
+        fewest = min(len(chosen.asked(has_answer, role)) for has_answer in (True, False))
         if fewest < FEWEST:
             raise DataError(
                 f"has {fewest} {role} questions with or without an answer, too few to choose and check a threshold",
@@ -182,47 +193,61 @@ def _check_enough(source: StudySource, chosen: _Chosen) -> None:
 
 
 def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize) -> None:
-    counts: dict[str, dict[str, int]] = {}
+    counts: Counts = {}
     mixed = _Folder()
     for source, one in chosen.items():
-        measured = _Folder()
+        measured, prefix = _Folder(), f"{source.name}:"
         foreign = _foreign_questions(source, chosen, size)
-        own = [question for role in one.questions.values() for question in role]
-        answers = one.documents_of(question.query for question in own if question.has_answer)
-        removed = one.documents_of(question.query for question in own if not question.has_answer)
-        texts = {one.text(document) for document in removed}
+        texts = {one.text(document) for document in one.documents_of(one.asked(has_answer=False))}
         texts |= {
             other.text(document)
             for role in foreign.values()
             for _, other, query in role
             for document in other.relevant[query]
         }
-        corpus = _corpus(one, answers, texts, size.documents)
+        corpus = _corpus(one, one.documents_of(one.asked(has_answer=True)), texts, size.documents)
+        hard = _hard_questions(one, corpus)
         count = {"documents": len(corpus), "training queries": len(one.train)}
-        for role, questions in one.questions.items():
-            for question in questions:
-                measured.add(one, question.query, role, corpus if question.has_answer else set())
+        for role in one.questions:
+            answerable, removed = one.asked(True, role), one.asked(False, role)
+            replaced = [query for query in answerable if query in hard]
+            for query in answerable:
+                measured.add(one, query, role, corpus, f"{ANSWERABLE}:")
+                mixed.add(one, query, role, corpus, prefix, prefix)
+            for query in removed:
+                measured.add(one, query, role, set(), f"{REMOVED}:")
             for other_source, other, query in foreign[role]:
-                measured.add(other, query, role, set(), prefix=f"{other_source.name}:")
-            with_answer = [question.query for question in questions if question.has_answer]
-            count |= {
-                f"{role}: with an answer": len(with_answer),
-                f"{role}: answer removed": len(questions) - len(with_answer),
-                f"{role}: of another domain": len(foreign[role]),
-            }
-            for query in with_answer:
-                mixed.add(one, query, role, corpus, prefix=f"{source.name}:")
+                measured.add(other, query, role, set(), f"{FOREIGN}:{other_source.name}:")
+            for query in replaced:
+                measured.add(one, query, role, set(), f"{HARD}:", text=hard[query])
+            asked = zip(KINDS.values(), (answerable, removed, foreign[role], replaced), strict=True)
+            count |= {f"{role}: {kind}": len(questions) for kind, questions in asked}
         trained = one.documents_of(one.train)
         for query in one.train:
-            mixed.add(one, query, TRAIN, trained, prefix=f"{source.name}:")
-        mixed.add_documents(one, corpus | trained, prefix=f"{source.name}:")
+            mixed.add(one, query, TRAIN, trained, prefix, prefix)
+        mixed.add_documents(one, corpus | trained, prefix)
         counts[source.name] = count
-        if source.is_measured:
-            measured.add_documents(one, corpus)
-            measured.write(folder / source.name)
+        measured.add_documents(one, corpus)
+        measured.write(folder / source.name)
     counts[MIXTURE] = {"documents": len(mixed.documents), "training queries": len(mixed.judgements[TRAIN])}
     mixed.write(folder / MIXTURE)
     (folder / COUNTS).write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+
+
+def _hard_questions(one: _Chosen, corpus: set[int]) -> dict[int, str]:
+    """Return the text with another entity of each question that has an answer, if there is one.
+
+    No text is a query of the whole data set.
+    """
+    documents, rows = one.dataset.documents, sorted(corpus)
+    position = {row: at for at, row in enumerate(rows)}
+    asked = one.asked(has_answer=True)
+    pairs = [(query, position[document]) for query in asked for document in one.relevant[query]]
+    queries, relevant = np.array(pairs, np.int64).T
+    ids, titles, texts = ([column[row] for row in rows] for column in (documents.ids, documents.titles, documents.texts))
+    judgements = {TEST: Judgements(queries, relevant, np.ones(len(pairs), np.int64))}
+    searched = RetrievalDataset(one.dataset.name, Documents(ids, titles, texts), one.dataset.queries, judgements)
+    return hard_questions(searched, asked, seed=0)
 
 
 def _corpus(one: _Chosen, answers: set[int], excluded: set[str], count: int) -> set[int]:
@@ -241,7 +266,7 @@ def _foreign_questions(
     source: StudySource, chosen: Mapping[StudySource, _Chosen], size: StudySize
 ) -> dict[str, list[tuple[StudySource, _Chosen, int]]]:
     """Return the questions of other domains by role: equally many of each data set, those of the smallest hashes."""
-    others = [other for other in chosen if other.is_measured and other.domain != source.domain]
+    others = [other for other in chosen if other.domain != source.domain]
     return {
         role: [
             (other, chosen[other], query)
@@ -264,13 +289,31 @@ class _Folder:
         self._queries: dict[str, dict[str, str]] = {}
         self.judgements: dict[str, dict[str, list[str]]] = {TRAIN: {}, DEV: {}, TEST: {}}
 
-    def add(self, one: _Chosen, query: int, role: str, corpus: set[int], prefix: str = "") -> None:
-        """Add a query; its relevant documents outside the corpus have ids that no document has."""
+    def add(
+        self,
+        one: _Chosen,
+        query: int,
+        role: str,
+        corpus: set[int],
+        prefix: str,
+        document_prefix: str = "",
+        text: str | None = None,
+    ) -> None:
+        """Add a query; its relevant documents outside the corpus have ids that no document has.
+
+        Args:
+            one: data set of the query.
+            query: position of the query.
+            role: split to add it to.
+            corpus: documents of the data set that is written.
+            prefix, document_prefix: beginnings of the ids of the query and of its documents.
+            text: text of the query; None for its own.
+        """
         name = f"{prefix}{one.dataset.queries.ids[query]}"
-        self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query]}
+        self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query] if text is None else text}
         ids = one.dataset.documents.ids
         self.judgements[role][name] = [
-            f"{prefix if document in corpus else 'absent:' + prefix}{ids[document]}" for document in one.relevant[query]
+            f"{document_prefix if document in corpus else 'absent:'}{ids[document]}" for document in one.relevant[query]
         ]
 
     def add_documents(self, one: _Chosen, corpus: set[int], prefix: str = "") -> None:

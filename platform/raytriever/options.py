@@ -129,8 +129,8 @@ def check_options(config: Any) -> None:
                 raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.17g}")
 
 
-# Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list contains
-# one of them, and `*` is any text); `loss!=triplet` has another value.
+# Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list or a sum
+# contains one of them, and `*` is any text); `loss!=triplet` has another value (or contains one).
 NEEDS = re.compile(r"(!?)(\w+)(?:(!?=)([\w|.*:-]+))?")
 
 
@@ -196,7 +196,8 @@ def _unmet(settings: Mapping[str, Any], need: str) -> tuple[str, str] | None:
     )
     if not sign:
         return None if is_set != bool(negated) else (present, "" if negated else flag)
-    parts = {part.strip() for part in str(value).split(",")}
-    if any(fnmatchcase(part, each) for part in parts for each in values.split("|")) == (sign == "="):
+    parts = {part.strip() for part in re.split("[,+]", str(value))}
+    is_one = [any(fnmatchcase(part, each) for each in values.split("|")) for part in parts]
+    if any(is_one) if sign == "=" else not all(is_one):
         return None
     return present, f"{flag} {' or '.join(values.split('|'))}" if sign == "=" else f"another {flag}"

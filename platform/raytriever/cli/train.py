@@ -41,7 +41,6 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.directory import check_same_settings
 from raytriever.losses.config import LossConfig
-from raytriever.losses.own.source import pin
 from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
@@ -81,8 +80,7 @@ def main(words: list[str]) -> None:
     lock_output(arguments, output)
     if not arguments.fresh and not _is_quickstart(arguments):
         # Before anything heavy is imported. The loss of a file is compared with its digest.
-        loss = replace(curriculum.base.loss, loss=pin(curriculum.base.loss.loss))
-        check_same_settings(output, to_dict(replace(curriculum.base, loss=loss)))
+        check_same_settings(output, to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned())))
     if _is_quickstart(arguments):
         from raytriever.experiment.quickstart import size_quickstart
 

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from raytriever.config import Config
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
-from raytriever.losses.own.source import LossFile
+from raytriever.losses.config import LossConfig
 from raytriever.options import with_current_names
 from raytriever.paths import PathKind
 from raytriever.reading.structured import conform, read_json, read_yaml
@@ -75,17 +75,17 @@ class RunDirectory:
             return cls(path, "new")
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
-    def begin(self, config_yaml: str, losses: Iterable[str] = ()) -> None:
+    def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:
         """Create the directory and write its configuration. A new run removes the files of an older one.
 
         Args:
             config_yaml: text of the configuration.
-            losses: losses of the run. Those that are in files of the user are copied into the directory.
+            losses: settings of the losses of the run. The files of the user are copied into the directory.
         """
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
-        for own in filter(None, map(LossFile.parse, losses)):
+        for own in (own for loss in losses for own in loss.files):
             (self.path / LOSSES).mkdir(exist_ok=True)
             write_atomically(self.path / LOSSES / own.file.name, own.read())
 

@@ -31,7 +31,6 @@ from raytriever.encoding.shards import tokenisation_of
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.experiment.directory import CONFIG, RunDirectory
 from raytriever.losses.loss import check_widths
-from raytriever.losses.own.source import pin
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import Description, describe, prompt_table, used_settings
@@ -67,7 +66,7 @@ def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum
     def pinned(config: Config) -> Config:
         model, loss = config.model, config.loss
         revision = commit or model.revision
-        return replace(config, model=replace(model, revision=revision), loss=replace(loss, loss=pin(loss.loss)))
+        return replace(config, model=replace(model, revision=revision), loss=loss.pinned())
 
     stages = tuple(replace(stage, config=pinned(stage.config)) for stage in curriculum.stages)
     return Curriculum(pinned(curriculum.base), stages)

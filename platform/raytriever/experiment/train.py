@@ -87,7 +87,7 @@ def run_experiment(
     written = sum(file.stat().st_size for file in files_below(output)) if run.state == "interrupted" else 0
     check_disk(output, bytes_of_run(curriculum) - written, "the checkpoints and the model")
     clients = open_trackers(trackers)
-    run.begin(dump_config(curriculum), [stage.config.loss.loss for stage in curriculum.all_stages])
+    run.begin(dump_config(curriculum), [stage.config.loss for stage in curriculum.all_stages])
     dataset, base, split, path = opened.dataset, curriculum.base, curriculum.base.data.test_split, run.path
     tracker = Spool.open(clients, path, run_name)
     with closing(tracker):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from raytriever.errors import ConfigError, setting
 from raytriever.losses.own.source import PATTERN, LossFile
-from raytriever.options import check_changed, option
+from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import MODEL
 
 LOSS_NAMES = (
@@ -51,16 +53,47 @@ def read_widths(value: Any) -> str:
     return ",".join(map(str, falling))
 
 
+def read_weights(value: Any) -> str:
+    """Return weights of losses, separated by commas.
+
+    Raises:
+        ValueError: `value` contains anything else, a number below 0, or no number above 0.
+    """
+    listed = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        weights = [float(weight) for weight in listed]
+    except ValueError:
+        weights = []
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise ValueError("give a number from 0 for each loss, separated by commas and not all 0, as in 1,0.3")
+    return ",".join(f"{weight:.15g}" for weight in weights)
+
+
+def terms_of(loss: str) -> tuple[str, ...]:
+    """Return the losses of a sum, such as `mw` and `infonce` of `mw+infonce`. A path may contain plus signs, too."""
+    for plus in re.finditer(r"\+", loss):
+        first = loss[: plus.start()]
+        if first in LOSS_NAMES or LossFile.parse(first):
+            return first, *terms_of(loss[plus.end() :])
+    return (loss,) if LossFile.parse(loss) else tuple(loss.split("+"))
+
+
 @dataclass(frozen=True)
 class LossConfig:
     """Name of the loss, and its constants."""
 
     loss: str = option(
         "mw",
-        "the loss, or FILE.py:NAME of your own",
+        "the loss, FILE.py:NAME of your own, or a sum of several, such as mw+infonce",
         choices=LOSS_NAMES,
-        pattern=PATTERN,
+        pattern=rf"{PATTERN}|.+\+.+",
         form="FILE.py:NAME",
+    )
+    loss_weights: str | None = option(
+        None,
+        "weight of each loss of a sum, such as 1,0.3 (default: 1 each)",
+        reads=read_weights,
+        form="W,W,...",
     )
     temperature: float = option(
         0.01, "tau: scores are divided by it; not used by triplet", above=0, needs="loss!=triplet"
@@ -118,31 +151,79 @@ class LossConfig:
     )
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        """The losses of the sum; one if it is no sum."""
+        return terms_of(self.loss)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Weight of each term."""
+        if self.loss_weights is None:
+            return (1.0,) * len(self.terms)
+        return tuple(map(float, read_weights(self.loss_weights).split(",")))
+
+    @property
+    def files(self) -> tuple[LossFile, ...]:
+        """Terms that are in files of the user."""
+        return tuple(own for own in map(LossFile.parse, self.terms) if own is not None)
+
+    @property
     def needs_teacher(self) -> bool:
         """True if the loss reads a teacher's scores."""
-        own = LossFile.parse(self.loss)
-        asks = own is not None and "teacher_scores" in own.arguments()
-        return asks or self.loss in DISTILLATION_LOSSES or self.soft_labels
+        asks = any("teacher_scores" in own.arguments() for own in self.files)
+        return asks or self.soft_labels or not set(DISTILLATION_LOSSES).isdisjoint(self.terms)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the terms; for one of a file, its name there."""
+        return tuple(term if own is None else own.name for term in self.terms for own in [LossFile.parse(term)])
 
     @property
     def title(self) -> str:
-        """Name of the loss; for one of a file, its name there."""
-        own = LossFile.parse(self.loss)
-        return self.loss if own is None else own.name
+        """Name of the loss, without paths."""
+        return "+".join(self.titles)
 
     @property
     def both_ways(self) -> bool:
         """True if passages search for queries too."""
-        return self.loss == "infonce-symmetric"
+        return "infonce-symmetric" in self.terms
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Widths of the nested embeddings, the largest first. The whole width always counts and may be missing here."""
         return tuple(map(int, read_widths(self.matryoshka_dims).split(","))) if self.matryoshka_dims else ()
 
+    def pinned(self) -> LossConfig:
+        """Return the settings with the digest of each file of the user.
+
+        Raises:
+            ConfigError: see `LossFile.read`.
+        """
+        pinned = (term if own is None else own.pinned() for term in self.terms for own in [LossFile.parse(term)])
+        return replace(self, loss="+".join(pinned))
+
 
 def check_loss(config: LossConfig) -> None:
     """Raise `ConfigError` for a setting that the chosen loss does not have, or a file that holds no such loss."""
-    if own := LossFile.parse(config.loss):
+    for term, title in zip(config.terms, config.titles, strict=True):
+        if LossFile.parse(term) is None and term not in LOSS_NAMES:
+            raise ConfigError(
+                f"unknown loss {term!r} in {config.loss!r}", setting("loss"), did_you_mean(term, LOSS_NAMES)
+            )
+        if config.titles.count(title) > 1:
+            raise ConfigError(f"{title!r} is twice in {config.loss!r}", setting("loss"), "give each loss once")
+    if config.loss_weights is not None:
+        given, terms = len(config.weights), len(config.terms)
+        if terms == 1:
+            raise ConfigError(
+                f"has no effect with {setting('loss')} {config.title}",
+                setting("loss_weights"),
+                f"leave it out, or give a sum, such as {setting('loss')} mw+infonce",
+            )
+        if given != terms:
+            raise ConfigError(
+                f"has {given} weights, and {config.title} has {terms} losses", setting("loss_weights"), "give one each"
+            )
+    for own in config.files:
         own.arguments()
     check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision", "guide_margin"])

@@ -183,7 +183,7 @@ class Loss(nn.Module):
         width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
         scores = largest[0] * largest[1] * width / min(temperature, 1.0)
         distances = (largest[0] + largest[1]) ** 2 * width
-        if not max(scores, distances) < most or (self.config.loss == "margin-mse" and not 2 * scores < most**0.5):
+        if not max(scores, distances) < most or ("margin-mse" in self.config.terms and not 2 * scores < most**0.5):
             raise LossInputError(
                 f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
                 f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",

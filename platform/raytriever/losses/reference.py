@@ -14,13 +14,13 @@ Examples:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import SOFT_LABEL_LOSSES, LossConfig
 
 __all__ = [
     "distribution_distance",
@@ -126,6 +126,13 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
         queries, passages: embeddings in float64.
         ids: Ids of the queries and passages of the whole batch.
     """
+    if len(config.terms) > 1:
+        value = queries.new_zeros(())
+        for weight, name in zip(config.weights, config.terms, strict=True):
+            is_soft = config.soft_labels and name in SOFT_LABEL_LOSSES
+            term = replace(config, loss=name, loss_weights=None, soft_labels=is_soft, distribution_weight=0)
+            value = value + weight * reference_loss(term, queries, passages, ids)
+        return _regularised(value, config, queries, passages, ids)
     rows = list(query_scores(queries, passages, ids, config))
     tau = config.temperature
     if config.loss == "mw":
@@ -140,6 +147,10 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
         value = torch.stack(distilled).mean() if distilled else 0 * queries.sum()
     else:
         value = torch.stack([_of_query(config, row, ids, index) for index, row in enumerate(rows)]).mean()
+    return _regularised(value, config, queries, passages, ids)
+
+
+def _regularised(value: Tensor, config: LossConfig, queries: Tensor, passages: Tensor, ids: BatchIds) -> Tensor:
     if config.distribution_weight:
         documents = passages[list(_first_rows(ids).values())]
         value = value + config.distribution_weight * distribution_distance(queries, documents)

@@ -18,7 +18,8 @@ from raytriever.losses.mw.pairwise import mw
 from raytriever.losses.own.function import load_own_loss, probe
 from raytriever.losses.own.source import LossFile
 from raytriever.losses.rows import INFONCE, ROW_LOSSES, by_row, symmetric, triplet
-from raytriever.losses.scores import LossShare, ScoreLoss
+from raytriever.losses.scores import LossShare, PanelLoss, ScoreLoss
+from raytriever.losses.sums import weighted_sum
 from raytriever.losses.teacher import OwnGroup, kl, margin_mse
 from raytriever.options import check_options
 
@@ -39,7 +40,7 @@ LOSSES: dict[str, ScoreLoss] = {
     **{name: by_row(loss) for name, loss in ROW_LOSSES.items()},
     "infonce-symmetric": symmetric,
     "triplet": triplet,
-    "mw": mw,
+    "mw": PanelLoss(mw),
     "kl": by_teacher(kl),
     "margin-mse": by_teacher(margin_mse),
 }
@@ -55,10 +56,16 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
     if not torch.isfinite(torch.tensor(config.temperature).log()):
         raise ConfigError(f"{config.temperature!r} is out of range", setting("temperature"), "give a positive number")
     check_loss(config)
-    own = LossFile.parse(config.loss)
+    losses = [_open(term, config) for term in config.terms]
+    return Loss(config, losses[0] if len(losses) == 1 else weighted_sum(losses), unit_length)
+
+
+def _open(term: str, config: LossConfig) -> ScoreLoss:
+    """Return a loss by its name, or that of a user's file after a trial."""
+    own = LossFile.parse(term)
     if own is None:
-        return Loss(config, LOSSES[config.loss], unit_length)
+        return LOSSES[term]
     scores = load_own_loss(own)
-    alone = replace(config, distribution_weight=0.0, matryoshka_dims="", guide=None, guide_margin=None)
-    probe(Loss(alone, scores), own)
-    return Loss(config, scores, unit_length)
+    alone = {"distribution_weight": 0.0, "matryoshka_dims": "", "guide": None, "guide_margin": None}
+    probe(Loss(replace(config, loss=term, loss_weights=None, **alone), scores), own)
+    return scores

@@ -23,7 +23,7 @@ from torch import Tensor
 from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, ScoreLoss, Sparse, reduce_scores, sent_type
+from raytriever.losses.scores import LossShare, Panel, PanelLoss, Sparse, reduce_scores, sent_type
 from raytriever.losses.teacher import OwnGroup, SoftLabels
 
 RowValue = Callable[
@@ -158,28 +158,28 @@ ROW_LOSSES = {
 # ------------------------------------------------------------------------------------------- over the score matrix
 
 
-def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> ScoreLoss:
+def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> PanelLoss:
     """Return a loss that is a mean over queries.
 
     Args:
         loss: the row loss, or the function that makes it from the settings.
     """
 
-    def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+    def build(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> RowReduction:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.relevance.positives, ids)
         has_labels = config.soft_labels and batch.relevance.group is not None
         labels = SoftLabels.of(batch, config.teacher_temperature) if has_labels else None
         statistics = OwnGroup.of(batch, config.teacher_temperature).statistics(workers) if has_labels else {}
-        reduction = RowReduction(row_loss, columns, batch.relevance.rows, labels)
-        return LossShare(reduce_scores(reduction, batch, config.loss_precision), statistics)
+        return RowReduction(row_loss, columns, batch.relevance.rows, labels, statistics)
 
-    return reduce
+    return PanelLoss(build)
 
 
 def symmetric(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
     """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
     both = batch, batch.exchange_roles(workers, sent_type(config))
+    config = replace(config, soft_labels=False)  # they are for the other losses of a sum
     forward, backward = (by_row(INFONCE)(config, each, ids, workers) for each in both)
     return LossShare((forward.share + backward.share) / 2, {})
 
@@ -207,12 +207,14 @@ class RowReduction:
         loss: RowLoss,
         columns: Int64[Tensor, "rows positives"],
         rows: int,
-        soft_labels: SoftLabels | None = None,
+        soft_labels: SoftLabels | None,
+        statistics: dict[str, Tensor],
     ) -> None:
         self._loss, self._columns, self._rows, self._soft_labels = loss, columns, rows, soft_labels
         self._values: list[Tensor] = []
         self.dense = loss.negatives == "logsumexp"
         self.sparse: list[Sparse] = []
+        self.statistics = statistics
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Do nothing: no row is needed before its panel."""
@@ -290,6 +292,7 @@ class TripletReduction:
         self._columns, self._margin, self._rows = columns, margin, rows
         self._values: list[Tensor] = []
         self.sparse: list[Sparse] = []
+        self.statistics: dict[str, Tensor] = {}
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Do nothing: no row is needed before its panel."""

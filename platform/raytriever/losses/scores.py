@@ -177,11 +177,12 @@ class Reduction(Protocol):
     """Loss of one batch, which reads the score matrix in panels.
 
     `dense`: the reduction writes a derivative of every score of the panel. `sparse`: further derivatives, as (rows,
-    columns, derivatives).
+    columns, derivatives). `statistics`: values to log, by name. The last two are complete after `finish`.
     """
 
     dense: bool
     sparse: list[Sparse]
+    statistics: dict[str, Tensor]
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Prepare for the first panel, with its operands."""
@@ -202,6 +203,22 @@ class LossShare:
 
 
 ScoreLoss = Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], LossShare]
+
+
+@dataclass(frozen=True)
+class PanelLoss:
+    """Loss that reads the score matrix in panels, in units of the temperature; the losses of a sum share a pass.
+
+    Args:
+        build: function of the settings, the batch, its ids and the workers that returns the reduction of the batch.
+    """
+
+    build: Callable[[LossConfig, Candidates, BatchIds, WorkerGroup], Reduction]
+
+    def __call__(self, config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
+        """Compute this worker's share."""
+        reduction = self.build(config, batch, ids, workers)
+        return LossShare(reduce_scores(reduction, batch, config.loss_precision), reduction.statistics)
 
 
 def sent_type(config: LossConfig) -> torch.dtype | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         SumMarginalLoss,
         SymmetricInfoNCELoss,
         TripletMarginLoss,
+        WeightedSumLoss,
     )
     from raytriever.sentence_transformers.retrieval_loss import (
         CachedRetrievalLoss,
@@ -78,6 +79,7 @@ __all__ = [
     "SumMarginalLoss",
     "SymmetricInfoNCELoss",
     "TripletMarginLoss",
+    "WeightedSumLoss",
 ]
 _MODULES = {
     "raytriever.sentence_transformers.evaluation": ("PooledAUCEvaluator",),

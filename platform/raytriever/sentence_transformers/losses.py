@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raytriever.errors import ConfigError, DataError
+from raytriever.losses.loss import Loss
 from raytriever.sentence_transformers.retrieval_loss import (
     INFONCE,
     KL,
@@ -145,6 +146,45 @@ class TripletMarginLoss(RetrievalLoss):
     loss_name: ClassVar[str] = "triplet"
     paper: ClassVar[str] = TRIPLET
     margin: float = 0.1
+
+
+@dataclass(eq=False, repr=False)
+class WeightedSumLoss(RetrievalLoss):
+    """Weighted sum of losses over one score matrix, such as MW, which compares anchors, and InfoNCE, which ranks.
+
+    Args:
+        losses: names of `raytriever train --loss`, joined by plus signs. Losses of a teacher's scores are refused.
+        loss_weights: weight of each loss, separated by commas; 1 each by default.
+        temperature: tau, by which scores are divided.
+        margin: margin of `triplet`.
+        reduction: reduction of `mw`.
+    """
+
+    loss_name: ClassVar[str] = "sum"
+    losses: str = "mw+infonce"
+    loss_weights: str | None = None
+    temperature: float = 0.01
+    margin: float = 0.1
+    reduction: Literal["mean", "sum"] = "mean"
+
+    @property
+    def paper(self) -> str:  # type: ignore[override]
+        """BibTeX entries of the losses."""
+        papers = {each.loss_name: each.paper for each in _WITHOUT_TEACHER}
+        return "".join(dict.fromkeys(papers.get(name, MULTI_POSITIVE) for name in self._settings().terms))
+
+    def _registered_name(self) -> str:
+        return self.losses
+
+    def _build(self) -> Loss:
+        if self._settings().needs_teacher:
+            raise ConfigError(
+                "a loss learns a teacher's scores", self._where("losses"), "give losses without a teacher"
+            )
+        return super()._build()
+
+
+_WITHOUT_TEACHER = (MannWhitneyLoss, InfoNCELoss, SymmetricInfoNCELoss, TripletMarginLoss)
 
 
 @dataclass(eq=False, repr=False)

@@ -109,7 +109,7 @@ GRADCACHE = """
 
 logger = logging.get_logger(__name__)
 _CACHING = ("mini_batch_size", "mini_batch_num_tokens", "show_progress_bar")
-_CONSTANTS = ("temperature", "margin", "reduction", "teacher_temperature")
+_CONSTANTS = ("temperature", "margin", "reduction", "teacher_temperature", "loss_weights")
 _SIMILARITIES = {"cosine": cos_sim, "dot": dot_score}
 
 
@@ -221,13 +221,15 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     def _build(self) -> Loss:
         """Return the loss of raytriever's own training; raises `ConfigError` for a setting that is out of range."""
-        constants = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _CONSTANTS}
-        config = LossConfig(loss=self._registered_name(), distribution_weight=self.distribution_weight, **constants)
         try:
-            return build_loss(config, self.similarity_fct is cos_sim)
+            return build_loss(self._settings(), self.similarity_fct is cos_sim)
         except ConfigError as error:
             what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
             raise ConfigError(what, self._where(where or ""), remedy) from error
+
+    def _settings(self) -> LossConfig:
+        constants = {field.name: getattr(self, field.name) for field in fields(self) if field.name in _CONSTANTS}
+        return LossConfig(loss=self._registered_name(), distribution_weight=self.distribution_weight, **constants)
 
     def _teacher_scores(self, labels: Tensor | None, documents: int) -> Tensor | None:
         """Return a teacher's scores of the documents, for losses that learn from one."""
@@ -261,7 +263,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
             next(value.device for value in columns[0].values() if isinstance(value, Tensor)),
             named,
             self._teacher_scores(labels, documents),
-            both_ways=self._registered_name() == "infonce-symmetric",
+            both_ways=self._settings().both_ways,
             seed=getattr(self, "seed", 0),
         )
 

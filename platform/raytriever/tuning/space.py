@@ -31,6 +31,7 @@ FLAG = setting("search_space")
 # Search spaces that have a name: section, setting, and its values or range.
 NAMED: dict[str, tuple[str, str, Any]] = {
     "loss": ("loss", "loss", ["infonce", "infonce-symmetric", "mw"]),
+    "loss-weights": ("loss", "loss_weights", ["1,0.1", "1,0.3", "1,1"]),
     "lambda": ("loss", "distribution_weight", {"low": 0.0, "high": 0.1, "grid": [0.0, 0.01]}),
     "temperature": ("loss", "temperature", {"low": 0.005, "high": 0.1, "scale": "log", "grid": [0.01, 0.05]}),
     "learning-rate": (
@@ -51,7 +52,7 @@ class SearchConfig:
 
     search_space: str = option(
         "loss,lambda,temperature",
-        "settings to search: any of loss, lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
+        "settings to search: any of loss, loss-weights (of a sum of two), lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
         "YAML file of settings with values or ranges",
         reads=SEARCH_SPACE,
         form="NAME,NAME|FILE",

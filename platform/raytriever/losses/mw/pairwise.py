@@ -38,7 +38,7 @@ from raytriever.losses.mw.grid import (
     kernel_sums_at_positives,
     refinement,
 )
-from raytriever.losses.scores import LossShare, Panel, Sparse, add_rows, reduce_scores
+from raytriever.losses.scores import Panel, Sparse, add_rows
 
 if TYPE_CHECKING:
     from raytriever.losses.mw.cuda import CudaKernels, CudaPositives
@@ -221,10 +221,9 @@ def pair_weight(reduction: PairReduction, positives: int, negatives: int, querie
     return 1 / (positives * negatives) if reduction == "mean" else 1 / queries
 
 
-def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-    """Compare every positive with every negative of the batch."""
-    reduction = MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
-    return LossShare(reduce_scores(reduction, batch, config.loss_precision), reduction.statistics)
+def mw(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> MWReduction:
+    """Return the reduction that compares every positive with every negative of the batch."""
+    return MWReduction(batch, workers, "sum" if config.reduction == "sum" else "mean")
 
 
 class MWReduction:

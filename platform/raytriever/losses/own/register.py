@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from raytriever.errors import ConfigError, setting
-from raytriever.losses.config import LOSS_NAMES
+from raytriever.losses.config import LOSS_NAMES, terms_of
 from raytriever.options import did_you_mean
 from raytriever.store.cache import cache_folder
 from raytriever.store.commit import write_atomically
@@ -45,13 +45,14 @@ def register(name: str, function: Callable[..., Any]) -> None:
 
 
 def loss_setting(loss: str | Callable[..., Any]) -> str:
-    """Return the setting for a loss: a name, `FILE.py:NAME`, a registered name or a function.
+    """Return the setting for a loss: a name, `FILE.py:NAME`, a registered name, a sum of these, or a function.
 
     Raises:
         ConfigError: see `reference_of`.
     """
     if isinstance(loss, str):
-        return reference_of(_REGISTERED[loss]) if loss in _REGISTERED else loss
+        terms = terms_of(loss)
+        return "+".join(reference_of(_REGISTERED[term]) if term in _REGISTERED else term for term in terms)
     if not inspect.isfunction(loss):
         raise ConfigError(
             f"is {type(loss).__name__}",

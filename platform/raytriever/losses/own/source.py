@@ -132,12 +132,6 @@ class LossFile:
             )
 
 
-def pin(loss: str) -> str:
-    """Return a setting with the digest of the user's file; the name of a loss of raytriever as it is."""
-    own = LossFile.parse(loss)
-    return loss if own is None else own.pinned()
-
-
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

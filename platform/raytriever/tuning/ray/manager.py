@@ -225,7 +225,7 @@ class TrialManager:
         folder = self.folder_of(number)
         run = RunDirectory.open(folder, to_dict(config), fresh=False)
         job = self._data.job(number, config, str(folder.resolve()))
-        run.begin(dump_config(config), [config.loss.loss])
+        run.begin(dump_config(config), [config.loss])
         tracker = self._tracker.child(f"{self._run_name}/{trial.name}", folder)
         tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(folder.resolve())}
         tracker.describe(self._data.used_config(config), self._data.record(), tags)

@@ -11,7 +11,6 @@ from raytriever.config import Config, Curriculum, check_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.experiment.stages import LexicalIndexes, find_negatives
-from raytriever.losses.own.source import pin
 from raytriever.losses.registry import build_loss
 from raytriever.tracking.tracker import DatasetRecord
 from raytriever.training.refresh.config import check_refresh
@@ -31,7 +30,7 @@ def trial_config(base: Config, point: Point) -> Config:
         layer["training"]["max_steps"] = None  # searched epochs must not be overridden by it
     config = override(base, layer)
     check_config(config)
-    config = replace(config, loss=replace(config.loss, loss=pin(config.loss.loss)))
+    config = replace(config, loss=config.loss.pinned())
     build_loss(config.loss)
     return config
 

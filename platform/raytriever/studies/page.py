@@ -27,19 +27,18 @@ PLAIN = {
     "mmd2": (4, "MMD²"),
     "query_positive_l2": (4, "l2"),
     "candidates_ratio": (2, "Candidates, x"),
-    "aurc": (4, "AURC, lower is better"),
-    "excess_aurc": (4, "AURC above the least possible, lower is better"),
-    "squared_ece_platt": (4, "Squared calibration error, logistic curve, lower is better"),
-    "squared_ece_isotonic": (4, "Squared calibration error, isotonic curve, lower is better"),
-    "transfer_loss": (4, "F1 lost at thresholds of other data sets, lower is better"),
-    "advantage": (4, "AURC by the best other confidence minus AURC by the score"),
+    "aurc": (4, "AURC by the score, lower is better"),
+    "aurc_best": (4, "AURC by the best confidence, lower is better"),
+    "combined_gain": (4, "AURC by the score minus AURC by `combined`"),
+    "shown_removed": (3, "Share shown, answer removed, lower is better"),
+    "shown_foreign": (3, "Share shown, of another domain, lower is better"),
+    "shown_hard": (3, "Share shown, entity replaced, lower is better"),
+    "transfer_loss": (4, "F1 by the score lost at thresholds of other data sets, lower is better"),
 }
 _TITLES = {
     "steps_to_best": "Steps to best",
     "f1": "F1 at the threshold of all data sets",
-    "precision_at_coverage_25": "Precision at 25 % coverage",
-    "precision_at_coverage_50": "Precision at 50 % coverage",
-    "nauc": "nAUC of nDCG@10",
+    "answered": "Answered rightly, of those with an answer",
 }
 _RULE = (
     f"*Held*: every comparison agrees with the claim, by the t-test over queries and seeds (p < {LEVEL}). "

@@ -124,7 +124,7 @@ def describe_training(scale: StudyScale, settings: Layer | None = None, encoder:
 def _describe(encoder: str, config: Config, batches: str) -> str:
     training, model = config.training, config.model
     return (
-        f"{encoder}, temperature {config.loss.temperature:g}; unless a row says otherwise, {batches}, "
+        f"{encoder}; unless a row says otherwise, temperature {config.loss.temperature:g}, {batches}, "
         f"{training.max_steps} steps, learning rate {training.learning_rate:g}; queries of {model.query_length} "
         f"and passages of {model.passage_length} tokens; the checkpoint with the lowest dev loss is measured."
     )

@@ -45,7 +45,6 @@ from raytriever.studies.definition import (
     MeasuredDataset,
     errors_within,
 )
-from raytriever.studies.evaluation_files import score_best_documents
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
 from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
@@ -53,7 +52,6 @@ from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
 ARMS, AS_IT_IS, MODEL, MEASURED = "arms", "as-it-is", "model", "measured"
-CROSS_SCORES = "cross-encoder"  # scores of a cross-encoder, by data set
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
 # The name of the encoder in its gap study, the index whose candidates are counted, and the number of queries.
@@ -71,7 +69,7 @@ def evaluation_of(folder: Path, arm: Arm, dataset: MeasuredDataset, seed: int = 
     """Return the evaluation of an arm on a data set, in the run directory of the arm."""
     name = safe_name(dataset.name)
     trained = None if arm.curriculum is None else seed
-    return Evaluated(trained, folder / MEASURED / name, arm.name, name, folder / CROSS_SCORES / f"{name}.json")
+    return Evaluated(trained, folder / MEASURED / name, arm.name, name)
 
 
 def is_finished(folder: Path) -> bool:
@@ -135,7 +133,7 @@ class ArmRunner:
         with self._preparation:
             opened, retriever = open_run(curriculum, lambda line: None)
             del retriever
-        run.begin(dump_config(curriculum), [stage.config.loss.loss for stage in curriculum.all_stages])
+        run.begin(dump_config(curriculum), [stage.config.loss for stage in curriculum.all_stages])
         tracker = self._child(name, run)
         with closing(tracker):
             dataset = opened.dataset
@@ -219,8 +217,6 @@ def measure(
     metrics = {metric: float("nan") if value is None else float(value) for metric, value in values.items()}
     if STEPS_TO_BEST in dataset.extras and facts.get(STEPS_TO_BEST) is not None:
         metrics[STEPS_TO_BEST] = float(facts[STEPS_TO_BEST])
-    if dataset.cross_encoder:
-        score_best_documents(dataset, evaluation_of(folder, arm, dataset))
     if OOD in dataset.extras and model != BM25:
         metrics |= _measure_gap(dataset, arm, model, precision, folder / OOD / safe_name(dataset.name))
     return metrics

@@ -95,7 +95,9 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     """Write all files of the outcome; raises `StorageError` if the disk is full or the files of an arm are damaged."""
     (results, evaluations), blocks = read_study(study, output, seeds), blocks_of(study)
     analysis = study.analyse(evaluations) if study.analyse else None
-    results = analysis.results if analysis else results
+    if analysis:
+        results = analysis.results
+        blocks = [Block("", {row: row for row in results.rows}, study.baselines)]
     paper = {
         (arm.label, dataset, metric): value for arm in study.arms for (dataset, metric), value in arm.paper.items()
     }

@@ -29,6 +29,7 @@ from raytriever.config.settings import hash_of
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
+from raytriever.evaluation.names import safe_name
 from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
 from raytriever.reading.structured import read_json
@@ -96,7 +97,6 @@ def settings_of(study: Study, scale: str, output: Path) -> dict[str, Any]:
                 one.name: to_relative(
                     [one.dataset, one.split, one.metrics, one.level, one.drop_own, one.extras]
                     + ([one.bm25_language] if one.bm25_language else [])
-                    + ([{"cross_encoder": one.cross_encoder}] if one.cross_encoder else [])
                 )
                 for one in arm.datasets
             },
@@ -309,13 +309,12 @@ def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
 def _log_results(tracker: PersistentTracker, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
     """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
+    names = {(arm.label, one.name): arm.name for arm in study.arms for one in arm.datasets}
     points = [
-        Point(f"{arm.name}/{one.name}/{metric}", value, seeds, now)
-        for arm in study.arms
-        for one in arm.datasets
-        if (arm.label, one.name) in results.cells
-        for metric in results.cells[arm.label, one.name][0].metrics
-        if (value := results.mean(arm.label, one.name, metric)) == value
+        Point(f"{names.get((row, dataset), safe_name(row))}/{dataset}/{metric}", value, seeds, now)
+        for (row, dataset), cell in results.cells.items()
+        for metric in cell[0].metrics
+        if (value := results.mean(row, dataset, metric)) == value
     ]
     tracker.log(points)
     for name in (SETTINGS, RESULTS, TABLE, LATEX, PAGE, FIGURES):

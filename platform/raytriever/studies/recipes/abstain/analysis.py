@@ -71,7 +71,9 @@ def analyse(
     measured = _Measured(rows, names)
     intervals, differences = measured.intervals(), measured.intervals(baseline)
     best = {row: [one.best for one in seeds.values()] for row, seeds in rows.items()}
-    areas = measured.means(lambda one: {name: of_all(one.area(POOLED, name), sum(one.counts[POOLED])) for name in NAMES})
+    areas = measured.means(
+        lambda one: {name: of_all(one.area(POOLED, name), sum(one.counts[POOLED])) for name in NAMES}
+    )
     transfer = measured.means(
         lambda one: {
             source: {target: of_all(one.score_f1(target, source), len(test)) for target, test in one.all_test.items()}
@@ -135,7 +137,9 @@ def _of_arm(seeds: BySeed) -> dict[str, list[Any]]:
     }
 
 
-def _arms_table(arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, Mapping[int | None, str]]) -> Rows:
+def _arms_table(
+    arms: Mapping[str, Mapping[str, Sequence[Any]]], chosen: Mapping[str, Mapping[int | None, str]]
+) -> Rows:
     titles = ["arm", "seed", "chosen", "best confidence", "AURC on dev"]
     table = [[*titles, f"AURC by the {SCORE}", "AURC by the best confidence", "F1"]]
     picked = {(arm, seed) for by_seed in chosen.values() for seed, arm in by_seed.items()}
@@ -217,7 +221,9 @@ class _Measured:
             for number, name in enumerate(names, 1):
                 axes = figure.add_subplot(rows, columns, number, title=name)
                 for (row, seeds), (colour, dash) in zip(self.systems.items(), lines(), strict=False):
-                    curves = [risk_coverage(one.values(name, one.best), one.all_test[name].right) for one in seeds.values()]
+                    curves = [
+                        risk_coverage(one.values(name, one.best), one.all_test[name].right) for one in seeds.values()
+                    ]
                     count = len(next(iter(seeds.values())).all_test[name])
                     coverage = np.arange(1, count + 1) / count
                     risk = np.mean([np.interp(coverage, curve.coverage, curve.risk) for curve in curves], axis=0)
@@ -225,7 +231,9 @@ class _Measured:
                 axes.set(xlabel="share of questions shown", xlim=(0, 1), ylim=(0, 1))
             figure.axes[0].set_ylabel("wrong, of those shown")
             figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-        caption = "Share of wrong documents among those shown, by the share of questions shown in the order of the best "
+        caption = (
+            "Share of wrong documents among those shown, by the share of questions shown in the order of the best "
+        )
         return {file: f"{caption}confidence, mean over seeds"}
 
 
@@ -243,6 +251,8 @@ def _interval_table(intervals: Nested, with_value: bool) -> Rows:
         for dataset in first:
             if metric in first[dataset]:
                 cells = [[value_text(metric, value) for value in one[dataset][metric]] for one in intervals.values()]
-                texts = [f"{value} ({low} to {high})" if with_value else f"{low} to {high}" for value, low, high in cells]
+                texts = [
+                    f"{value} ({low} to {high})" if with_value else f"{low} to {high}" for value, low, high in cells
+                ]
                 table.append([title_of(metric), dataset, *texts])
     return table

@@ -14,6 +14,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
+from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -30,7 +31,7 @@ from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_c
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.comparison import compare_best
 from raytriever.studies.definition import Evaluated
-from raytriever.studies.recipes.abstain.questions import ANSWERABLE, KINDS
+from raytriever.studies.recipes.abstain.questions import ANSWERABLE
 
 POOLED = "all"  # the data set of all questions
 
@@ -165,7 +166,7 @@ class SystemMeasures:
             "f1": partial(answer_f1, values, test.right, test.answerable, self.threshold),
             "answered": _share(shown & test.right, test.answerable),
         }
-        for kind in KINDS:
+        for kind in (REMOVED, FOREIGN, HARD):
             if (test.kinds == kind).any():
                 metrics[f"shown_{kind}"] = _share(shown, test.kinds == kind)
         if dataset != POOLED:

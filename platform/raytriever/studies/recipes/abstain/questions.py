@@ -207,7 +207,7 @@ def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize)
         }
         corpus = _corpus(one, one.documents_of(one.asked(has_answer=True)), texts, size.documents)
         hard = _hard_questions(one, corpus)
-        count = {"documents": len(corpus), "training queries": len(one.train)}
+        count: dict[str, int] = {"documents": len(corpus), "training queries": len(one.train)}
         for role in one.questions:
             answerable, removed = one.asked(True, role), one.asked(False, role)
             replaced = [query for query in answerable if query in hard]
@@ -242,9 +242,11 @@ def _hard_questions(one: _Chosen, corpus: set[int]) -> dict[int, str]:
     documents, rows = one.dataset.documents, sorted(corpus)
     position = {row: at for at, row in enumerate(rows)}
     asked = one.asked(has_answer=True)
-    pairs = [(query, position[document]) for query in asked for document in one.relevant[query]]
+    pairs = sorted((query, position[document]) for query in asked for document in one.relevant[query])
     queries, relevant = np.array(pairs, np.int64).T
-    ids, titles, texts = ([column[row] for row in rows] for column in (documents.ids, documents.titles, documents.texts))
+    ids, titles, texts = (
+        [column[row] for row in rows] for column in (documents.ids, documents.titles, documents.texts)
+    )
     judgements = {TEST: Judgements(queries, relevant, np.ones(len(pairs), np.int64))}
     searched = RetrievalDataset(one.dataset.name, Documents(ids, titles, texts), one.dataset.queries, judgements)
     return hard_questions(searched, asked, seed=0)

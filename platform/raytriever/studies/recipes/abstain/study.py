@@ -1,28 +1,30 @@
-"""Selective retrieval: one score threshold decides for every query whether its best document is shown.
+"""Selective retrieval: does training improve the decision to show the best document or nothing?
 
-*Optimizing What Matters* promises with the MW loss that scores of different queries compare. This study asks what it is
-worth to a person who gets the best document or none. Each encoder is trained on a mixture of data sets and measured on
-questions with and without an answer (`questions`). The threshold comes from dev questions, the figures from test
-questions (`measures`).
+A person gets the best document of a question if its confidence reaches one threshold, and otherwise nothing. The study
+asks whether any training improves this decision beyond the encoder as published, when each uses its best confidence.
 
-LSEPair differs from InfoNCE only for queries with several positives, so the mixture contains NFCorpus. It is not
-measured: its queries share relevant documents, so none of them can lose its answers alone. Its hard negatives are those
-of BM25, some of which may be relevant and not judged.
+- Questions with and without an answer: `questions`. Confidences: `metrics.confidence`. For `combined`, BM25 is asked
+  about the same questions; in the row of BM25 its features describe its own ranking.
+- Trainings: contrastive loss (CL), MW, and their weighted sum (MW+CL), each at several temperatures, on a mixture of
+  all data sets.
+- Choice: for each loss and seed, the arm whose best confidence has the lowest AURC on the dev questions of all data
+  sets in one pool is the row `CL`, `MW` or `MW+CL`. These dev questions also choose and fit the confidence, and choose
+  its threshold. Where a value was fitted on dev, dev itself is scored out of fold. Figures are those of test questions.
 
 `full`: whole packs and the training of the paper; the data sets are written if `--data-root` holds the packs. `small`:
-MiniLM, 40 steps. `smoke`: docstrings of the standard library and of other packages.
+MiniLM, 40 steps. `smoke`: docstrings of the standard library and of other packages, one temperature and one weight.
 
-The claims were written before the first run at `small`, and have not changed since, but for the estimate of the
-calibration error. Metrics, each on the test questions of a data set, or of all data sets in one pool (`all`):
+The claims were written before the first run of this study. Metrics, each on the test questions of a data set, or of all
+data sets in one pool (`all`):
 
-- `aurc`: area under the risk-coverage curve by the score of the best document; lower is better.
-- `f1`: F1 of showing the best document, at the one threshold that is best on the dev questions of all data sets.
-- `transfer_loss`: F1 at the threshold of the data set's own dev questions, minus the mean F1 at the thresholds of the
-  other data sets' dev questions.
-- `squared_ece_platt`: squared calibration error of the probability that the best document is relevant, by a logistic
-  curve that is fitted on the dev questions of all data sets.
-- `advantage`: AURC by the best other confidence minus AURC by the score. The other confidence is the one with the
-  lowest AURC on the dev questions of all data sets.
+- `aurc`, `aurc_best`: area under the risk-coverage curve by the score of the best document, and by the best confidence;
+  lower is better.
+- `combined_gain`: AURC by the score minus AURC by `combined`.
+- `f1`, `answered`, `shown_removed`, `shown_foreign`, `shown_hard`: at the threshold of the best confidence with the
+  highest F1 on the pool, F1, the share of questions with an answer that are shown a relevant document, and the share of
+  each kind of questions without an answer that are shown one.
+- `transfer_loss`: F1 by the score at the threshold of the data set's own dev questions, minus the mean F1 at the
+  thresholds of the other data sets' dev questions.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
-from raytriever.evaluation.differences.seeds import BELOW, SeededResults, format_outcome
+from raytriever.evaluation.differences.seeds import ABOVE, BELOW, SeededResults, format_outcome
 from raytriever.evaluation.request import BM25
 from raytriever.studies.claims import (
     DID_NOT,
@@ -60,26 +63,20 @@ from raytriever.studies.recipes.abstain.questions import (
     write_questions,
 )
 from raytriever.studies.recipes.scale import PACKAGES, STDLIB, UNTRAINED, StudyScale, open_pydocs
-from raytriever.studies.recipes.training import LOSSES, TEMPERATURE, Layer, build_curriculum, describe_training
+from raytriever.studies.recipes.training import LOSSES, build_curriculum, describe_training
 
-WEIGHT = 0.05  # lambda of the regulariser: up to it queries and passages came closer at no cost (study `lambda`)
-POSITIVES = 4
-_LOSSES = {**LOSSES, "LSEPair": "lsepair"}
-# Unit of the scores in a softmax: BM25's own, and that of the training of all-MiniLM-L6-v2.
-_SOFTMAX = {"BM25": 1.0, UNTRAINED: 0.05}
-_CROSS_ENCODER = "cross-encoder/ms-marco-MiniLM-L6-v2"
-_METRICS = ("success_at_1", "ndcg_at_10", "success_at_100")
+SUM = "MW+CL"
+_METRICS = ("success_at_1", "success_at_100")
 _WIKIPEDIA, _BIOMEDICAL = "Wikipedia", "biomedicine"
 _PACKS = {
     "squad": StudySource("SQuAD", _WIKIPEDIA, ("train", "", "dev")),
     "nq-paragraphs": StudySource("NQ", _WIKIPEDIA, ("", "", "test")),
     "scifact": StudySource("SciFact", _BIOMEDICAL, ("train", "", "test")),
     "medquad": StudySource("MedQuAD", _BIOMEDICAL, ("train", "dev", "test")),
-    "nfcorpus-filtered": StudySource("NFCorpus", _BIOMEDICAL, ("train", "", ""), is_measured=False),
 }
 _PARTS = {part: StudySource(f"pydocs-{part}", part, (TRAIN, DEV, TEST)) for part in (STDLIB, PACKAGES)}
 _SIZES = {
-    SMOKE: StudySize(train=48, dev=32, test=48, foreign_dev=8, foreign_test=16, documents=300),
+    SMOKE: StudySize(train=48, dev=32, test=48, foreign_dev=8, foreign_test=16, documents=1_000),
     FULL: StudySize(train=100_000, dev=1_000, test=4_000, foreign_dev=250, foreign_test=1_000, documents=100_000),
 }
 _SMALL = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_500)
@@ -90,70 +87,79 @@ def abstain(scale: StudyScale) -> Study:
     """Build the study, see above."""
     questions, counts = _write_questions(scale)
     sources = list((_PARTS if scale.is_smoke else _PACKS).values())
-    asked = [one for one in sources if one.is_measured]
-    measured = tuple(
-        MeasuredDataset(
-            _name_of(one.name, split),
-            str(questions / one.name),
-            split,
-            _METRICS,
-            drop_own=False,
-            extras=(UNANSWERABLE,),
-            cross_encoder=_CROSS_ENCODER if scale.is_full else "",
+    datasets = [
+        (
+            _dataset(questions, source.name, TEST, source.name),
+            _dataset(questions, source.name, DEV, f"{source.name} dev"),
         )
-        for one in asked
-        for split in (TEST, DEV)
-    )
+        for source in sources
+    ]
+    measured = tuple(one for pair in datasets for one in pair)
     mixture = MeasuredDataset(MIXTURE, str(questions / MIXTURE))
+    candidates = _candidates(scale)
     trained = [
         Arm(
-            row.lower().replace(", ", "-"),
+            row.lower().replace(", temperature ", "-").replace(" + ", "-").replace(" ", "-"),
             row,
             measured,
-            build_curriculum(scale, loss, mixture, settings=_settings(weight)),
+            build_curriculum(scale, loss, mixture, settings={"loss": settings}),
             queries=_FULL_QUERIES,
         )
-        for weight in (0.0, WEIGHT)
-        for row, loss in ((row_of(name, weight), loss) for name, loss in _LOSSES.items())
+        for arms in candidates.values()
+        for row, (loss, settings) in arms.items()
     ]
     untrained = scale.untrained(measured)
     if untrained:
         untrained = [Arm("bm25", "BM25", measured, None, model=BM25), *untrained]
-    rows = [arm.row for arm in untrained]
+    baseline = UNTRAINED if untrained else "CL"
     return Study(
         name="abstain",
-        title="Selective retrieval: one threshold for all queries",
+        title="Selective retrieval: does training improve the decision to show the best document?",
         source="Selective retrieval",
         arms=(*untrained, *trained),
         seeds=scale.seeds,
-        baselines=("CL",),
+        baselines=(baseline,),
         heading=(
-            describe_training(scale, _settings(0.0)),
-            f"Trained on {', '.join(one.name for one in sources)} together, up "
-            f"to {POSITIVES} positives a query; regularised: lambda {WEIGHT:g}.",
-            f"Cross-encoder: {_CROSS_ENCODER}."
-            if scale.is_full
-            else "A cross-encoder's score was not measured: none is embedded in the package.",
+            describe_training(scale),
+            f"Trained on {', '.join(source.name for source in sources)} together. For each loss and seed, dev "
+            f"questions choose one of: {'; '.join(arm.row for arm in trained)}.",
             *(f"{name}: " + "; ".join(f"{text} {n:,}" for text, n in one.items()) for name, one in counts.items()),
         ),
         analyse=partial(
             analyse,
-            [(one.name, _name_of(one.name, DEV)) for one in asked],
-            {arm.row: _SOFTMAX.get(arm.row, TEMPERATURE) for arm in (*untrained, *trained)},
-            "CL",
-            "MW",
-            rows + list(_LOSSES),
+            datasets,
+            [arm.row for arm in untrained],
+            {loss: list(arms) for loss, arms in candidates.items()},
+            baseline,
         ),
-        claims=claims_of([one.name for one in asked], tuple(_LOSSES), rows),
+        claims=claims_of([source.name for source in sources]),
     )
 
 
 STUDIES: Mapping[str, Callable[[StudyScale], Study]] = {"abstain": abstain}
 
 
-def _name_of(dataset: str, split: str) -> str:
-    """Return the name of a split of a data set in the results: that of the data set for the test split."""
-    return dataset if split == TEST else f"{dataset} {split}"
+def _candidates(scale: StudyScale) -> dict[str, dict[str, tuple[str, dict[str, Any]]]]:
+    """Return the arms that dev chooses from: by row of the study and row of the arm, its loss and further settings."""
+    temperatures = (0.05,) if scale.is_smoke else (0.01, 0.05)
+    weights = (0.1,) if scale.is_smoke else (0.1, 1.0)
+    settings: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+        name: {name: (loss, {})} for name, loss in LOSSES.items()
+    }
+    loss = f"{LOSSES['MW']}+{LOSSES['CL']}"
+    settings[SUM] = {f"MW + {weight:g} CL": (loss, {"loss_weights": f"1,{weight:g}"}) for weight in weights}
+    return {
+        name: {
+            f"{row}, temperature {temperature:g}": (loss, {**more, "temperature": temperature})
+            for row, (loss, more) in arms.items()
+            for temperature in temperatures
+        }
+        for name, arms in settings.items()
+    }
+
+
+def _dataset(questions: Path, folder: str, split: str, name: str) -> MeasuredDataset:
+    return MeasuredDataset(name, str(questions / folder), split, _METRICS, drop_own=False, extras=(UNANSWERABLE,))
 
 
 def _write_questions(scale: StudyScale) -> tuple[Path, Counts]:
@@ -172,76 +178,48 @@ def _write_questions(scale: StudyScale) -> tuple[Path, Counts]:
     return path, write_questions(path, openers, _SIZES.get(scale.name, _SMALL))
 
 
-def _settings(weight: float) -> Layer:
-    return {"data": {"positives_per_query": POSITIVES}, "loss": {"distribution_weight": weight}}
+_BEFORE, _PROMISE = "stated before the run", "promise of MW, section 3"
 
 
-def row_of(loss: str, weight: float) -> str:
-    """Return the name of a row."""
-    return f"{loss}, regularised" if weight else loss
-
-
-_ISSUE, _ABSTRACT = "stated before the run", "promise of MW, section 3"
-
-
-def claims_of(datasets: Sequence[str], losses: Sequence[str], untrained: Sequence[str]) -> tuple[Claim, ...]:
-    """Return the claims.
-
-    Args:
-        datasets: names of the data sets, without the pool.
-        losses: rows of the losses without the regulariser.
-        untrained: rows that are not trained.
-    """
-    claims = [
-        Claim("MW has a lower AURC than CL on every data set", _ABSTRACT, above("CL", "MW", ("aurc",), datasets)),
-        Claim("MW has a lower AURC than CL over all data sets in one pool", _ABSTRACT, _lower("MW", "CL")),
+def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
+    """Return the claims; `datasets` are the names of the data sets, without the pool."""
+    beyond = "has a lower AURC by its best confidence than the encoder as published by its own, in one pool"
+    return (
+        *(Claim(f"{row} {beyond}", _BEFORE, _lower(row, UNTRAINED, "aurc_best")) for row in ("MW", SUM, "CL")),
         Claim(
-            "At one threshold for all data sets, MW has a higher F1 than CL",
-            _ABSTRACT,
-            above("MW", "CL", ("f1",), (POOLED,)),
+            f"{SUM} has a lower AURC than MW and than CL, each by its best confidence, in one pool",
+            _BEFORE,
+            every(_lower(SUM, "MW", "aurc_best"), _lower(SUM, "CL", "aurc_best")),
         ),
         Claim(
-            "A threshold that was chosen on another data set costs MW less F1 than CL, on average",
-            _ABSTRACT,
+            "`combined` has a lower AURC than the score in one pool, for the trained rows and the encoder as published",
+            _BEFORE,
+            every(*(_positive(row, "combined_gain") for row in (UNTRAINED, "CL", "MW", SUM))),
+        ),
+        Claim("By its score alone MW has a lower AURC than CL, in one pool", _PROMISE, _lower("MW", "CL", "aurc")),
+        Claim(
+            "A threshold of the score that was chosen on another data set costs MW less F1 than CL, on average",
+            _PROMISE,
             above_on_average("CL", "MW", ("transfer_loss",), datasets),
         ),
         Claim(
-            "One logistic curve for all data sets has a smaller calibration error with MW than with CL, on average",
-            _ABSTRACT,
-            above_on_average("CL", "MW", ("squared_ece_platt",), datasets),
+            "At its threshold MW shows fewer hard questions a document than the encoder as published, in one pool",
+            _BEFORE,
+            _lower("MW", UNTRAINED, "shown_hard"),
         ),
-        Claim(
-            "With MW the score alone is on par with the best other confidence",
-            _ISSUE,
-            _no_worse_than_others("MW"),
-        ),
-        Claim(
-            "The regulariser lowers the AURC of every loss over all data sets in one pool",
-            _ISSUE,
-            every(*(_lower(row_of(loss, 1.0), loss) for loss in losses)),
-        ),
-    ]
-    if untrained:
-        judge = every(*(_lower("MW", row) for row in untrained))
-        text = "MW has a lower AURC than the encoder as published and than BM25, over all data sets in one pool"
-        claims.append(Claim(text, _ISSUE, judge))
-    return tuple(claims)
+    )
 
 
-def _lower(row: str, other: str) -> Judge:
-    return above(other, row, ("aurc",), (POOLED,))
+def _lower(row: str, other: str, metric: str) -> Judge:
+    return above(other, row, (metric,), (POOLED,))
 
 
-def _no_worse_than_others(row: str) -> Judge:
-    """Claim that `advantage` is at least -0.01 in one pool; it does not hold if it is lower and not by noise."""
+def _positive(row: str, metric: str) -> Judge:
+    """Claim that a metric is above 0 in one pool."""
 
     def judge(results: SeededResults) -> Verdict:
-        one = results.contrast({row: 1}, [POOLED], "advantage")
-        word = HELD if one.difference >= -0.01 else DID_NOT if one.outcome == BELOW else WITHIN_NOISE
-        return Verdict(
-            word,
-            f"{row}: AURC by the best other confidence minus AURC by the score {one.difference:+.4f} "
-            f"{format_outcome(one.p, one.outcome)}",
-        )
+        one = results.contrast({row: 1}, [POOLED], metric)
+        word = {ABOVE: HELD, BELOW: DID_NOT}.get(one.outcome, WITHIN_NOISE)
+        return Verdict(word, f"{row}: {metric} {one.difference:+.4f} {format_outcome(one.p, one.outcome)}")
 
     return judge

@@ -1,28 +1,30 @@
-"""Questions of the study `abstain`, the confidences of a ranking, and the analysis of evaluations."""
+"""Questions of the study `abstain`, and the analysis of evaluations: what dev chooses, and what test measures."""
 
 from __future__ import annotations
 
 import json
-import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError, StorageError
-from raytriever.metrics.confidence import confidences
+from raytriever.evaluation.differences.seeds import SeededResults
+from raytriever.metrics.confidence import COMBINED, MARGIN, fit_confidence, held_out_confidence
 from raytriever.metrics.selective import area_under_risk_coverage
-from raytriever.models.cross_encoder import CrossEncoder
-from raytriever.studies.claims import HELD
-from raytriever.studies.definition import Evaluated, MeasuredDataset
-from raytriever.studies.evaluation_files import score_best_documents
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.studies.claims import DID_NOT, HELD
+from raytriever.studies.definition import Evaluated, MeasuredDataset, StudyAnalysis
 from raytriever.studies.recipes.abstain import analysis as analysis_module
 from raytriever.studies.recipes.abstain.analysis import analyse
-from raytriever.studies.recipes.abstain.measures import POOLED, pooled, read_answers
+from raytriever.studies.recipes.abstain.measures import POOLED, QuestionReader, SystemMeasures
 from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, StudySource, write_questions
 from raytriever.studies.recipes.abstain.study import claims_of
+from raytriever.studies.recipes.scale import UNTRAINED
 
 QUERIES, DOCUMENTS = 120, 200
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
@@ -69,9 +71,11 @@ def test_half_of_the_questions_have_no_answer_and_no_two_share_a_document(tmp_pa
         asked: dict[str, str] = {}
         for split in ("dev", "test"):
             judged = read_qrels(tmp_path / "q" / name, split)
-            own = {query: document for query, document in judged.items() if query.startswith("q")}
+            own = {query: document for query, document in judged.items() if not query.startswith("foreign:")}
             foreign = judged.keys() - own.keys()
             removed = {query: document for query, document in own.items() if document not in corpus}
+            assert {query.partition(":")[0] for query in removed} == {"removed"}
+            assert {query.partition(":")[0] for query in own.keys() - removed.keys()} == {"answerable"}
             assert all(document.startswith("absent:") for document in (*removed.values(), *map(judged.get, foreign)))
             assert 0 <= len(own) - 2 * len(removed) <= 1
             assert len(foreign) == (4 if split == "dev" else 8)
@@ -94,7 +98,8 @@ def test_no_question_is_trained_on_and_training_documents_exist(tmp_path: Path) 
     for name in ("One", "Other"):
         for split in ("dev", "test"):
             asked = read_qrels(tmp_path / "q" / name, split)
-            own = {f"{name}:{query}" for query in asked if query.startswith("q")}
+            own = {f"{name}:{query.partition(':')[2]}" for query in asked if not query.startswith("foreign:")}
+            assert own
             assert not own & trained.keys()
             documents = {f"{name}:{one.removeprefix('absent:')}" for one in asked.values()}
             assert not documents & set(trained.values())
@@ -123,118 +128,227 @@ def test_too_few_questions_are_refused_in_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "q").exists()
 
 
-def test_confidences_of_a_ranking() -> None:
-    scores = np.array([[0.9, 0.7, 0.6, 0.5, 0.3, 0.2], [3.0, 1.0, np.nan, np.nan, np.nan, np.nan]])
-    found = confidences(scores, 0.5)
-    assert found["score"].tolist() == [0.9, 3.0]
-    assert found["margin"] == pytest.approx([0.2, 2.0])
-    for row, values in enumerate(np.nan_to_num(scores)):
-        shares = np.exp(values / 0.5) / np.exp(values / 0.5).sum()
-        assert found["softmax"][row] == pytest.approx(shares.max())
-        assert found["entropy"][row] == pytest.approx((shares * np.log(shares)).sum())
-        assert found["deviation"][row] == pytest.approx(np.std(values))
-        assert found["nqc"][row] == pytest.approx(np.std(values) / np.mean(values))
-        assert found["wig"][row] == pytest.approx(np.mean(values[:5]) - np.mean(values))
+PLACES = ("Paris", "Oslo", "Lima", "Cairo", "Quito", "Accra")
 
 
-def write_evaluation(folder: Path, model: str, dataset: str, seed: int, quality: float) -> Evaluated:
-    """Write the files of an evaluation that the analysis reads: forty questions, half of them without an answer."""
-    rng = np.random.default_rng([len(dataset), seed])
-    answerable = np.arange(40) % 2 == 0
-    right = answerable & (rng.random(40) < 0.8)
-    top = quality * right + rng.normal(0, 0.3, 40)
-    queries = [f"q {row}" for row in range(40)]  # white space is encoded in a run
-    metrics = {"success_at_1": right.astype(float).tolist(), "ndcg_at_10": (0.9 * right).tolist()}
+def name_of(letter: str, number: int) -> str:
+    return letter.upper() + "".join("aeiou"[number // 5**digit % 5] + "lmnrs"[digit] for digit in range(4))
+
+
+def make_answered(letter: str) -> RetrievalDataset:
+    """Return passages of people in six towns, and a question about each of them."""
+    texts = [
+        f"The painter {name_of(letter, row)} lived in {PLACES[row % 6]} and sold {row + 100} drawings to a museum."
+        for row in range(QUERIES)
+    ]
+    asked = [f"How many drawings did {name_of(letter, row)} sell in {PLACES[row % 6]}?" for row in range(QUERIES)]
+    rows = np.arange(QUERIES)
+    judgements = {"test": Judgements(rows, rows, np.ones(QUERIES, np.int64))}
+    ids = [[f"{kind}{letter}{row}" for row in rows] for kind in ("d", "q")]
+    return RetrievalDataset(letter, Documents(ids[0], [""] * QUERIES, texts), Queries(ids[1], asked), judgements)
+
+
+def test_hard_questions_are_those_with_an_answer_and_another_entity(tmp_path: Path) -> None:
+    sources = {replace(OTHER, name=letter, domain=letter): partial(make_answered, letter) for letter in "xy"}
+    counts = write_questions(tmp_path / "q", sources, SIZE)
+    folder = tmp_path / "q" / "x"
+    texts, corpus = read_lines(folder / "queries.jsonl"), read_lines(folder / "corpus.jsonl")
+    originals: dict[str, set[str]] = {}
+    for split in ("dev", "test"):
+        judged = read_qrels(folder, split)
+        hard = {query for query in judged if query.startswith("hard:")}
+        assert len(hard) == counts["x"][f"{split}: entity replaced"] > 1
+        originals[split] = {query.replace("hard:", "answerable:") for query in hard}
+        assert originals[split] <= judged.keys()
+        for query in hard:
+            assert judged[query] not in corpus
+            before, after = (texts[name].rstrip("?").split() for name in (query.replace("hard:", "answerable:"), query))
+            [(old, new)] = [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]]
+            assert old in PLACES
+            assert new in PLACES
+            assert not any(before[4] in text and new in text for text in corpus.values())
+    assert len(set(texts.values())) == len(texts)
+
+
+def write_evaluation(
+    folder: Path, model: str, questions: MeasuredDataset, seed: int, quality: float, margin: float = 0.0
+) -> Evaluated:
+    """Write the files of an evaluation that the analysis reads.
+
+    `quality` and `margin` are by how much the score and the margin are higher for right answers.
+    """
+    dataset = open_dataset(questions.dataset, [questions.split], max_bad_rows=1.0)
+    names = sorted(read_qrels(Path(questions.dataset), questions.split))
+    position = {name: row for row, name in enumerate(dataset.queries.ids)}
+    rng = np.random.default_rng([len(questions.name), seed])
+    answerable = np.array([name.startswith("answerable:") for name in names])
+    right = answerable & (rng.random(len(names)) < 0.8)
+    top = 5 + quality * right + rng.normal(0, 0.3, len(names))
+    second = top - 1 - margin * right - rng.random(len(names)) / 10
+    best = [dataset.documents.ids[row] for row in rng.integers(0, len(dataset.documents), len(names))]
+    metrics = {"success_at_1": right.astype(float).tolist()}
     content = {
-        "queries": queries,
-        "texts": queries,
-        "models": {model: {"metrics": metrics, "top": [[]] * 40}},
+        "queries": names,
+        "texts": [dataset.queries.texts[position[name]] for name in names],
+        "models": {model: {"metrics": metrics, "top": [[[one, "", "", 1.0, None]] for one in best]}},
         "relevant": [[["d", "", "", 1]] if one else [] for one in answerable],
     }
     (folder / "per_query").mkdir(parents=True)
     (folder / "runs").mkdir()
-    (folder / "per_query" / f"{dataset}.json").write_text(json.dumps(content))
+    (folder / "per_query" / f"{questions.name}.json").write_text(json.dumps(content))
     lines = [
-        f"q%20{row} Q0 d{rank} {rank} {score - 0.1 * rank:.9g} {model}\n"
-        for row, score in enumerate(top)
-        for rank in range(10)
+        f"{name} Q0 d{rank} {rank} {score:.9g} {model}\n"
+        for name, first, other in zip(names, top, second, strict=True)
+        for rank, score in enumerate([first, *(other - 0.1 * rank for rank in range(9))])
     ]
-    (folder / "runs" / f"{model}.{dataset}.trec").write_text("".join(lines))
-    return Evaluated(seed, folder, model, dataset, folder / "cross.json")
+    (folder / "runs" / f"{model}.{questions.name}.trec").write_text("".join(lines))
+    return Evaluated(seed, folder, model, questions.name)
 
 
-def test_a_cross_encoder_scores_the_best_document(tiny_encoder: Path, tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
+def datasets_of(folder: Path) -> list[tuple[MeasuredDataset, MeasuredDataset]]:
+    write(folder)
+    return [
+        (MeasuredDataset(name, str(folder / name)), MeasuredDataset(f"{name} dev", str(folder / name), "dev"))
+        for name in ("One", "Other")
+    ]
 
-    write(tmp_path / "q")
-    folder, judge = tmp_path / "evaluation", tmp_path / "judge"
-    evaluated = write_evaluation(folder, "CL", "A", 0, 1.0)
-    file = folder / "per_query" / "A.json"
+
+def test_answers_are_read_with_their_kinds_and_with_scores_of_bm25(tmp_path: Path) -> None:
+    (questions, _), _ = datasets_of(tmp_path / "q")
+    evaluated = write_evaluation(tmp_path / "e", "CL", questions, 0, 1.0)
+    dataset = open_dataset(questions.dataset, ["test"], max_bad_rows=1.0)
+    file = tmp_path / "e" / "per_query" / "One.json"
     content = json.loads(file.read_text())
-    corpus = read_lines(tmp_path / "q" / "One" / "corpus.jsonl")
-    best = list(corpus)[:39]
-    content["models"]["CL"]["top"] = [[[name, "", "", 0.5, None]] for name in best] + [[]]
+    index, reader = Bm25Index.of(dataset.documents), QuestionReader(dataset)
+    scores, found = index.search(content["texts"], 2)
+    tops = content["models"]["CL"]["top"]
+    tops[0][0][0] = dataset.documents.ids[found[0, 0]]
+    tops[1] = []
     file.write_text(json.dumps(content))
-    shutil.copytree(tiny_encoder, judge)
-    (judge / "model.safetensors").unlink()
-    config = BertConfig.from_pretrained(tiny_encoder)
-    config.num_labels = 1
-    BertForSequenceClassification(config).save_pretrained(judge)
-    dataset = MeasuredDataset("A", str(tmp_path / "q" / "One"), "test", (), cross_encoder=str(judge))
-    score_best_documents(dataset, evaluated)
-    expected = CrossEncoder(judge, torch.device("cpu"), "fp32").logits(
-        content["texts"][:39], [corpus[name] for name in best]
-    )
-    scores = read_answers(evaluated, 0.1).confidence["cross-encoder"]
-    assert scores[:39] == pytest.approx(expected, abs=1e-5)
-    assert scores[39] == -np.inf
-    evaluated.cross_scores.write_text('{"model": "judge", "scores": [0.5]}')
-    with pytest.raises(StorageError, match="1 scores for 40 queries; remove it"):
-        read_answers(evaluated, 0.1)
+    answers = reader.read(evaluated)
+    kinds = [name.partition(":")[0] for name in content["queries"]]
+    assert [kind or "answerable" for kind in answers.kinds] == kinds
+    assert {*kinds} == {"answerable", "removed", "foreign"}
+    assert answers.bm25 is not None
+    assert answers.agrees is not None
+    assert answers.bm25[:, :2] == pytest.approx(scores)
+    assert answers.bm25[0, 2] == scores[0, 0] > 0
+    assert answers.agrees[0]
+    assert answers.bm25[1, 2] == 0
+    assert not answers.agrees[1]
+    position = list(dataset.documents.ids).index(tops[2][0][0])
+    assert answers.bm25[2, 2] == index.scores(content["texts"][2])[position]
+    with pytest.raises(StorageError, match="has no results of MW; remove"):
+        reader.read(replace(evaluated, model="MW"))
 
 
-def test_the_analysis_of_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
-    names = [("A", "A dev"), ("BB", "BB dev")]
-    evaluations = {
-        (row, dataset): [
-            write_evaluation(tmp_path / row / str(seed) / dataset, row, dataset, seed, quality) for seed in range(4)
-        ]
-        for row, quality in (("CL", 0.2), ("MW", 2.0))
-        for pair in names
-        for dataset in pair
+def analysis_of(
+    folder: Path, rows: dict[str, tuple[float, float]], candidates: dict[str, list[str]]
+) -> tuple[StudyAnalysis, dict[tuple[str, int], SystemMeasures]]:
+    """Return the analysis of rows by their quality and margin, and the measures of each row and seed."""
+    datasets = datasets_of(folder / "q")
+    evaluations: dict[tuple[str, str], list[Evaluated]] = {}
+    for row, (quality, margin) in rows.items():
+        for pair in datasets:
+            for one in pair:
+                folders = [folder / row / str(seed) / one.name for seed in range(3)]
+                evaluations[row, one.name] = [
+                    write_evaluation(each, row.replace(" ", "-"), one, seed, quality, margin)
+                    for seed, each in enumerate(folders)
+                ]
+    untrained = [row for row in rows if row not in {arm for arms in candidates.values() for arm in arms}]
+    analysis = analyse(datasets, untrained, candidates, untrained[0], evaluations)
+    readers = {
+        pair[0].name: QuestionReader(open_dataset(pair[0].dataset, ["test"], max_bad_rows=1.0)) for pair in datasets
     }
-    analysis = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", "MW", ["CL", "MW"], evaluations)
-    results = analysis.results
-    answers = read_answers(evaluations["MW", "A"][1], 0.1)
-    area = float(area_under_risk_coverage(answers.scores, answers.right)[0])
-    assert results.values("MW", "A", "aurc")[1] == pytest.approx(area)
-    assert len(results.cells["MW", POOLED][0].per_query["aurc"]) == 80
-    assert "precision_at_coverage_25" not in results.cells["MW", POOLED][0].per_query
-    value, low, high = analysis.content["intervals"]["MW"]["A"]["aurc"]
-    assert low < value < high
-    assert value == results.mean("MW", "A", "aurc")
-    value, low, high = analysis.content["minus CL"]["MW"][POOLED]["f1"]
-    assert 0 < low < value < high
-    own = analysis.content["f1 by source and target"]["MW"]["A"]["A"]
-    lost = own - analysis.content["f1 by source and target"]["MW"]["BB"]["A"]
-    assert results.mean("MW", "A", "transfer_loss") == pytest.approx(lost)
-    claims = claims_of(["A", "BB"], ["CL", "MW"], [])
-    assert [claim.verdict(results).word for claim in claims[:3]] == [HELD] * 3
-    best = analysis.content["aurc by the best confidence, minus MW by its score"]
-    for row in ("CL", "MW"):
-        areas = []
-        for seed in range(4):
-            test, dev = (
-                pooled([read_answers(evaluations[row, pair[at]][seed], 0.1) for pair in names]) for at in (0, 1)
+    measures = {
+        (row, seed): SystemMeasures(
+            *(
+                {pair[0].name: readers[pair[0].name].read(evaluations[row, pair[side].name][seed]) for pair in datasets}
+                for side in (1, 0)
             )
-            on_dev = {name: area_under_risk_coverage(one, dev.right)[0] for name, one in dev.confidence.items()}
-            chosen = test.confidence[min(on_dev, key=on_dev.__getitem__)]
-            areas.append(float(area_under_risk_coverage(chosen, test.right)[0]))
-        value, low, high = best[row]["aurc"]
-        assert low < value < high
-        assert value == pytest.approx(np.mean(areas))
-        assert best[row]["difference"][0] == pytest.approx(value - results.mean("MW", POOLED, "aurc"))
-    again = analyse(names, {"CL": 0.1, "MW": 0.1}, "CL", "MW", ["CL", "MW"], evaluations)
-    assert json.dumps(analysis.content, allow_nan=False) == json.dumps(again.content)
-    assert analysis.tables == again.tables
+        )
+        for row in rows
+        for seed in range(3)
+    }
+    return analysis, measures
+
+
+def test_dev_chooses_the_arm_and_the_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
+    rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "CL at 2": (0.0, 2.0), "MW at 1": (2.0, 0.0)}
+    analysis, measures = analysis_of(tmp_path, rows, {"CL": ["CL at 1", "CL at 2"], "MW": ["MW at 1"]})
+    results, content = analysis.results, analysis.content
+    assert results.rows == [UNTRAINED, "CL", "MW"]
+    assert content["chosen arms"] == {"CL": ["CL at 2"] * 3, "MW": ["MW at 1"] * 3}
+    assert set(content["best confidence"]["CL"]) <= {MARGIN, "softmax", "entropy", COMBINED}
+    for seed in range(3):
+        one = measures["CL at 2", seed]
+        dev, test = one.all_dev[POOLED], one.all_test[POOLED]
+        areas = {
+            name: area_under_risk_coverage(held_out_confidence(name, dev), dev.right)[0]
+            for name in content["aurc by confidence"]["CL"]
+        }
+        best = min(areas, key=areas.__getitem__)
+        assert content["best confidence"]["CL"][seed] == best
+        assert content["arms"]["CL at 2"]["dev"][seed] == pytest.approx(areas[best])
+        assert content["arms"]["CL at 1"]["dev"][seed] > areas[best]
+        chosen = fit_confidence(best, dev).of(test)
+        area = area_under_risk_coverage(chosen, test.right)[0]
+        assert results.values("CL", POOLED, "aurc_best")[seed] == pytest.approx(area)
+        by_score = area_under_risk_coverage(test.scores[:, 0].astype(float), test.right)[0]
+        assert results.values("CL", POOLED, "aurc")[seed] == pytest.approx(by_score)
+        assert by_score > area + 0.05
+        by_combined = area_under_risk_coverage(fit_confidence(COMBINED, dev).of(test), test.right)[0]
+        assert results.values("CL", POOLED, "combined_gain")[seed] == pytest.approx(by_score - by_combined)
+    assert len(results.cells["MW", POOLED][0].per_query["aurc"]) == 96
+    [table] = [rows for title, rows in analysis.tables.items() if title.startswith("Arms")]
+    assert [row[:3] for row in table if row[0].startswith("CL")] == [
+        *(["CL at 1", str(seed), ""] for seed in range(3)),
+        *(["CL at 2", str(seed), "yes"] for seed in range(3)),
+    ]
+
+
+def test_figures_at_the_threshold_of_the_best_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
+    rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "MW at 1": (2.0, 0.0), "sum at 1": (3.0, 0.0)}
+    candidates = {"CL": ["CL at 1"], "MW": ["MW at 1"], "MW+CL": ["sum at 1"]}
+    analysis, measures = analysis_of(tmp_path, rows, candidates)
+    results = analysis.results
+    one = measures["CL at 1", 0]
+    dev = one.all_dev[POOLED]
+    values = held_out_confidence(one.best, dev)
+    f1 = {
+        threshold: 2 * (dev.right & (values >= threshold)).sum() / ((values >= threshold).sum() + dev.answerable.sum())
+        for threshold in values
+    }
+    assert f1[one.threshold] == max(f1.values())
+    for dataset, test in one.all_test.items():
+        shown = fit_confidence(one.best, dev).of(test) >= one.threshold
+        expected = {
+            "f1": 2 * (test.right & shown).sum() / (shown.sum() + test.answerable.sum()),
+            "answered": (test.right & shown).sum() / test.answerable.sum(),
+            "shown_removed": shown[test.kinds == "removed"].mean(),
+            "shown_foreign": shown[test.kinds == "foreign"].mean(),
+        }
+        assert "shown_hard" not in results.cells["CL", dataset][0].metrics  # these data sets have no such questions
+        for metric, value in expected.items():
+            assert results.values("CL", dataset, metric)[0] == pytest.approx(value)
+    transfer = analysis.content["f1 by source and target"]["CL"]
+    lost = transfer["One"]["One"] - transfer["Other"]["One"]
+    assert results.mean("CL", "One", "transfer_loss") == pytest.approx(lost)
+    value, low, high = analysis.content["intervals"]["MW"]["One"]["aurc"]
+    assert low <= value <= high
+    value, low, high = analysis.content[f"minus {UNTRAINED}"]["MW"][POOLED]["f1"]
+    assert 0 < low < value < high
+    claims = {claim.text: claim.verdict(results).word for claim in claims_of(["One", "Other"])}
+    assert claims["By its score alone MW has a lower AURC than CL, in one pool"] == HELD
+    assert list(claims.values())[:2] == [HELD, HELD]
+    exchanged = {"MW": "CL", "CL": "MW"}
+    turned = SeededResults({(exchanged.get(row, row), name): one for (row, name), one in results.cells.items()})
+    claims = {claim.text: claim.verdict(turned).word for claim in claims_of(["One", "Other"])}
+    assert claims["By its score alone MW has a lower AURC than CL, in one pool"] == DID_NOT
+    drawn = tmp_path / "figures"
+    drawn.mkdir()
+    assert set(analysis.draw(drawn)) == {"risk-coverage.png"} <= {file.name for file in drawn.iterdir()}
+    assert json.dumps(analysis.content, allow_nan=False)

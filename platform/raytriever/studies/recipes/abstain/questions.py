@@ -39,7 +39,6 @@ from raytriever.studies.subsets import id_hash, is_stored, write_beir
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
 ANSWERABLE = "answerable"
-KINDS = {ANSWERABLE: "with an answer", REMOVED: "answer removed", FOREIGN: "of another domain", HARD: "entity replaced"}
 # Fewest questions with and without an answer in a dev split on which a threshold is chosen.
 FEWEST = 8
 _VERSION = 2
@@ -220,8 +219,12 @@ def _write(folder: Path, chosen: Mapping[StudySource, _Chosen], size: StudySize)
                 measured.add(other, query, role, set(), f"{FOREIGN}:{other_source.name}:")
             for query in replaced:
                 measured.add(one, query, role, set(), f"{HARD}:", text=hard[query])
-            asked = zip(KINDS.values(), (answerable, removed, foreign[role], replaced), strict=True)
-            count |= {f"{role}: {kind}": len(questions) for kind, questions in asked}
+            count |= {
+                f"{role}: with an answer": len(answerable),
+                f"{role}: answer removed": len(removed),
+                f"{role}: of another domain": len(foreign[role]),
+                f"{role}: entity replaced": len(replaced),
+            }
         trained = one.documents_of(one.train)
         for query in one.train:
             mixed.add(one, query, TRAIN, trained, prefix, prefix)

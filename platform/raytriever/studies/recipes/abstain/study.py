@@ -203,7 +203,7 @@ def claims_of(datasets: Sequence[str]) -> tuple[Claim, ...]:
             above_on_average("CL", "MW", ("transfer_loss",), datasets),
         ),
         Claim(
-            "At its threshold MW shows fewer hard questions a document than the encoder as published, in one pool",
+            "MW shows a document for fewer questions with a replaced entity than the encoder as published, in one pool",
             _BEFORE,
             _lower("MW", UNTRAINED, "shown_hard"),
         ),

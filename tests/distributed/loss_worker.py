@@ -20,6 +20,7 @@ from raytriever.losses.registry import build_loss
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 # Two losses of a user.
 OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
+SUMS = ("mw+infonce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
 NESTED, SOFT, GUIDED = " nested", " soft", " guided"  # behind the name of a loss
 
 
@@ -60,7 +61,8 @@ def main() -> dict[str, torch.Tensor]:
     for name in (
         *LOSS_NAMES,
         *OWN_LOSSES,
-        *(f"{name}{NESTED}" for name in (*LOSS_NAMES, *OWN_LOSSES)),
+        *SUMS,
+        *(f"{name}{NESTED}" for name in (*LOSS_NAMES, *OWN_LOSSES, SUMS[0])),
         *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES),
         *(f"{name}{GUIDED}" for name in (*LOSS_NAMES, *OWN_LOSSES)),
     ):
@@ -70,6 +72,8 @@ def main() -> dict[str, torch.Tensor]:
         settings = LossConfig(
             loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
+        if plain in SUMS:
+            settings = replace(settings, loss_weights=",".join("123"[: len(settings.terms)]))
         nested = name.endswith(NESTED)
         settings = replace(settings, matryoshka_dims="4,2" if nested else "", soft_labels=name.endswith(SOFT))
         guide = None

@@ -12,7 +12,7 @@ from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 sys.path.append(str(Path(__file__).parent))
-from loss_worker import OWN_LOSSES
+from loss_worker import OWN_LOSSES, SUMS
 from process_group import run_groups
 
 SIZES = (1, 2, 4)
@@ -31,16 +31,18 @@ def results() -> Results:
     [
         *LOSS_NAMES,
         *OWN_LOSSES,
+        *SUMS,
+        f"{SUMS[0]} nested",
         *(f"{name} {way}" for way in ("nested", "guided") for name in (*LOSS_NAMES, *OWN_LOSSES)),
         *(f"{name} soft" for name in SOFT_LABEL_LOSSES),
     ],
 )
 def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
-    assert sum("gradient" in key for key in expected) == 4 + (not name.startswith("triplet"))
+    assert sum("gradient" in key for key in expected) == 4 + (name.split()[0] != "triplet")
     assert name.endswith("nested") == (f"{name}/batch_auc_at_2" in expected)
     assert not name.endswith("guided") or 0.1 < float(expected[f"{name}/guide_masked"]) < 0.9
-    has_agreement = name.split()[0] in ("kl", "margin-mse") or name.endswith("soft")
+    has_agreement = name.split()[0] in ("kl", "margin-mse", SUMS[1]) or name.endswith("soft")
     assert has_agreement == (f"{name}/teacher_agreement" in expected)
     assert all(float(value.abs().max()) > 0 for key, value in expected.items() if "gradient" in key)
     for rank in range(size):

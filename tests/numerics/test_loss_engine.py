@@ -42,7 +42,7 @@ def run(name: str) -> list[torch.Tensor]:
     return [value.detach(), queries.grad, passages.grad]
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+infonce"])
 def test_streaming_never_holds_the_score_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = QUERIES * QUERIES * (1 + HARD)
     with Largest() as whole:
@@ -56,7 +56,7 @@ def test_streaming_never_holds_the_score_matrix(name: str, monkeypatch: pytest.M
         torch.testing.assert_close(ours, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+lsepair-maxn+infonce"])
 def test_the_same_bits_twice(name: str) -> None:
     for one, other in zip(run(name), run(name), strict=True):
         assert torch.equal(one, other)
@@ -68,3 +68,27 @@ def test_autocast_does_not_reach_the_scores(name: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         for ours, other in zip(run(name), expected, strict=True):
             torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+
+
+class Products(TorchDispatchMode):
+    """Number of matrix products of the size of the score matrix."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_):
+            # Those of MW's grid and of the sampled AUC are smaller.
+            self.count += min(args[-2].numel(), args[-1].numel()) >= QUERIES * WIDTH
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("panel", [64 << 20, 10 * 4 * QUERIES * (1 + HARD)], ids=["one panel", "panels"])
+def test_losses_of_a_sum_share_the_pass(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(panels, "PANEL_BYTES", panel)
+    counts = []
+    for name in ("mw", "mw+infonce", "mw+lsepair-maxn+joint"):
+        with Products() as products:
+            run(name)
+        counts.append(products.count)
+    assert counts[0] > 2
+    assert counts[1:] == counts[:1] * 2

@@ -11,8 +11,9 @@ from examples import Example, auc, example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import LOSSES, build_loss
 from raytriever.losses.rows import joint
@@ -47,6 +48,38 @@ def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
     assert_literal(config, example(seed, levels=levels))
 
 
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("mw+infonce", None),
+        ("infonce+mw", "0.3,1"),
+        ("mw+infonce", "0,2"),
+        ("lsepair-maxn+mw+joint", "0.2,1,2"),
+        ("lsepair-maxn+lsepair-minp-maxn", "0.2,1"),
+        ("triplet+mw+infonce-symmetric", "0.5,1,3"),
+        ("kl+mw", "1,0.1"),
+        ("margin-mse+rand1+summarg", "1,2,3"),
+    ],
+)
+@pytest.mark.parametrize("soft", [False, True], ids=["plain", "soft"])
+def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | None, soft: bool) -> None:
+    config = LossConfig(name, 0.7, loss_weights=weights, margin=0.5, distribution_weight=0.1)
+    if soft and set(SOFT_LABEL_LOSSES).isdisjoint(config.terms):
+        with pytest.raises(ConfigError, match="soft-labels"):
+            build_loss(dataclasses.replace(config, soft_labels=True))
+        return
+    config = dataclasses.replace(config, soft_labels=soft)
+    batch = example(0)
+    assert_literal(config, batch)
+    with torch.no_grad():
+        logged = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
+    for term in config.terms:
+        alone = dataclasses.replace(config, loss=term, loss_weights=None, distribution_weight=0)
+        alone = dataclasses.replace(alone, soft_labels=soft and term in SOFT_LABEL_LOSSES)
+        literal = reference_loss(alone, batch.queries, batch.passages, batch.ids)
+        torch.testing.assert_close(logged[f"loss_{term}"], literal.detach(), rtol=1e-8, atol=1e-10)
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -67,7 +100,7 @@ def test_equals_the_literal_loss_on_any_shape(
 
 
 @pytest.mark.fast_every(3)
-@every_loss
+@pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+lsepair-maxn+infonce"])
 def test_gradcheck_with_the_temperature(name: str) -> None:
     batch = example(2, batch=3)
     log_temperature = torch.tensor(-0.3, dtype=torch.float64, requires_grad=name != "triplet")

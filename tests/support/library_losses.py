@@ -53,6 +53,7 @@ CASES = [
         for variant in ("maxp", "maxn", "minp", "minp-maxn")
     ),
     Case("TripletMarginLoss", {"margin": 0.3}, {"loss": "triplet", "margin": 0.3}),
+    Case("WeightedSumLoss", {"loss_weights": "1,0.3"}, {"loss": "mw+infonce", "loss_weights": "1,0.3"}),
     Case("KLLoss", {"teacher_temperature": 0.7}, {"loss": "kl", "teacher_temperature": 0.7}),
     Case("MarginMSELoss", {"teacher_temperature": 0.7}, {"loss": "margin-mse", "teacher_temperature": 0.7}),
 ]
@@ -82,7 +83,9 @@ def loss_of(case: Case, model: Any, cached: bool = False, **more: Any) -> nn.Mod
         arguments |= {"mini_batch_size": 4}
     if "triplet" not in case.settings["loss"]:
         arguments["temperature"] = TEMPERATURE
-    loss: nn.Module = getattr(library, f"{'Cached' if cached else ''}{case.name}")(model, **arguments)
+    loss: nn.Module = getattr(library, f"{'Cached' if cached and case.name != 'WeightedSumLoss' else ''}{case.name}")(
+        model, **arguments
+    )
     return loss
 
 

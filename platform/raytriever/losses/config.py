@@ -89,12 +89,6 @@ class LossConfig:
         pattern=rf"{PATTERN}|.+\+.+",
         form="FILE.py:NAME",
     )
-    loss_weights: str | None = option(
-        None,
-        "weight of each loss of a sum, such as 1,0.3 (default: 1 each)",
-        reads=read_weights,
-        form="W,W,...",
-    )
     temperature: float = option(
         0.01, "tau: scores are divided by it; not used by triplet", above=0, needs="loss!=triplet"
     )
@@ -148,6 +142,12 @@ class LossConfig:
         minimum=0,
         maximum=1,
         needs="guide",
+    )
+    loss_weights: str | None = option(
+        None,
+        "weight of each loss of a sum, such as 1,0.3 (default: 1 each)",
+        reads=read_weights,
+        form="W,W,...",
     )
 
     @property

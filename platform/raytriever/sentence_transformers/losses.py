@@ -153,7 +153,7 @@ class WeightedSumLoss(RetrievalLoss):
     """Weighted sum of losses over one score matrix, such as MW, which compares anchors, and InfoNCE, which ranks.
 
     Args:
-        losses: names of `raytriever train --loss`, joined by plus signs. Losses of a teacher's scores are refused.
+        loss: names of `raytriever train --loss`, joined by plus signs. Losses of a teacher's scores are refused.
         loss_weights: weight of each loss, separated by commas; 1 each by default.
         temperature: tau, by which scores are divided.
         margin: margin of `triplet`.
@@ -161,7 +161,7 @@ class WeightedSumLoss(RetrievalLoss):
     """
 
     loss_name: ClassVar[str] = "sum"
-    losses: str = "mw+infonce"
+    loss: str = "mw+infonce"
     loss_weights: str | None = None
     temperature: float = 0.01
     margin: float = 0.1
@@ -174,13 +174,11 @@ class WeightedSumLoss(RetrievalLoss):
         return "".join(dict.fromkeys(papers.get(name, MULTI_POSITIVE) for name in self._settings().terms))
 
     def _registered_name(self) -> str:
-        return self.losses
+        return self.loss
 
     def _build(self) -> Loss:
         if self._settings().needs_teacher:
-            raise ConfigError(
-                "a loss learns a teacher's scores", self._where("losses"), "give losses without a teacher"
-            )
+            raise ConfigError("a loss learns a teacher's scores", self._where("loss"), "leave it out")
         return super()._build()
 
 

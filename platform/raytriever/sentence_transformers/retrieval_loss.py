@@ -221,8 +221,9 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
 
     def _build(self) -> Loss:
         """Return the loss of raytriever's own training; raises `ConfigError` for a setting that is out of range."""
+        settings = self._settings()
         try:
-            return build_loss(self._settings(), self.similarity_fct is cos_sim)
+            return build_loss(settings, self.similarity_fct is cos_sim)
         except ConfigError as error:
             what, where, remedy = (text and render(text, lambda name, _: name) for text in error.args)
             raise ConfigError(what, self._where(where or ""), remedy) from error

@@ -52,8 +52,8 @@ class SearchConfig:
 
     search_space: str = option(
         "loss,lambda,temperature",
-        "settings to search: any of loss, loss-weights (of a sum of two), lambda, temperature, learning-rate, batch, negatives, refresh, warmup, or a "
-        "YAML file of settings with values or ranges",
+        "settings to search: any of loss, loss-weights (of a sum of two), lambda, temperature, learning-rate, batch, "
+        "negatives, refresh, warmup, or a YAML file of settings with values or ranges",
         reads=SEARCH_SPACE,
         form="NAME,NAME|FILE",
     )

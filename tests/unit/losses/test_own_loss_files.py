@@ -112,7 +112,7 @@ def test_a_changed_file_neither_continues_a_run_nor_trains_on_a_worker(file: Pat
     run = tmp_path / "run"
     pinned = pin_sources(settings, run, fresh=False).base
     RunDirectory.open(run, {"loss": {"loss": pinned.loss.loss}}, fresh=False).begin(
-        f"loss:\n  loss: {pinned.loss.loss}\n", [pinned.loss.loss]
+        f"loss:\n  loss: {pinned.loss.loss}\n", [pinned.loss]
     )
     assert (run / "losses" / "my_losses.py").read_text() == FILE
     RunDirectory.open(run, {"loss": {"loss": pin_sources(settings, run, fresh=False).base.loss.loss}}, fresh=False)

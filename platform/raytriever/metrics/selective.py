@@ -17,12 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
-from scipy.special import digamma
 
 from raytriever.metrics.inputs import MetricInputError, check_confidence, scores_of
 
-# Shares of the queries for which nothing is shown, of MTEB's nAUC.
-ABSTENTION_RATES = np.linspace(0, 1, 11)[:-1]
 # Weights in memory at once.
 BLOCK = 1 << 22
 Statistic = Callable[[Float64[ndarray, "samples queries"]], Float64[ndarray, " samples"]]
@@ -58,7 +55,7 @@ def area_under_risk_coverage(
 
         AURC = (1 / n) Σ_q risk(s_q),   risk(s) = wrong queries with a score of s or more / queries with such a score
 
-    It is 0 to 1, and lower is better. It depends on the share of right answers too; see `least_area`.
+    It is 0 to 1, and lower is better. It depends on the share of right answers too.
     """
     scores, wrong = _check(scores, ~np.asarray(right, bool))
     order, ends = _order(scores)
@@ -71,52 +68,6 @@ def area_under_risk_coverage(
         return (np.diff(shown, axis=1, prepend=0) * risk).sum(axis=1) / shown[:, -1]
 
     return in_blocks(area, weights, len(scores))
-
-
-def least_area(
-    right: Bool[ndarray, " queries"], weights: Float[ndarray, "samples queries"] | None = None
-) -> Float64[ndarray, " samples"]:
-    """Compute the AURC of a score that puts all right queries first: the least that a threshold can reach.
-
-        (1 / n) Σ_{i = k + 1}^{n} (i - k) / i,   k right queries of n
-
-    AURC minus this area is the excess (E-AURC), which does not depend on the share of right answers alone. Weights are
-    whole numbers.
-    """
-    is_right = np.asarray(right, np.float64)
-
-    def area(some: ndarray) -> ndarray:
-        count, first = some.sum(axis=1), some @ is_right
-        return (count - first - first * (digamma(count + 1) - digamma(first + 1))) / count
-
-    return in_blocks(area, weights, len(is_right))
-
-
-def precision_at_coverage(
-    scores: Float[ndarray, " queries"],
-    right: Bool[ndarray, " queries"],
-    coverage: float,
-    weights: Float[ndarray, "samples queries"] | None = None,
-) -> Float64[ndarray, " samples"]:
-    """Compute the share of relevant documents among those shown, at the highest threshold that shows enough.
-
-    `coverage` is the least share of the queries that are shown a document, above 0 and at most 1.
-    """
-    if not 0 < coverage <= 1:
-        raise MetricInputError(f"a coverage of {coverage}", "coverage", "give a share above 0 and at most 1")
-    scores, is_right = _check(scores, np.asarray(right, bool))
-    order, ends = _order(scores)
-
-    def precision(some: ndarray) -> ndarray:
-        drawn = some[:, order]
-        shown = np.cumsum(drawn, axis=1)[:, ends]
-        hits = np.cumsum(drawn * is_right[order], axis=1)[:, ends]
-        # Without the margin, 0.7 of 10 queries would be more than 7 of them.
-        first = (shown >= coverage * shown[:, -1:] * (1 - 1e-12)).argmax(axis=1)
-        rows = np.arange(len(some))
-        return hits[rows, first] / shown[rows, first]
-
-    return in_blocks(precision, weights, len(scores))
 
 
 def answer_f1(
@@ -158,50 +109,6 @@ def best_answer_threshold(
     order, ends = _order(scores)
     f1 = 2 * np.cumsum(is_right[order])[ends] / (ends + 1 + is_answerable.sum())
     return float(scores[order][ends][f1.argmax()])
-
-
-def abstention_nauc(
-    confidence: Float[ndarray, " queries"],
-    values: Float[ndarray, " queries"],
-    weights: Float[ndarray, "samples queries"] | None = None,
-) -> Float64[ndarray, " samples"]:
-    """Compute MTEB's normalised area under the abstention curve (nAUC; Gisserot-Boukhlef et al., 2024).
-
-    The curve is the mean of a metric over the queries that remain when the least confident 0, 10, ... 90 % are left
-    out. Its area is placed between that of a flat curve (0) and that of a confidence equal to the metric (1). Queries
-    of equal confidence have the mean of their metric, as in MTEB 2.26. The confidence of a query is for MTEB its
-    highest score (`max`), the standard deviation of its scores (`std`), or the difference of the two highest (`diff1`).
-    Weights are whole numbers.
-
-    Returns:
-        At most 1, below 0 if confidence misleads; NaN if all values are equal.
-    """
-    confidence, values = _check(confidence, values)
-
-    def nauc(some: ndarray) -> ndarray:
-        curve, best = _abstention_curve(confidence, values, some), _abstention_curve(values, values, some)
-        flat = best[:, 0] * (ABSTENTION_RATES[-1] - ABSTENTION_RATES[0])
-        gain = np.trapezoid(best, ABSTENTION_RATES, axis=1) - flat
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(gain == 0, np.nan, (np.trapezoid(curve, ABSTENTION_RATES, axis=1) - flat) / gain)
-
-    return in_blocks(nauc, weights, len(values))
-
-
-def _abstention_curve(confidence: ndarray, values: ndarray, weights: ndarray) -> Float64[ndarray, "samples rates"]:
-    """Return the mean value of the queries that remain at each rate, in each sample."""
-    order = np.argsort(confidence, kind="stable")
-    starts = np.flatnonzero(np.diff(confidence[order], prepend=-np.inf) != 0)
-    sizes = np.add.reduceat(weights[:, order], starts, axis=1)
-    means = np.add.reduceat(weights[:, order] * values[order], starts, axis=1) / np.maximum(sizes, 1)
-    ends = np.cumsum(sizes, axis=1)
-    count = ends[:, -1:]
-    curve = np.empty((len(weights), len(ABSTENTION_RATES)))
-    for column, rate in enumerate(ABSTENTION_RATES):
-        left_out = np.minimum(np.round(rate * count), count - 1)
-        remaining = sizes - np.clip(left_out - (ends - sizes), 0, sizes)
-        curve[:, column] = (remaining * means).sum(axis=1) / remaining.sum(axis=1)
-    return curve
 
 
 def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " queries"]:

@@ -1,9 +1,8 @@
-"""Measures of selective retrieval against loops over thresholds and queries, and against MTEB."""
+"""Measures of selective retrieval against loops over thresholds and queries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,13 +10,10 @@ from numpy import ndarray
 
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.selective import (
-    abstention_nauc,
     answer_f1,
     area_under_risk_coverage,
     best_answer_threshold,
     bootstrap_interval,
-    least_area,
-    precision_at_coverage,
     pseudo_values,
     resampling_weights,
     risk_coverage,
@@ -44,11 +40,6 @@ def area_by_loop(scores: ndarray, right: ndarray) -> float:
     return float(np.mean([1 - right[scores >= score].mean() for score in scores]))
 
 
-def precision_by_loop(scores: ndarray, right: ndarray, coverage: float) -> float:
-    threshold = max(score for score in scores if (scores >= score).sum() >= round(coverage * len(scores), 9))
-    return float(right[scores >= threshold].mean())
-
-
 def f1_by_loop(scores: ndarray, right: ndarray, answerable: ndarray, threshold: float) -> float:
     hits = sum(bool(one) for score, one in zip(scores, right, strict=True) if score >= threshold)
     if not hits:
@@ -57,52 +48,22 @@ def f1_by_loop(scores: ndarray, right: ndarray, answerable: ndarray, threshold: 
     return float(2 * precision * recall / (precision + recall))
 
 
-def nauc_by_loop(confidence: ndarray, values: ndarray) -> float:
-    def curve(by: ndarray) -> list[float]:
-        order = np.argsort(by, kind="stable")
-        means = np.array([values[by == one].mean() for one in by[order]])
-        return [means[min(round(rate / 10 * len(values)), len(values) - 1) :].mean() for rate in range(10)]
-
-    def area(points: list[float]) -> float:
-        return sum((one + other) / 2 * 0.1 for one, other in pairwise(points))
-
-    flat = curve(values)[0] * 0.9
-    return (area(curve(confidence)) - flat) / (area(curve(values)) - flat)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_measure_equals_a_loop_on_resampled_queries_too(seed: int) -> None:
     scores, right, answerable = draw(seed)
-    values = np.round(np.random.default_rng(seed).random(len(scores)) * right, 1)
     weights = np.concatenate([np.ones((1, len(scores))), resampling_weights([22, 15], 3, seed)])
     measured = {
         "area": area_under_risk_coverage(scores, right, weights),
-        "precision": precision_at_coverage(scores, right, 0.3, weights),
         "f1": answer_f1(scores, right, answerable, 0.4, weights),
-        "nauc": abstention_nauc(scores, values, weights),
     }
     for row, weight in enumerate(weights):
-        some, ok, can, graded = repeated(weight, scores, right, answerable, values)
+        some, ok, can = repeated(weight, scores, right, answerable)
         expected = {
             "area": area_by_loop(some, ok),
-            "precision": precision_by_loop(some, ok, 0.3),
             "f1": f1_by_loop(some, ok, can, 0.4),
-            "nauc": nauc_by_loop(some, graded),
         }
         for name, value in expected.items():
             assert measured[name][row] == pytest.approx(value, abs=1e-12), name
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_least_area_is_that_of_right_queries_first(seed: int) -> None:
-    _, right, _ = draw(seed)
-    best = -np.argsort(np.argsort(~right, kind="stable")).astype(np.float64)
-    assert least_area(right)[0] == pytest.approx(area_by_loop(best, right), abs=1e-12)
-    assert area_under_risk_coverage(best, right)[0] == pytest.approx(least_area(right)[0], abs=1e-12)
-    weights = resampling_weights([len(right)], 2, seed)
-    for row, weight in enumerate(weights):
-        [some] = repeated(weight, right)
-        assert least_area(right, weights)[row] == pytest.approx(least_area(some)[0], abs=1e-12)
 
 
 def test_the_best_threshold_is_the_best_of_all_scores() -> None:
@@ -168,7 +129,6 @@ def draw_many(rng: np.random.Generator, count: int) -> tuple[ndarray, ndarray]:
         (lambda one: area_under_risk_coverage(np.array([np.nan]), one), "NaN"),
         (lambda one: area_under_risk_coverage(np.zeros(2), one), "2 scores and 1 values"),
         (lambda one: risk_coverage(np.zeros(0), np.zeros(0)), "0 scores"),
-        (lambda one: precision_at_coverage(np.zeros(1), one, 0.0), "a coverage of 0.0"),
         (lambda one: best_answer_threshold(np.zeros(1), one, one), "1 of 1 best documents are relevant"),
     ],
 )
@@ -176,17 +136,3 @@ def test_wrong_input_is_refused_in_one_line(call: Callable[[ndarray], object], m
     with pytest.raises(MetricInputError, match=message) as error:
         call(np.ones(1, bool))
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_nauc_is_that_of_mteb() -> None:
-    from mteb._evaluators.retrieval_metrics import confidence_scores, nauc
-
-    rng = np.random.default_rng(4)
-    for count in (12, 95, 250):
-        rankings = np.round(np.sort(rng.random((count, 10)), axis=1)[:, ::-1], 2)
-        values = np.round(rng.random(count) * (rng.random(count) < 0.7), 1)
-        by_query = [confidence_scores(one.tolist()) for one in rankings]
-        for name in ("max", "std", "diff1"):
-            confidence = np.array([one[name] for one in by_query])
-            assert abstention_nauc(confidence, values)[0] == pytest.approx(nauc(confidence, values), abs=1e-12)

@@ -43,7 +43,8 @@ from raytriever.data.sources import Source
 from raytriever.index.approximate.faiss_finders import Hnsw, Ivf, default_code_bytes
 from raytriever.index.exact.search import TieOrder, tie_order, top_k
 from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import BLOCK, Bm25Index, Postings, PostingsBlock, merge
+from raytriever.mining.bm25 import Bm25Index
+from raytriever.mining.postings import BLOCK, Postings, PostingsBlock, merge
 from raytriever.models.tokenisation import content_tokenizer_json, load_tokenizer
 from raytriever.planning.stages import code_scores, list_scores
 from raytriever.planning.workload import FILE, Measurement

@@ -253,7 +253,7 @@ def reports(shards: int, nodes: int) -> dict[str, float]:
 
 def terms(shards: int, nodes: int) -> dict[str, float]:
     """Number the terms of blocks of BM25, at two numbers of blocks; a tenth of a block's terms are new."""
-    from raytriever.mining.bm25 import PostingsBlock, merge
+    from raytriever.mining.postings import PostingsBlock, merge
 
     del shards, nodes
     count, new = 5_000, 500

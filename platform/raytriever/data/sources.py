@@ -29,7 +29,7 @@ from raytriever.reading.regular import check_regular, open_regular
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import committed_directory
 from raytriever.store.disk import disk_errors
-from raytriever.store.objects import LOCAL, is_uri
+from raytriever.store.objects import LOCAL, is_uri, open_file_system
 from raytriever.store.parts import make_once
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
@@ -174,9 +174,7 @@ def _file_system(uri: str) -> tuple[Any, str]:
     refuse_secrets(uri, "dataset")
     if uri.startswith(HUB):
         return hub_file_system(), uri.removeprefix(HUB).rstrip("/")
-    from pyarrow.fs import FileSystem
-
-    return cast(tuple[Any, str], FileSystem.from_uri(uri))
+    return open_file_system(uri)
 
 
 @contextmanager

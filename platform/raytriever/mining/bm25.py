@@ -1,50 +1,30 @@
 """BM25 over passages: baseline of the evaluation tables and first source of hard negatives.
 
-1. A block of documents becomes a `PostingsBlock`: its terms (`analyser`), with the rows and the frequencies of each.
-2. `merge` numbers the terms of all blocks, computes their weights from the whole corpus, and copies the postings of a
-   term into a row, in the order of the documents. Those of a large corpus lie in the cache, memory-mapped. Processes
-   analyse its blocks; each is committed when it is complete, so that a command that was killed continues there.
-3. A score is the sum of a document's weights in the order of the query's terms, in float32. Ties are broken by
-   position. A query's ranking depends neither on the other queries nor on the number of threads.
-
-Weights and scores are those of bm25s to the last bit (Lu 2024, arXiv:2407.03618; Robertson & Zaragoza 2009): Lucene's
-formula in float64, with the inverse document frequency and the weight rounded to float32.
+A score is the sum of a document's weights (`postings`) in the order of the query's terms, in float32, as that of bm25s
+to the last bit. Ties are broken by position. A query's ranking depends neither on the other queries nor on the number
+of threads.
 
 A ranking is made of keys of 64 bits: the score, never negative, above the position, counted downwards.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
 import numpy as np
-from jaxtyping import Float32, Int64, UInt32
+from jaxtyping import Float32, Int64
 from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import Documents, Passages
-from raytriever.errors import DataError
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
-from raytriever.processes import submit, worker_pool
-from raytriever.progress import Progress
-from raytriever.reading.arrays import read_array
-from raytriever.store.cache import cache_folder, hold
-from raytriever.store.commit import committed_directory
-from raytriever.store.parts import Parts, make_once
+from raytriever.mining.postings import Postings
 
-# Documents of a corpus whose postings are kept in memory: those of passages take up to 50 MB.
+# Documents of a corpus whose postings are kept in memory: those of passages take up to 75 MB.
 IN_MEMORY = 1 << 17
 _CHUNK = 128  # queries of one task of a thread
 _LAST = 0xFFFF_FFFF
@@ -73,11 +53,26 @@ class Bm25Index:
         """
         if len(documents) <= IN_MEMORY:
             return cls(Passages(documents), Analyser.of(documents))
-        index = cls.__new__(cls)
-        index._analyser = Analyser.of(documents)
+        analyser = Analyser.of(documents)
         with activity("indexing the documents for BM25"):
-            index._postings = Postings.cached(documents, index._analyser)
+            return cls._from(Postings.cached(documents, analyser), analyser)
+
+    @classmethod
+    def _from(cls, postings: Postings, analyser: Analyser) -> Bm25Index:
+        index = cls.__new__(cls)
+        index._postings, index._analyser = postings, analyser
         return index
+
+    def edited(self, keep: Int64[ndarray, " kept"], added: Sequence[str]) -> Bm25Index | None:
+        """Return the index of some of the texts, by ascending positions, and of others after them.
+
+        Only the others are analysed, in the language of this index. None for a large corpus, whose index is in the
+        cache, and for a corpus that becomes one.
+        """
+        if len(keep) + len(added) > IN_MEMORY:
+            return None
+        postings = self._postings.edited(keep, added, self._analyser)
+        return postings and self._from(postings, self._analyser)
 
     def __len__(self) -> int:
         return self._postings.size
@@ -191,209 +186,3 @@ def _replace_lowest(heap, key):  # type: ignore[no-untyped-def]
         heap[parent] = heap[child]
         parent = child
     heap[parent] = key
-
-
-K1, B = 0.9, 0.4
-BLOCK = 1 << 15  # documents
-_FORMAT = 1  # changes with the files or the weights; the postings are made again
-_TYPES = {
-    "counts": "int64",
-    "rows": "uint32",
-    "frequencies": "uint32",
-    "lengths": "int64",
-    "starts": "int64",
-    "documents": "uint32",
-    "weights": "float32",
-}
-_TERMS = "terms.txt"
-# Makes an array of the postings: (name, length, type).
-_Allocate = Callable[[str, int, Any], ndarray]
-
-
-@dataclass(frozen=True)
-class PostingsBlock:
-    """Terms of some documents.
-
-    Args:
-        terms: sorted.
-        counts: number of documents that contain each term.
-        rows: for term after term, the rows of these documents, ascending.
-        frequencies: how often the document contains the term; aligned with `rows`.
-        lengths: number of terms of each document, including repeated ones.
-    """
-
-    terms: Sequence[str]
-    counts: Int64[ndarray, " terms"]
-    rows: UInt32[ndarray, " postings"]
-    frequencies: UInt32[ndarray, " postings"]
-    lengths: Int64[ndarray, " documents"]
-
-    @classmethod
-    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> PostingsBlock:
-        """Analyse texts."""
-        terms, ids, lengths = analyser.number_terms(texts)
-        pairs = ids * len(texts) + np.repeat(np.arange(len(texts)), lengths)
-        pairs, frequencies = np.unique(pairs, return_counts=True)
-        counts = np.bincount(pairs // max(1, len(texts)), minlength=len(terms))
-        rows = (pairs % max(1, len(texts))).astype(np.uint32)
-        return cls(terms, counts, rows, frequencies.astype(np.uint32), lengths)
-
-    def write(self, folder: Path) -> None:
-        """Write the block to files."""
-        (folder / _TERMS).write_text("\n".join(self.terms), encoding="utf-8")
-        for name in ("counts", "rows", "frequencies", "lengths"):
-            np.save(folder / f"{name}.npy", getattr(self, name))
-
-    @classmethod
-    def read(cls, folder: Path) -> PostingsBlock:
-        """Open the files of a block; arrays are memory-mapped."""
-        terms = _read_terms(folder)
-        counts = _mapped(folder, "counts", len(terms))
-        rows, frequencies = (_mapped(folder, name, int(counts.sum())) for name in ("rows", "frequencies"))
-        return cls(terms, counts, rows, frequencies, _mapped(folder, "lengths"))
-
-
-@dataclass(frozen=True)
-class Postings:
-    """Postings of a corpus, in memory or memory-mapped.
-
-    Args:
-        size: number of documents.
-        vocabulary: number of each term.
-        starts: the postings of term t are at the indices `starts[t]` to `starts[t + 1]`.
-        documents: positions, ascending within a term.
-        weights: what the term adds to the score of the document; above 0.
-    """
-
-    size: int
-    vocabulary: dict[str, int]
-    starts: Int64[ndarray, " terms+1"]
-    documents: UInt32[ndarray, " postings"]
-    weights: Float32[ndarray, " postings"]
-
-    @classmethod
-    def of(cls, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> Postings:
-        """Index texts in memory."""
-        starts = range(0, len(texts), BLOCK)
-        blocks = [PostingsBlock.of(texts[start : start + BLOCK], analyser) for start in starts]
-        return merge(lambda: blocks, lambda name, length, kind: np.empty(length, kind))
-
-    @classmethod
-    def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
-        """Open the postings of a corpus in the cache; they are made first if necessary. Raises as `Bm25Index.of`."""
-        versions = [version(package) for package in ("bm25s", "PyStemmer")]
-        content = [_FORMAT, documents.digest, analyser.settings, K1, B, versions]
-        key = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        folder = cache_folder() / "bm25" / key[:16]
-        make_once(folder, lambda: _make(folder, Passages(documents), analyser))
-        vocabulary = {term: number for number, term in enumerate(_read_terms(folder))}
-        starts = _mapped(folder, "starts", len(vocabulary) + 1)
-        arrays = (_mapped(folder, name, int(starts[-1])) for name in ("documents", "weights"))
-        postings = cls(len(documents), vocabulary, starts, *arrays)
-        hold(folder, postings)
-        return postings
-
-
-def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocate) -> Postings:
-    """Compute the postings of blocks in a row.
-
-    Args:
-        read_blocks: returns the blocks; called twice.
-        allocate: makes the arrays of the result.
-    """
-    vocabulary: dict[str, int] = {}
-    numbers, counts, lengths = [], np.zeros(0, np.int64), []
-    for block in read_blocks():
-        number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
-        if len(vocabulary) > len(counts):  # twice as many, because a copy for each block would be quadratic
-            counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
-        counts[number] += block.counts
-        numbers.append(number)
-        lengths.append(np.asarray(block.lengths))
-    counts = counts[: len(vocabulary)]
-    size, length = sum(map(len, lengths)), sum(int(each.sum()) for each in lengths)
-    starts = allocate("starts", len(counts) + 1, np.int64)
-    starts[0], starts[1:] = 0, np.cumsum(counts)
-    documents = allocate("documents", int(starts[-1]), np.uint32)
-    weights = allocate("weights", int(starts[-1]), np.float32)
-    distinct, index = np.unique(counts, return_inverse=True)
-    # By the logarithm that bm25s uses.
-    logarithms = [math.log(1 + (size - count + 0.5) / (count + 0.5)) for count in distinct.tolist()]
-    rarities = np.array(logarithms, np.float32)[index]
-    ends, first = starts[:-1].copy(), 0
-    for block, number, each in zip(read_blocks(), numbers, lengths, strict=True):
-        if len(number):
-            norms = K1 * ((1 - B) + B * each / (length / size))
-            frequencies = np.asarray(block.frequencies, np.float64)
-            added = np.repeat(rarities[number].astype(np.float64), block.counts)
-            added = (added * (frequencies / (norms[block.rows] + frequencies))).astype(np.float32)
-            begins = np.cumsum(block.counts) - block.counts
-            # The postings of a term go where those of the block before end.
-            places = np.arange(len(added)) + np.repeat(ends[number] - begins, block.counts)
-            documents[places], weights[places] = first + block.rows, added
-            ends[number] += block.counts
-        first += len(each)
-    return Postings(size, vocabulary, starts, documents, weights)
-
-
-def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
-    """Analyse the blocks that do not exist yet, and commit the postings."""
-    unmerged = folder.with_name(f"{folder.name}-blocks")
-    unmerged.mkdir(parents=True, exist_ok=True)
-    hold(unmerged, passages)
-    starts = range(0, len(passages), BLOCK)
-    names = [f"{start // BLOCK:06}" for start in starts]
-    parts = Parts(unmerged)
-    missing = set(parts.missing(names))
-    with Progress("index for BM25", len(names), "block", done=len(names) - len(missing)) as progress:
-        numbered = zip(names, starts, strict=True)
-        blocks = ((name, passages[start : start + BLOCK]) for name, start in numbered if name in missing)
-        for _ in _in_processes(parts, blocks, analyser):
-            progress.advance(1)
-    with committed_directory(folder, {"kind": "bm25", "documents": len(passages)}, replace=folder.exists()) as aside:
-
-        def on_disk(name: str, length: int, dtype: Any) -> ndarray:
-            shape = (length,)
-            if not length:  # an empty file cannot be mapped
-                np.save(aside / f"{name}.npy", np.empty(shape, dtype))
-                return np.empty(shape, dtype)
-            return np.lib.format.open_memmap(aside / f"{name}.npy", "w+", dtype, shape)
-
-        postings = merge(lambda: (PostingsBlock.read(unmerged / name) for name in names), on_disk)
-        (aside / _TERMS).write_text("\n".join(postings.vocabulary), encoding="utf-8")
-        del postings
-    parts.remove()
-
-
-def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
-    """Write blocks in a pool of processes; yield after each."""
-    workers = usable_cores()
-    pool = worker_pool(workers, ["raytriever.mining.bm25"])
-    pending: deque[Future[None]] = deque()
-    try:
-        for name, texts in blocks:
-            pending.append(submit(pool, _write_block, parts, name, texts, analyser))
-            if len(pending) > workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        what, remedy = "a process died while it analysed documents for BM25", "free memory, and run the command again"
-        raise DataError(what, remedy=remedy) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _write_block(parts: Parts, name: str, texts: list[str], analyser: Analyser) -> None:
-    parts.write(name, PostingsBlock.of(texts, analyser).write)
-
-
-def _mapped(folder: Path, name: str, length: int | None = None) -> ndarray:
-    """Map an array. Nothing writes to it, but code that is compiled for arrays in memory takes no read-only array."""
-    remedy = f"delete {folder}, and run the command again"
-    return np.asarray(read_array(folder / f"{name}.npy", [_TYPES[name]], (length,), remedy, "c"))
-
-
-def _read_terms(folder: Path) -> list[str]:
-    text = (folder / _TERMS).read_text(encoding="utf-8")
-    return text.split("\n") if text else []

@@ -16,9 +16,9 @@ from raytriever.data.prepare.pipeline import chunk_bytes
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.faiss_finders import CODES, POINTS, default_code_bytes, default_lists
 from raytriever.index.exact.device import DOCUMENT_SHARE
-from raytriever.mining.bm25 import BLOCK as BM25_BLOCK
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.miner import BLOCK as CANDIDATES
+from raytriever.mining.postings import BLOCK as BM25_BLOCK
 from raytriever.planning.workload import GB, Workload
 from raytriever.search.approximate import bytes_of_finder, memory_of_building
 

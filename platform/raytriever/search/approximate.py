@@ -33,6 +33,7 @@ from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
 from raytriever.index.exact.search import tie_order
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -86,7 +87,7 @@ class IndexResult:
     """Index in memory with its inputs.
 
     `seconds` is the time of building or updating it, None if it was opened; `built` is the number of passages with
-    which it was built, before any update.
+    which it was built, before any update; `bm25` is the index of the passages for BM25, if there is one already.
     """
 
     index: ApproximateIndex
@@ -98,6 +99,7 @@ class IndexResult:
     calibration: Calibration | None = None
     built: int = 0
     changed: int = 0
+    bm25: Bm25Index | None = None
 
     @property
     def documents(self) -> Documents:
@@ -116,7 +118,8 @@ class IndexResult:
         index = edit_index(self.index, keep, new, ties, self.built, torch.get_num_threads())
         changed = self.changed + max(len(added), len(self.documents) - len(keep))
         calibration = after_changes(self.calibration, changed, len(dataset.documents))
-        return replace(self, index=index, dataset=dataset, calibration=calibration, changed=changed)
+        bm25 = self.decider.edited(keep, added)
+        return replace(self, index=index, dataset=dataset, calibration=calibration, changed=changed, bm25=bm25)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the best passages that the index finds, best first, none below the threshold.
@@ -133,7 +136,7 @@ class IndexResult:
     @cached_property
     def decider(self) -> Decider:
         """Confidence of queries, by the calibration."""
-        return Decider(self.calibration, self.dataset.documents)
+        return Decider(self.calibration, self.dataset.documents, self.bm25)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
         """Return the embeddings of the judged queries of a split."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Documents
+from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import ConfigError, setting
 from raytriever.metrics.confidence import RankedQuestions
 from raytriever.mining.bm25 import Bm25Index
@@ -25,10 +25,12 @@ class Decider:
     Args:
         calibration: says which confidence it is; None without one.
         documents: the corpus, which BM25 indexes if the confidence asks it.
+        built: index of the corpus for BM25, if there is one already.
     """
 
     calibration: Calibration | None
     documents: Documents
+    built: Bm25Index | None = None
 
     @property
     def depth(self) -> int:
@@ -38,8 +40,14 @@ class Decider:
     @cached_property
     def bm25(self) -> Bm25Index | None:
         """Index of the passages; None if BM25 is not asked."""
-        wanted = self.calibration is not None and self.calibration.confidence.reads_bm25
-        return Bm25Index.of(self.documents) if wanted else None
+        if self.calibration is None or not self.calibration.confidence.reads_bm25:
+            return None
+        return Bm25Index.of(self.documents) if self.built is None else self.built
+
+    def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> Bm25Index | None:
+        """Return BM25's index of the edited corpus; None if that of the corpus does not exist or cannot be edited."""
+        index: Bm25Index | None = vars(self).get("bm25")
+        return index and index.edited(keep, Passages(added))
 
     def confidence(
         self,

@@ -36,6 +36,7 @@ from raytriever.errors import ModelError
 from raytriever.index.exact.search import FEWEST_ROWS, Corpus, best_keys, cut, tie_order
 from raytriever.index.ranking import NONE, TieOrder
 from raytriever.metrics.confidence import SCORE
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
@@ -281,6 +282,7 @@ class ExactIndex:
         blocks: embeddings of the passages, in their order.
         calibration: what the scores mean; None if it is unknown.
         changed: number of passages that were added or removed since the data set was read.
+        bm25: index of the passages for BM25, if there is one already.
     """
 
     dataset: RetrievalDataset
@@ -288,6 +290,7 @@ class ExactIndex:
     blocks: Sequence[Float32[ndarray, "rows width"]]
     calibration: Calibration | None = None
     changed: int = 0
+    bm25: Bm25Index | None = None
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -310,7 +313,7 @@ class ExactIndex:
     @cached_property
     def decider(self) -> Decider:
         """Confidence of queries, by the calibration."""
-        return Decider(self.calibration, self.dataset.documents)
+        return Decider(self.calibration, self.dataset.documents, self.bm25)
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -338,7 +341,8 @@ class ExactIndex:
             blocks.append(new)
         changed = self.changed + max(len(added), len(self.documents) - len(keep))
         calibration = after_changes(self.calibration, changed, len(dataset.documents))
-        return replace(self, dataset=dataset, blocks=blocks, calibration=calibration, changed=changed)
+        bm25 = self.decider.edited(keep, added)
+        return replace(self, dataset=dataset, blocks=blocks, calibration=calibration, changed=changed, bm25=bm25)
 
     def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
         """Return for each query the `top` passages of the highest scores, best first, none below the threshold.

@@ -34,7 +34,8 @@ PATIENCE_SECONDS = 300.0  # with a store that does not answer
 # What stores and pyarrow say when asking again is useless.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
-    r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host",
+    r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host|"
+    r"Could not create a OAuth2 access token",
     re.IGNORECASE,
 )
 _PROBE = b"raytriever"
@@ -143,18 +144,30 @@ def inside(path: Path | str) -> tuple[str, ...] | None:
     return Path(text[len(folder) + 1 :]).parts
 
 
+def open_file_system(uri: str) -> tuple[Any, str]:
+    """Return the file system of a URI of pyarrow, and the path in it.
+
+    Raises:
+        ValueError: the URI is not of a known form.
+        OSError: see pyarrow.
+    """
+    from pyarrow.fs import FileSystem
+
+    address, _, query = uri.partition("?")
+    scheme, options = uri.partition("://")[0], [query] if query else []
+    # Small objects are then written by one request instead of three.
+    options += ["allow_delayed_open=true"] if scheme == "s3" else []
+    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
+    options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query else []
+    opened: tuple[Any, str] = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
+    return opened
+
+
 @lru_cache(maxsize=16)
 def _store(scheme: str, bucket: str) -> tuple[Any, str]:
     """Return the file system of a bucket, and the path of the bucket in it."""
-    from pyarrow.fs import FileSystem
-
-    bucket, _, query = bucket.partition("?")
-    # Small objects are then written by one request instead of three.
-    options = [query] if query else []
-    options += ["allow_delayed_open=true"] if scheme == "s3" else []
-    # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
-    options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") else []
-    store, path = FileSystem.from_uri(f"{scheme}://{bucket}/{'?' + '&'.join(options) if options else ''}")
+    name, _, query = bucket.partition("?")
+    store, path = open_file_system(f"{scheme}://{name}/?{query}")
     return store, path.rstrip("/")
 
 

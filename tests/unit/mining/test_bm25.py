@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,10 +18,12 @@ import Stemmer
 from raytriever.data.dataset import Documents
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
-from raytriever.mining import bm25
+from raytriever.mining import bm25 as index_of_bm25
+from raytriever.mining import postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import K1, B, Bm25Index, Postings, PostingsBlock
+from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.comparison import compare_best
+from raytriever.mining.postings import K1, B, Postings, PostingsBlock
 from raytriever.store.parts import Parts
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
@@ -140,11 +143,33 @@ def test_weights_equal_those_of_bm25s_to_the_last_bit(monkeypatch: pytest.Monkey
         for posting in range(starts[number], starts[number + 1])
     }
     assert weights_of(Postings.of(texts)) == weights
-    monkeypatch.setattr(bm25, "BLOCK", 60)
+    monkeypatch.setattr(postings, "BLOCK", 60)
     in_blocks = Postings.of(texts)
     assert weights_of(in_blocks) == weights
     for start, end in zip(in_blocks.starts, in_blocks.starts[1:], strict=False):
         assert (np.diff(in_blocks.documents[start:end].astype(np.int64)) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("kept", "added"),
+    [(range(90), 0), (range(90), 7), (range(0, 90, 3), 5), (range(88), 2), ([], 6), ([3], 0), (range(5, 5), 0)],
+)
+def test_an_edited_index_is_that_of_all_its_texts(kept: Sequence[int], added: int) -> None:
+    texts, new = draw_texts(90), [f"new{row} zebra word1 word1" for row in range(added)]
+    index = Bm25Index(texts)
+    queries = ["word1 zebra", texts[0]]
+    before = index.search(queries, 20)
+    edited = index.edited(np.array(kept, np.int64), new)
+    rebuilt = Bm25Index([texts[row] for row in kept] + new)
+    assert edited is not None
+    assert weights_of(edited._postings) == weights_of(rebuilt._postings)
+    twice = edited.edited(np.arange(len(edited)), ["zebra"])
+    again = Bm25Index([texts[row] for row in kept] + new + ["zebra"])
+    assert twice is not None
+    for one, other in ((edited, rebuilt), (twice, again)):
+        for ours, theirs in zip(one.search(queries, 20), other.search(queries, 20), strict=True):
+            assert np.array_equal(ours, theirs)
+    assert all(np.array_equal(one, other) for one, other in zip(before, index.search(queries, 20), strict=True))
 
 
 def test_terms_of_a_block_are_those_of_the_analyser() -> None:
@@ -159,8 +184,8 @@ def test_terms_of_a_block_are_those_of_the_analyser() -> None:
 def corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Documents:
     """Corpus of five blocks that is too large for the memory."""
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path))
-    monkeypatch.setattr(bm25, "BLOCK", 30)
-    monkeypatch.setattr(bm25, "IN_MEMORY", 100)
+    monkeypatch.setattr(postings, "BLOCK", 30)
+    monkeypatch.setattr(index_of_bm25, "IN_MEMORY", 100)
     texts = draw_texts(130)
     return Documents([str(row) for row in range(len(texts))], [""] * len(texts), texts)
 
@@ -172,8 +197,9 @@ def test_a_large_corpus_is_indexed_in_the_cache_once(corpus: Documents, monkeypa
     for one, other in zip(index.search(queries, 40), in_memory.search(queries, 40), strict=True):
         assert (one == other).all()
     assert (index.scores(queries[0]) == in_memory.scores(queries[0])).all()
-    monkeypatch.setattr(bm25, "_make", None)
+    monkeypatch.setattr(postings, "_make", None)
     assert (Bm25Index.of(corpus).search(queries, 40)[1] == index.search(queries, 40)[1]).all()
+    assert index.edited(np.arange(10), ["new"]) is None
 
 
 def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
@@ -192,16 +218,16 @@ def test_an_index_of_english_keeps_its_name_and_other_languages_have_their_own(
 
 def test_a_killed_command_costs_its_unfinished_blocks(corpus: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    write = bm25._in_processes
+    write = postings._in_processes
 
     def record(parts, blocks, analyser):  # type: ignore[no-untyped-def]
         chosen = list(blocks)
         written.extend(parts.folder / name for name, _ in chosen)
         return write(parts, chosen, analyser)
 
-    monkeypatch.setattr(bm25, "_in_processes", record)
+    monkeypatch.setattr(postings, "_in_processes", record)
     with monkeypatch.context() as patch:
-        patch.setattr(bm25, "merge", None)
+        patch.setattr(postings, "merge", None)
         with pytest.raises(TypeError):
             Bm25Index.of(corpus)
     assert [folder.name for folder in written] == ["000000", "000001", "000002", "000003", "000004"]
@@ -221,7 +247,7 @@ class Deadly:
 
 def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
-        list(bm25._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+        list(postings._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
 
 
 def test_another_system_is_compared_without_what_is_left_out() -> None:

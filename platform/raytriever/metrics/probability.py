@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +23,7 @@ from scipy.special import expit
 
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.inputs import MetricInputError, check_queries, scores_of
-from raytriever.metrics.selective import BLOCK, bootstrap_interval, in_blocks
+from raytriever.metrics.selective import BLOCK, bootstrap_interval
 from raytriever.reading.structured import conform
 
 BINS = 15
@@ -115,24 +114,6 @@ def calibration_error_of_scores(
     share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
     return _estimate(bin_of, share[bin_of] - relevant, queries, confidence)
-
-
-def squared_calibration_error(
-    probabilities: Float[ndarray, " queries"],
-    right: Bool[ndarray, " queries"],
-    weights: Float[ndarray, "samples queries"] | None = None,
-) -> Float64[ndarray, " samples"]:
-    """Estimate the squared `calibration_error` of samples of the queries, in the bins of all queries.
-
-    `weights` are those of `metrics.selective`, and `right` says whether the best document of each query is relevant.
-
-    Returns:
-        Estimates without bias, so they are below 0 about as often as above for exactly right probabilities.
-    """
-    probabilities, right = checked_pairs(probabilities, right, _ERROR)
-    bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
-    sums, counts = _by_query(bin_of, probabilities - right, np.arange(len(right)))
-    return in_blocks(partial(_squared, sums, counts), weights, len(right))
 
 
 def checked_pairs(

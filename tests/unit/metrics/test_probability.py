@@ -20,11 +20,14 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.probability import (
     IsotonicMap,
     ScoreMap,
+    _bins,
+    _by_query,
+    _edges,
+    _squared,
     calibration_error,
     calibration_error_of_scores,
     fit_isotonic,
     fit_platt,
-    squared_calibration_error,
 )
 
 
@@ -164,22 +167,26 @@ def test_the_error_by_its_definition() -> None:
     assert calibration_error(probabilities, relevant, queries).value == pytest.approx(np.sqrt(expected))
 
 
+def squared_error(probabilities: ndarray, right: ndarray, weights: ndarray) -> ndarray:
+    bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
+    return _squared(*_by_query(bin_of, probabilities - right, np.arange(len(right))), weights)
+
+
 def test_the_squared_error_of_samples() -> None:
     probabilities, right, _ = draw(0, 60, 0.3, 1.0)
     expected = calibration_error(probabilities, right).value ** 2
-    assert squared_calibration_error(probabilities, right) == pytest.approx(expected)
     weights = np.ones((2, 60))
     weights[1, :20] = 0
     ordered = np.sort(probabilities)
     bin_of = np.searchsorted(ordered[np.arange(1, 6) * 10], probabilities, "right")[20:]
     one = by_loop(bin_of, (probabilities - right)[20:], np.arange(40))
-    assert squared_calibration_error(probabilities, right, weights)[1] == pytest.approx(one)
+    assert squared_error(probabilities, right, weights) == pytest.approx([expected, one])
 
 
 @pytest.mark.parametrize("queries", [50, 300])
 def test_right_probabilities_have_no_error(queries: int) -> None:
     """The usual estimate has a mean of 0.18 with 50 queries, and 0.07 with 300."""
-    squared = [squared_calibration_error(*draw(seed, queries)[:2])[0] for seed in range(2_000)]
+    squared = [squared_error(*draw(seed, queries)[:2], np.ones((1, queries)))[0] for seed in range(2_000)]
     assert abs(np.mean(squared)) < 3 * np.std(squared) / np.sqrt(2_000)
 
 

@@ -63,7 +63,7 @@ from raytriever.studies.recipes.abstain.questions import (
     write_questions,
 )
 from raytriever.studies.recipes.scale import PACKAGES, STDLIB, UNTRAINED, StudyScale, open_pydocs
-from raytriever.studies.recipes.training import LOSSES, build_curriculum, describe_training
+from raytriever.studies.recipes.training import LOSSES, Layer, build_curriculum, describe_training
 
 SUM = "MW+CL"
 _METRICS = ("success_at_1", "success_at_100")
@@ -79,7 +79,7 @@ _SIZES = {
     SMOKE: StudySize(train=48, dev=32, test=48, foreign_dev=8, foreign_test=16, documents=1_000),
     FULL: StudySize(train=100_000, dev=1_000, test=4_000, foreign_dev=250, foreign_test=1_000, documents=100_000),
 }
-_SMALL = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_500)
+_SMALL = StudySize(train=320, dev=150, test=400, foreign_dev=50, foreign_test=100, documents=1_000)
 _FULL_QUERIES = 100_000  # training queries of all packs, nearly
 
 
@@ -102,7 +102,7 @@ def abstain(scale: StudyScale) -> Study:
             row.lower().replace(", temperature ", "-").replace(" + ", "-").replace(" ", "-"),
             row,
             measured,
-            build_curriculum(scale, loss, mixture, settings={"loss": settings}),
+            build_curriculum(scale, loss, mixture, settings={"loss": settings, **_data(scale)}),
             queries=_FULL_QUERIES,
         )
         for arms in candidates.values()
@@ -120,7 +120,7 @@ def abstain(scale: StudyScale) -> Study:
         seeds=scale.seeds,
         baselines=(baseline,),
         heading=(
-            describe_training(scale),
+            describe_training(scale, _data(scale)),
             f"Trained on {', '.join(source.name for source in sources)} together. For each loss and seed, dev "
             f"questions choose one of: {'; '.join(arm.row for arm in trained)}.",
             *(f"{name}: " + "; ".join(f"{text} {n:,}" for text, n in one.items()) for name, one in counts.items()),
@@ -156,6 +156,11 @@ def _candidates(scale: StudyScale) -> dict[str, dict[str, tuple[str, dict[str, A
         }
         for name, arms in settings.items()
     }
+
+
+def _data(scale: StudyScale) -> Layer:
+    # Half the passages of other studies: dev chooses from eight trainings.
+    return {} if scale.is_full else {"data": {"negatives_per_query": 1}}
 
 
 def _dataset(questions: Path, folder: str, split: str, name: str) -> MeasuredDataset:

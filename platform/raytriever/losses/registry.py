@@ -66,6 +66,7 @@ def _open(term: str, config: LossConfig) -> ScoreLoss:
     if own is None:
         return LOSSES[term]
     scores = load_own_loss(own)
-    alone = {"distribution_weight": 0.0, "matryoshka_dims": "", "guide": None, "guide_margin": None}
-    probe(Loss(replace(config, loss=term, loss_weights=None, **alone), scores), own)
+    alone = replace(config, loss=term, loss_weights=None, distribution_weight=0.0)
+    alone = replace(alone, matryoshka_dims="", guide=None, guide_margin=None)
+    probe(Loss(alone, scores), own)
     return scores

@@ -72,7 +72,7 @@ class Bm25Index:
         if len(keep) + len(added) > IN_MEMORY:
             return None
         postings = self._postings.edited(keep, added, self._analyser)
-        return postings and self._from(postings, self._analyser)
+        return None if postings is None else self._from(postings, self._analyser)
 
     def __len__(self) -> int:
         return self._postings.size

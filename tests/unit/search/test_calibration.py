@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -211,20 +212,49 @@ def test_a_threshold_of_other_values_is_refused(tmp_path: Path, change: dict[str
         read_calibration(tmp_path / FILE)
 
 
-def test_the_page_decides_as_the_search_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+ENTROPY, LEAST = Confidence("entropy", 20, 0.05), -2.5
+
+
+def code_of(language: str) -> str:
+    """Return the code on the page that decides in a language."""
     page = (Path(__file__).parents[3] / "docs/how-to/choose-a-threshold.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "is_answered" in block]
-    entropy = Confidence("entropy", 20, 0.05)
-    made = replace(
-        CALIBRATION, format=2, confidence=entropy, thresholds=[replace(CALIBRATION.thresholds[0], score=-2.5)]
-    )
+    blocks = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+    [code] = [block for block in blocks if re.search("is_?answered", block, re.IGNORECASE)]
+    return str(code)
+
+
+@pytest.fixture
+def rankings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[float]], list[bool]]:
+    """Scores of 50 queries, and whether each is answered; their calibration is in the working directory."""
+    first = replace(CALIBRATION.thresholds[0], score=LEAST)
+    made = replace(CALIBRATION, format=2, confidence=ENTROPY, thresholds=[first])
     (tmp_path / "models/mine").mkdir(parents=True)
     (tmp_path / "models/mine" / FILE).write_text(made.to_json())
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code, names)
     scores = np.sort(np.random.default_rng(0).normal(0.4, 0.06, (50, 20)), axis=1)[:, ::-1]
     scores[0, 0] = 40.0
-    expected = entropy.of(RankedQuestions(scores, np.zeros(50, bool), np.full(50, ""))) >= -2.5
-    assert [names["is_answered"](row) for row in scores.tolist()] == expected.tolist()
-    assert 5 < expected.sum() < 45
+    answered = ENTROPY.of(RankedQuestions(scores, np.zeros(50, bool), np.full(50, ""))) >= LEAST
+    assert 5 < answered.sum() < 45
+    return scores.tolist(), answered.tolist()
+
+
+def test_the_page_decides_as_the_search_does(rankings: tuple[list[list[float]], list[bool]]) -> None:
+    scores, answered = rankings
+    names: dict[str, Any] = {}
+    exec(code_of("python"), names)
+    assert [names["is_answered"](row) for row in scores] == answered
+
+
+@pytest.mark.languages
+@pytest.mark.slow
+def test_other_languages_decide_so_too(rankings: tuple[list[list[float]], list[bool]]) -> None:
+    scores, answered = rankings
+    script = f"{code_of('javascript')}\nconsole.log(JSON.stringify({json.dumps(scores)}.map(isAnswered)))"
+    Path("decide.js").write_text(script)
+    assert json.loads(subprocess.run(["node", "decide.js"], check=True, capture_output=True).stdout) == answered
+    rows = ", ".join(f"vec!{row}" for row in scores)
+    answers = f"vec![{rows}].iter().map(|row| is_answered(row, {ENTROPY.temperature}, {LEAST:f}))"
+    main = f'println!("{{:?}}", {answers}.collect::<Vec<bool>>());'
+    Path("decide.rs").write_text(f"{code_of('rust')}\nfn main() {{ {main} }}")
+    subprocess.run(["rustc", "decide.rs"], check=True, capture_output=True)
+    assert json.loads(subprocess.run(["./decide"], check=True, capture_output=True).stdout) == answered

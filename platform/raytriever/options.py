@@ -126,7 +126,7 @@ def check_options(config: Any) -> None:
             bound = rule[name]
             if bound is not None and fails(bound):
                 words = {"minimum": "at least", "above": "above", "maximum": "at most"}[name]
-                raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.17g}")
+                raise ConfigError(f"{value!r} is out of range", where, f"give a value {words} {bound:.15g}")
 
 
 # Forms of a need: `lora_rank` is set; `!max_steps` is not set; `loss=kl|mw` has one of these values (a list or a sum

@@ -16,8 +16,11 @@ from raytriever.api.tables import (
     hub_tables,
     judged_tables,
     pair_files,
+    refuse_shares,
+    shares_within,
     text_files,
 )
+from raytriever.data.formats.division import Shares
 from raytriever.data.sources import Files
 from raytriever.errors import ConfigError, DataError
 from raytriever.terminal import warn
@@ -108,6 +111,8 @@ class Dataset:
         query: str = "query",
         passage: str = "passage",
         split: str | None = None,
+        test_share: float | None = None,
+        dev_share: float | None = None,
         name: str = "frame",
         max_bad_rows: float = 0.01,
     ) -> Dataset:
@@ -131,10 +136,12 @@ class Dataset:
             query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
             passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
             split: column of splits; by default `split`, if there is one.
+            test_share, dev_share: shares of the queries of pairs without a column of splits, 0 to 0.9.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
+            ConfigError: a share is out of range, or has no effect.
             DataError: a column is missing, or too many rows are bad (empty texts, ids that are not unique).
             StorageError: the cache cannot be written.
 
@@ -144,7 +151,9 @@ class Dataset:
             >>> rt.Dataset.from_pandas(frame, query="question", name="faq")
             Dataset('faq': 3 documents, 3 queries, splits dev, test, train)
         """
-        return _from_tables(cls, frame_table, frame, queries, judgements, query, passage, split, name, max_bad_rows)
+        shares = shares_within(test_share, dev_share)
+        tables = frame_table, frame, queries, judgements
+        return _from_tables(cls, *tables, query, passage, split, shares, name, max_bad_rows)
 
     @classmethod
     @public
@@ -157,6 +166,8 @@ class Dataset:
         query: str = "query",
         passage: str = "passage",
         split: str | None = None,
+        test_share: float | None = None,
+        dev_share: float | None = None,
         name: str | None = None,
         max_bad_rows: float = 0.01,
     ) -> Dataset:
@@ -169,10 +180,12 @@ class Dataset:
             query: column of queries in a file of pairs; see `from_pandas`.
             passage: column of passages in a file of pairs; see `from_pandas`.
             split: column of splits; by default `split`, if there is one.
+            test_share, dev_share: see `from_pandas`.
             name: letters, digits, `.`, `_` and `-`; by default the file's.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
         Raises:
+            ConfigError: a share is out of range, or has no effect.
             DataError: there is no such file, a column is missing, or too many rows are bad.
             StorageError: a file cannot be read, or the cache cannot be written.
 
@@ -183,7 +196,9 @@ class Dataset:
             3
         """
         called = Path(path).stem if name is None else name
-        return _from_tables(cls, csv_table, path, queries, judgements, query, passage, split, called, max_bad_rows)
+        shares = shares_within(test_share, dev_share)
+        tables = csv_table, path, queries, judgements
+        return _from_tables(cls, *tables, query, passage, split, shares, called, max_bad_rows)
 
     @classmethod
     @public
@@ -356,6 +371,7 @@ def _from_tables(
     query: str,
     passage: str,
     split: str | None,
+    shares: Shares,
     name: str,
     max_bad_rows: float,
 ) -> Dataset:
@@ -363,8 +379,9 @@ def _from_tables(
     if (queries is None) != (judgements is None):
         raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
     if queries is None:
-        files = pair_files(table("pairs", first), query, passage, split)
+        files = pair_files(table("pairs", first), query, passage, split, shares)
     else:
+        refuse_shares(shares, "the table of judgements")
         files = judged_tables(
             table("documents", first), table("queries", queries), table("judgements", judgements), split
         )

@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raytriever.data.config import SplitConfig
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.data.formats.division import Division, Shares
+from raytriever.data.formats.division import Division, Shares, shares_of
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
 from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns, column_names, number_of
 from raytriever.data.records import BadRow
 from raytriever.data.sources import Files, Row, Rows, json_value
-from raytriever.errors import ConfigError, DataError
-from raytriever.options import did_you_mean
+from raytriever.errors import ConfigError, DataError, setting
+from raytriever.options import check_options, did_you_mean
 from raytriever.paths import FILE
 from raytriever.terminal import warn
 
@@ -98,7 +99,20 @@ def _unanswerable_rows(names: Sequence[Any]) -> Rows:
     return lambda: ({"query-id": name} for name in names)
 
 
-def pair_files(table: Table, query: str, passage: str, split: str | None) -> Files:
+def shares_within(test: float | None, dev: float | None) -> Shares:
+    """Return shares of test and dev; raises `ConfigError` if one is out of range or both leave nothing."""
+    check_options(config := SplitConfig(test, dev))
+    return shares_of(config)
+
+
+def refuse_shares(shares: Shares, decider: str) -> None:
+    """Raise `ConfigError` if a share was given where something else decides the splits."""
+    for name, share in (("test_share", shares.test), ("dev_share", shares.dev)):
+        if share is not None:
+            raise ConfigError(f"has no effect: {decider} decides the splits", setting(name, share), "leave it out")
+
+
+def pair_files(table: Table, query: str, passage: str, split: str | None, shares: Shares) -> Files:
     """Return the files of a table of pairs; see `Dataset.from_pandas`."""
     explicit = [split] if split else []
     query, passage = _recognised(table, query, passage)
@@ -110,7 +124,9 @@ def pair_files(table: Table, query: str, passage: str, split: str | None) -> Fil
     read = {column: name for column, name in zip(table.columns, names, strict=True) if name}
     split = split or next((column for column, name in read.items() if name == "split"), None)
     others = {column: name for column, name in read.items() if name not in ("split", "anchor", "positive")}
-    assigned = (lambda row: row[split]) if split else _division(table, query)
+    if split:
+        refuse_shares(shares, f"the column {split!r}")
+    assigned = (lambda row: row[split]) if split else _division(table, query, shares)
     splits = sorted({_split_name(assigned(row), split or "split") for row in table.rows()})
 
     def rows_of(name: str) -> Rows:
@@ -195,7 +211,9 @@ def hub_tables(splits: Any) -> Files:
         ) from error
     if isinstance(splits, datasets.Dataset):
         splits = splits.with_format(None)  # rows of Python values, in place of the user's format
-        return pair_files(Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None)
+        return pair_files(
+            Table("splits", tuple(splits.column_names), splits.__iter__), "query", "passage", None, Shares()
+        )
     if not isinstance(splits, datasets.DatasetDict):
         remedy = "give a Dataset or a DatasetDict"
         raise DataError(f"is {type(splits).__name__}, neither a Dataset nor a DatasetDict", "splits", remedy)
@@ -270,7 +288,7 @@ def _split_name(value: Any, where: str) -> str:
     return value
 
 
-def _division(table: Table, query: str) -> Callable[[Row], str]:
+def _division(table: Table, query: str, shares: Shares) -> Callable[[Row], str]:
     """Return a function that assigns the row of a query to train, dev or test by the digest of the query's text."""
 
     def has_answer(row: Row) -> bool:
@@ -279,7 +297,7 @@ def _division(table: Table, query: str) -> Callable[[Row], str]:
         return True
 
     rows = ((row[query], has_answer(row)) for row in table.rows() if isinstance(row[query], str))
-    division = Division.of(rows, table.title, Shares())
+    division = Division.of(rows, table.title, shares)
     return lambda row: division.split_of(row[query], has_answer(row)) if isinstance(row[query], str) else "train"
 
 

@@ -82,6 +82,16 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     assert sum(map(len, parts)) == len(set.union(*parts)) == 12
 
 
+def test_shares_of_a_frame_and_of_a_file(tmp_path: Path) -> None:
+    frame = pairs()
+    frame.to_csv(tmp_path / "shares.csv", index=False)
+    for dataset in (
+        rt.Dataset.from_pandas(frame, test_share=0.5, dev_share=0.25),
+        rt.Dataset.from_csv(tmp_path / "shares.csv", test_share=0.5, dev_share=0.25),
+    ):
+        assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 6, 3]
+
+
 def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:
     frame = pairs().rename(columns={"query": "question", "passage": "answer"})
     frame["part"] = ["train"] * 8 + ["validation"] * 2 + ["test"] * 2
@@ -168,6 +178,22 @@ ERRORS: list[tuple[Any, str]] = [
         "pairs: the columns 'query', 'passage' are missing; it has 'a'; rename the columns, or name yours",
     ),
     (lambda: rt.Dataset.from_pandas(pairs(), split="part"), "pairs: the column 'part' is missing"),
+    (
+        lambda: rt.Dataset.from_pandas(pairs(), test_share=1.0),
+        "test_share: 1.0 is out of range; give a value at most 0.9",
+    ),
+    (
+        lambda: rt.Dataset.from_pandas(pairs(), test_share=0.5, dev_share=0.5),
+        "test_share='0.5', dev_share='0.5': no question is left for train",
+    ),
+    (
+        lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),
+        "dev_share='0.2': has no effect: the column 'split' decides the splits; leave it out",
+    ),
+    (
+        lambda: rt.Dataset.from_pandas(*frames(), test_share=0.2),
+        "test_share='0.2': has no effect: the table of judgements decides the splits",
+    ),
     (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
     (lambda: rt.Dataset.from_pandas(pairs().head(0)), "pairs: has no row"),
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]

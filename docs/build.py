@@ -90,7 +90,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     values = formatter._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
     spelling = f"{', '.join(action.option_strings)} {values}".strip()
     text = formatter._expand_help(action) if action.help else ""
-    if isinstance(action, argparse.BooleanOptionalAction) and action.default is not None:
+    if isinstance(action, argparse.BooleanOptionalAction) and action.default not in (None, argparse.SUPPRESS):
         default = f" (default: {action.default})"  # Python 3.13 no longer adds it
         text = text.removesuffix(default) + default
     return f"| `{_cell(spelling)}` | {_cell(text)} |"

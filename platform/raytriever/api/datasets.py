@@ -20,7 +20,6 @@ from raytriever.api.tables import (
     shares_within,
     text_files,
 )
-from raytriever.data.formats.division import Shares
 from raytriever.data.sources import Files
 from raytriever.errors import ConfigError, DataError
 from raytriever.terminal import warn
@@ -136,7 +135,8 @@ class Dataset:
             query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
             passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
             split: column of splits; by default `split`, if there is one.
-            test_share, dev_share: shares of the queries of pairs without a column of splits, 0 to 0.9.
+            test_share: share of the queries, 0 to 0.9, in a frame of pairs without a column of splits.
+            dev_share: as `test_share`.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
@@ -151,8 +151,7 @@ class Dataset:
             >>> rt.Dataset.from_pandas(frame, query="question", name="faq")
             Dataset('faq': 3 documents, 3 queries, splits dev, test, train)
         """
-        shares = shares_within(test_share, dev_share)
-        tables = frame_table, frame, queries, judgements
+        tables, shares = (frame_table, frame, queries, judgements), (test_share, dev_share)
         return _from_tables(cls, *tables, query, passage, split, shares, name, max_bad_rows)
 
     @classmethod
@@ -180,7 +179,8 @@ class Dataset:
             query: column of queries in a file of pairs; see `from_pandas`.
             passage: column of passages in a file of pairs; see `from_pandas`.
             split: column of splits; by default `split`, if there is one.
-            test_share, dev_share: see `from_pandas`.
+            test_share: see `from_pandas`.
+            dev_share: see `from_pandas`.
             name: letters, digits, `.`, `_` and `-`; by default the file's.
             max_bad_rows: share of rows that may be bad, 0 to 1.
 
@@ -196,8 +196,7 @@ class Dataset:
             3
         """
         called = Path(path).stem if name is None else name
-        shares = shares_within(test_share, dev_share)
-        tables = csv_table, path, queries, judgements
+        tables, shares = (csv_table, path, queries, judgements), (test_share, dev_share)
         return _from_tables(cls, *tables, query, passage, split, shares, called, max_bad_rows)
 
     @classmethod
@@ -371,13 +370,14 @@ def _from_tables(
     query: str,
     passage: str,
     split: str | None,
-    shares: Shares,
+    given: tuple[float | None, float | None],
     name: str,
     max_bad_rows: float,
 ) -> Dataset:
     """Make a data set of one table of pairs or of three tables."""
     if (queries is None) != (judgements is None):
         raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
+    shares = shares_within(*given)
     if queries is None:
         files = pair_files(table("pairs", first), query, passage, split, shares)
     else:

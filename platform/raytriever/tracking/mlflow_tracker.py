@@ -11,7 +11,7 @@ import os
 import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -183,11 +183,12 @@ class MlflowServer:
         address = urlsplit(self._uri)
         if address.scheme not in ("http", "https") or not address.hostname:
             return False
-        try:
-            with socket.create_server((socket.gethostbyname(address.hostname), 0)):
-                return False  # only an address of this machine can be bound
-        except OSError:
-            return True
+        with suppress(OSError):
+            for family, _, _, _, found in socket.getaddrinfo(address.hostname, None, type=socket.SOCK_STREAM):
+                # Only an address of this machine can be bound. A name may have one of IPv6 that is switched off.
+                with suppress(OSError), socket.create_server((str(found[0]), 0), family=family):
+                    return False
+        return True
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

@@ -255,6 +255,7 @@ def test_artifacts_that_this_machine_cannot_write_are_named(
         ("http://127.0.0.1:5000", False),
         ("http://localhost", False),
         ("http://192.0.2.7:5000", True),
+        ("http://[2001:db8::7]:5000", True),
         ("sqlite:///a", False),
     ],
 )

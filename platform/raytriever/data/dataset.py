@@ -276,7 +276,8 @@ class RetrievalDataset:
     `location` is the path or URI of the prepared data set, from which any process can open it. `absent` contains the
     relevant documents that are not in the corpus, for the splits that have any. `unanswerable` contains the queries of
     which it is known that no document answers them: ascending positions, for the splits that have any. They have no
-    judgement above 0 in the split, so training, mining and metrics of rankings do not use them.
+    judgement above 0 in the split, so training, mining and metrics of rankings do not use them. `added_queries` are the
+    last queries, which are in memory alone: the data set at `location` has the queries before them.
     """
 
     name: str
@@ -291,6 +292,7 @@ class RetrievalDataset:
     location: str | None = None
     absent: Mapping[str, AbsentDocuments] = field(default_factory=dict)
     unanswerable: Mapping[str, Int64[ndarray, " queries"]] = field(default_factory=dict)
+    added_queries: int = 0
 
     @cached_property
     def digest(self) -> str:

@@ -113,6 +113,7 @@ def with_questions(dataset: RetrievalDataset, split: str, texts: Sequence[str], 
         location=dataset.location,
         absent=dataset.absent,
         unanswerable={**dataset.unanswerable, split: np.append(before, np.arange(first, first + len(texts)))},
+        added_queries=dataset.added_queries + len(texts),
     )
 
 

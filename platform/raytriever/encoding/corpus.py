@@ -163,6 +163,8 @@ def encode_store(
     encoder.retriever, encoder.side_texts = retriever, side_texts  # already loaded in this process
     texts = {number: encoder.texts_to_encode(number) for number in missing}
     encoded = plan.rows - sum(texts.values())
+    if plan.side == "query" and dataset.added_queries:
+        run = encode_in_process  # other processes open the data set on disk, which lacks them
     if earlier is not None:
         count = sum(map(earlier.count, missing))
         warn(f"{side_texts.name}: {plan.rows:,} texts, {count:,} of them from earlier encodings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
+from raytriever.data.unanswerable import with_questions
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.encode import encode_texts
+from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
@@ -119,6 +122,25 @@ def test_a_directory_with_other_content_is_not_changed(
     with pytest.raises(StorageError, match="has other content"):
         encode_store(other, config, retriever, dataset)
     assert {file: file.read_bytes() for file in tmp_path.rglob("store/**/*") if file.is_file()} == before
+
+
+def test_queries_in_memory_are_encoded_in_this_process(
+    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
+) -> None:
+    """An actor opens the data set on disk, which lacks them."""
+    more = with_questions(dataset, "test", ["who painted it"], "hard")
+
+    def in_actors(encoder: ShardEncoder, numbers: Sequence[int], on_progress: Callable[[int], None]) -> None:
+        encoder.__dict__.pop("side_texts")  # a process opens the texts itself
+        encode_in_process(encoder, numbers, on_progress)
+
+    stores = []
+    for one, side in ((dataset, "query"), (more, "query"), (more, "passage")):
+        plan = plan_embeddings(config, retriever, one, side, "fp32")
+        writer = StoreWriter(tmp_path / f"{side}-{plan.rows}", plan)
+        stores.append(encode_store(writer, config, retriever, one, in_actors))
+    assert list(map(len, stores)) == [160, 161, 160]
+    np.testing.assert_allclose(stores[1].array()[:160], stores[0].array(), atol=2e-6)
 
 
 def test_another_number_of_tokens_per_batch_is_another_store(

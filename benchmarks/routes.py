@@ -1,6 +1,6 @@
 """Files of the package that some routes pass: a batch to its gradient, an evaluation, a refresh of hard negatives.
 
-Run: `python benchmarks/routes.py [RESULTS.json]`. A tiny encoder is trained for a few steps in this process, on the
+Run: `python benchmarks/routes.py [--json RESULTS]`. A tiny encoder is trained for a few steps in this process, on the
 CPU, with one refresh, and evaluated. A profile function records the files whose functions are called on each route.
 
 A step's route begins when the training loop has its batch and ends when the backward pass of the loss has returned. The
@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from ends import parser
 from faults import make_encoder
 from tune import make_dataset
 
@@ -247,7 +248,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
 
 def main() -> None:
     """Print the files of each route and their number; write the numbers to a file if one is given."""
-    results = Path(sys.argv[1]) if sys.argv[1:] else None
+    results = parser(__doc__ or "").parse_args().json
     with TemporaryDirectory() as folder:
         os.environ["RAYTRIEVER_CACHE"] = f"{folder}/cache"
         files, stack = routes(Path(folder))

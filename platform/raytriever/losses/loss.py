@@ -75,6 +75,7 @@ class Loss(nn.Module):
         self.unit_length = unit_length
         self._scores = scores
         self._widths, self._both_ways, self._sent = config.widths, config.both_ways, sent_type(config)
+        self._squares_scores = "margin-mse" in config.terms
         is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
         self._known_bound = UNIT**2 / config.temperature if is_known else None
         # In double precision, so that a float64 batch uses the exact temperature.
@@ -183,7 +184,7 @@ class Loss(nn.Module):
         width, most = batch.queries.shape[1], torch.finfo(batch.queries.dtype).max
         scores = largest[0] * largest[1] * width / min(temperature, 1.0)
         distances = (largest[0] + largest[1]) ** 2 * width
-        if not max(scores, distances) < most or ("margin-mse" in self.config.terms and not 2 * scores < most**0.5):
+        if not max(scores, distances) < most or (self._squares_scores and not 2 * scores < most**0.5):
             raise LossInputError(
                 f"scores overflow: the largest components of query and passage embeddings are {largest[0]:.3g} and "
                 f"{largest[1]:.3g}, and the temperature is {temperature:.3g}",

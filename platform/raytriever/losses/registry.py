@@ -57,7 +57,8 @@ def build_loss(config: LossConfig, unit_length: bool = False) -> Loss:
         raise ConfigError(f"{config.temperature!r} is out of range", setting("temperature"), "give a positive number")
     check_loss(config)
     losses = [_open(term, config) for term in config.terms]
-    return Loss(config, losses[0] if len(losses) == 1 else weighted_sum(losses), unit_length)
+    scores = losses[0] if len(losses) == 1 else weighted_sum(losses, config.weights, config.titles)
+    return Loss(config, scores, unit_length)
 
 
 def _open(term: str, config: LossConfig) -> ScoreLoss:

@@ -22,12 +22,11 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.scores import LossShare, Panel, PanelLoss, Reduction, ScoreLoss, Sparse, reduce_scores
 
 
-def weighted_sum(losses: Sequence[ScoreLoss]) -> ScoreLoss:
-    """Return the sum of the losses of `LossConfig.terms`, which also logs each without its weight as `loss_NAME`."""
+def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: Sequence[str]) -> ScoreLoss:
+    """Return the weighted sum of losses, which also logs each without its weight as `loss_TITLE`."""
 
     def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-        weights, shares = dict(enumerate(config.weights)), dict[int, Tensor]()
-        statistics, total = dict[str, Tensor](), list[Tensor]()
+        shares, statistics, total = dict[int, Tensor](), dict[str, Tensor](), list[Tensor]()
         built = {
             number: loss.build(config, batch, ids, workers)
             for number, loss in enumerate(losses)
@@ -44,8 +43,8 @@ def weighted_sum(losses: Sequence[ScoreLoss]) -> ScoreLoss:
             total.append(reduce_scores(reduction, batch, config.loss_precision))
             shares |= dict(zip(built, reduction.shares, strict=True))
             statistics |= reduction.statistics
-        values = workers.all_reduce(torch.stack([shares[number].to(total[0].dtype) for number in weights]))
-        statistics |= {f"loss_{title}": value for title, value in zip(config.titles, values, strict=True)}
+        values = workers.all_reduce(torch.stack([shares[number].to(total[0].dtype) for number in range(len(losses))]))
+        statistics |= {f"loss_{title}": value for title, value in zip(titles, values, strict=True)}
         return LossShare(torch.stack(total).sum(), statistics)
 
     return reduce

@@ -117,7 +117,9 @@ def describe_training(scale: StudyScale, settings: Layer | None = None, encoder:
         tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
         return f"As the paper trains: temperature {tau}, 5 hard negatives (of BM25), at most 20 epochs, early stopping."
     config = override(_OF_LOSSES[scale.name], settings or {})
-    batches = f"batches of {config.training.batch_size}, {config.data.negatives_per_query} hard negatives per query"
+    count = config.data.negatives_per_query
+    negatives = "1 hard negative" if count == 1 else f"{count} hard negatives"
+    batches = f"batches of {config.training.batch_size}, {negatives} per query"
     return _describe(encoder, config, batches)
 
 

@@ -1,1 +1,1 @@
-"""Study of selective retrieval: does one threshold serve all queries, and when is it better to show nothing?"""
+"""Study of selective retrieval: does training improve the decision to show the best document or nothing?"""

@@ -84,7 +84,7 @@ class LossConfig:
 
     loss: str = option(
         "mw",
-        "the loss, FILE.py:NAME of your own, or a sum of several, such as mw+infonce",
+        "the loss, FILE.py:NAME of yours, or a sum: mw+infonce",
         choices=LOSS_NAMES,
         pattern=rf"{PATTERN}|.+\+.+",
         form="FILE.py:NAME",

@@ -160,7 +160,6 @@ class WeightedSumLoss(RetrievalLoss):
         reduction: reduction of `mw`.
     """
 
-    loss_name: ClassVar[str] = "sum"
     loss: str = "mw+infonce"
     loss_weights: str | None = None
     temperature: float = 0.01

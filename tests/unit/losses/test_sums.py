@@ -80,6 +80,8 @@ def shifted(scores, positives):  # type: ignore[no-untyped-def]
 def test_a_registered_loss_is_one_of_a_sum() -> None:
     rt.losses.register("shifted", shifted)
     assert loss_setting("mw+shifted") == f"mw+{__file__}:shifted"
+    with pytest.raises(ConfigError, match="name: 'a\\+b' would be a sum of losses"):
+        rt.losses.register("a+b", shifted)
 
 
 def test_weights_are_searched_as_a_list() -> None:

@@ -30,7 +30,7 @@ def register(name: str, function: Callable[..., Any]) -> None:
         function: of `scores` [B, C], `positives` [B, C] and what else it asks for by name, that returns a scalar.
 
     Raises:
-        ConfigError: another loss has the name, or the function cannot be sent to workers.
+        ConfigError: another loss has the name, it has a plus sign, or the function cannot be sent to workers.
 
     Examples:
         >>> def margin(scores, positives, negatives):
@@ -40,6 +40,8 @@ def register(name: str, function: Callable[..., Any]) -> None:
     """
     if name in LOSS_NAMES or _REGISTERED.get(name, function) is not function:
         raise ConfigError(f"a loss has the name {name!r} already", "name", "choose another name")
+    if "+" in name:
+        raise ConfigError(f"{name!r} would be a sum of losses", "name", "choose a name without a plus sign")
     reference_of(function)  # reports what cannot be sent to workers now, not when training starts
     _REGISTERED[name] = function
 

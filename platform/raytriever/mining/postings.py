@@ -43,6 +43,7 @@ from raytriever.store.parts import Parts, make_once
 
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
+_TOGETHER = 1 << 16  # postings
 _FORMAT = 1  # changes with the files or the weights; the postings are made again
 _TYPES = {
     "counts": "int64",
@@ -136,6 +137,11 @@ class Postings:
         """
         if self.frequencies is None or self.lengths is None:
             return None
+        new = PostingsBlock.of(added, analyser)
+        if len(keep) == self.size:
+            counts = np.diff(self.starts)
+            here = PostingsBlock(list(self.vocabulary), counts, self.documents, self.frequencies, self.lengths)
+            return merge_in_memory([here, new])
         position = np.full(self.size, -1, np.int64)
         position[keep] = np.arange(len(keep))
         rows = position[self.documents]
@@ -145,7 +151,7 @@ class Postings:
         kept = PostingsBlock(
             terms, counts[counts > 0], rows[is_kept].astype(np.uint32), self.frequencies[is_kept], self.lengths[keep]
         )
-        return merge_in_memory([kept, PostingsBlock.of(added, analyser)])
+        return merge_in_memory([kept, new])
 
     @classmethod
     def cached(cls, documents: Documents, analyser: Analyser) -> Postings:
@@ -179,7 +185,11 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     vocabulary: dict[str, int] = {}
     numbers, counts, lengths = [], np.zeros(0, np.int64), []
     for block in read_blocks():
-        number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
+        if not vocabulary:
+            vocabulary.update(zip(block.terms, range(len(block.terms)), strict=True))
+            number = np.arange(len(vocabulary), dtype=np.int32)
+        else:
+            number = np.fromiter((vocabulary.setdefault(term, len(vocabulary)) for term in block.terms), np.int32)
         if len(vocabulary) > len(counts):  # twice as many, because a copy for each block would be quadratic
             counts = np.concatenate([counts, np.zeros(2 * len(vocabulary) - len(counts), np.int64)])
         counts[number] += block.counts
@@ -200,15 +210,19 @@ def merge(read_blocks: Callable[[], Iterable[PostingsBlock]], allocate: _Allocat
     for block, number, each in zip(read_blocks(), numbers, lengths, strict=True):
         if len(number):
             norms = K1 * ((1 - B) + B * each / (length / size))
-            counted = np.asarray(block.frequencies, np.float64)
-            added = np.repeat(rarities[number].astype(np.float64), block.counts)
-            added = (added * (counted / (norms[block.rows] + counted))).astype(np.float32)
-            begins = np.cumsum(block.counts) - block.counts
+            begins = np.concatenate([[0], np.cumsum(block.counts)])
             # The postings of a term go where those of the block before end.
-            places = np.arange(len(added)) + np.repeat(ends[number] - begins, block.counts)
-            documents[places], weights[places] = first + block.rows, added
-            if can_edit:
-                frequencies[places] = block.frequencies
+            shifts, rarity = ends[number] - begins[:-1], rarities[number].astype(np.float64)
+            # Some terms at a time, so that what is computed of them stays in the processor's cache.
+            cuts = np.unique(np.searchsorted(begins, np.arange(0, begins[-1], _TOGETHER)))
+            for low, high in zip(cuts, [*cuts[1:], len(number)], strict=True):
+                some = slice(begins[low], begins[high])
+                rows, counted, each_count = block.rows[some], block.frequencies[some], block.counts[low:high]
+                added = np.repeat(rarity[low:high], each_count) * (counted / (norms[rows] + counted))
+                places = np.arange(some.start, some.stop) + np.repeat(shifts[low:high], each_count)
+                documents[places], weights[places] = first + rows, added
+                if can_edit:
+                    frequencies[places] = counted
             ends[number] += block.counts
         first += len(each)
     postings = Postings(size, vocabulary, starts, documents, weights)

@@ -27,7 +27,7 @@ from raytriever.training.config import TrainingConfig
 
 MTEB = "mteb"
 # Flags of the other evaluation, which compares models on data sets.
-_NEEDS = dict.fromkeys(("datasets", "baseline", "bm25_language", "unanswerable"), (f"suite!={MTEB}",))
+_NEEDS = dict.fromkeys(("datasets", "baseline", "bm25_language"), (f"suite!={MTEB}",))
 
 
 def main(words: list[str]) -> None:
@@ -58,7 +58,9 @@ def main(words: list[str]) -> None:
     if is_mteb:
         from raytriever.mteb.job import TABLE, build_mteb_job, run_mteb
 
-        mteb_job = build_mteb_job(models, config, arguments.calibrate, training.precision, data.max_bad_rows)
+        mteb_job = build_mteb_job(
+            models, config, arguments.calibrate, arguments.unanswerable, training.precision, data.max_bad_rows
+        )
         scores = evaluate_in_session(partial(run_mteb, mteb_job), *session)
         show(scores.table())
         show(f"{output / TABLE}")

@@ -30,8 +30,16 @@ from raytriever.metrics.inputs import MetricInputError
 _SEED = 0
 
 
-def add_unanswerable(part: OpenPart, source: EvaluationDataset, job: EvaluationJob) -> OpenPart:
+def add_unanswerable(
+    part: OpenPart, kinds: Sequence[str], max_bad_rows: float, split_elsewhere: str | None = None
+) -> OpenPart:
     """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
+
+    Args:
+        part: the part; its questions stay where they are.
+        kinds: `removed`, `hard` and data sets, as in `EvaluationJob.unanswerable`.
+        max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
+        split_elsewhere: split of the other data sets; None for the one of the same name.
 
     Raises:
         DataError: no question of a split has an entity that can be replaced, or another data set lacks the split.
@@ -39,11 +47,13 @@ def add_unanswerable(part: OpenPart, source: EvaluationDataset, job: EvaluationJ
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:
         made = dict(judged[split].unanswerable)
-        for number, word in enumerate(job.unanswerable):
+        for number, word in enumerate(kinds):
             if word == REMOVED:
                 continue
             kind = HARD if word == HARD else FOREIGN
-            texts = _hard(dataset, split, part) if word == HARD else _foreign(word, split, job)
+            texts = (
+                _hard(dataset, split, part) if word == HARD else _foreign(word, split_elsewhere or split, max_bad_rows)
+            )
             first = len(dataset.queries)
             dataset = with_questions(dataset, split, texts, f"{kind}-{split}-{number}")
             added = np.arange(first, first + len(texts))
@@ -73,9 +83,9 @@ def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:
     return texts
 
 
-def _foreign(path: str, split: str, job: EvaluationJob) -> list[str]:
+def _foreign(path: str, split: str, max_bad_rows: float) -> list[str]:
     """Return the questions of a split of another data set."""
-    other = open_dataset(path, [split], max_bad_rows=job.max_bad_rows, run=in_processes)
+    other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
     texts = [str(other.queries.texts[query]) for query in other.relevant_queries(split).tolist()]
     if not texts:
         raise DataError(

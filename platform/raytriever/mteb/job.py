@@ -57,6 +57,7 @@ def build_mteb_job(
     models: Sequence[EvaluatedModel],
     config: EvaluationConfig,
     aims: Sequence[str],
+    unanswerable: Sequence[str],
     precision: str | None,
     max_bad_rows: float,
 ) -> MtebJob:
@@ -76,6 +77,7 @@ def build_mteb_job(
         aims=tuple(parse_aims(aims)),
         calibration_split=config.calibration_split,
         confidence=config.confidence,
+        unanswerable=tuple(unanswerable),
         max_bad_rows=max_bad_rows,
     )
     tasks = read_tasks(config.tasks, config.benchmark)
@@ -211,9 +213,8 @@ def run_mteb(
 
     _check_output(output)
     check_writable(output)
-    device = default_device()
+    device, cache = default_device(), ResultCache(cache_path=output)
     encoders = Encoders(job.models, choose_precision(job.precision, device), device, log)
-    cache = ResultCache(cache_path=output)
     runs = [_ModelRun(job, model, encoders, cache, backend or RetrievalBackend(), log) for model in job.models]
     for run in runs:
         run.check_revision(fresh)

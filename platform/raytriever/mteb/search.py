@@ -24,7 +24,7 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.aims import WantedAim
+from raytriever.evaluation.aims import PAIR_AIMS, WantedAim
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
 from raytriever.evaluation.evaluate import Evaluation, evaluate
@@ -32,9 +32,11 @@ from raytriever.evaluation.files import write_measured_files, write_summary_file
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.pooled_scores import auc_rows
-from raytriever.evaluation.protocol import AUC, JudgedQueries, Protocol, select_judged_queries
+from raytriever.evaluation.protocol import AUC, REMOVED, JudgedQueries, Protocol, select_judged_queries
+from raytriever.evaluation.request import OpenPart
 from raytriever.evaluation.results import Results, read_results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
+from raytriever.evaluation.unanswerable import add_unanswerable
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -116,6 +118,8 @@ class Measures:
         aims: wanted precisions and recalls, for which thresholds are chosen on `calibration_split`.
         calibration_split: split of the task's data set; tasks without it get no thresholds.
         confidence: see `evaluation.config`.
+        unanswerable: see `evaluation.request.EvaluationJob`; of a reranking task, whose queries have candidates, only
+            `removed` counts.
         max_bad_rows: accepted share of bad rows, 0 to 1.
     """
 
@@ -123,12 +127,17 @@ class Measures:
     aims: Sequence[WantedAim] = ()
     calibration_split: str = "dev"
     confidence: str | None = None
+    unanswerable: Sequence[str] = ()
     max_bad_rows: float = 0.01
 
     @property
     def key(self) -> str:
         """Digest of all that decides the figures of a model on a task."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        content = asdict(self)
+        for name in ("confidence", "unanswerable"):  # results of versions without them stay
+            if not content[name]:
+                del content[name]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(kw_only=True)
@@ -170,9 +179,15 @@ class TaskSearch(MtebEncoder):
         `top_ranked` has the candidates of each query, of which its results are chosen. Settings of MTEB's own encoders
         are not used. Return scores by query and document.
         """
-        dataset = self._open(self._corpus, queries, self._splits(hf_subset)[hf_split]["relevant_docs"])
-        ranked = RankedQueries.of(self._system(dataset), top_k, top_ranked)
-        self._measure(dataset, ranked, hf_subset, hf_split)
+        kinds = self.measures.unanswerable
+        if top_ranked is not None and set(kinds) - {REMOVED}:
+            self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
+            kinds = [kind for kind in kinds if kind == REMOVED]
+        protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
+        data = self._splits(hf_subset)[hf_split]
+        opened = self._open(self._corpus, queries, data["relevant_docs"], protocol, kinds, hf_split)
+        ranked = RankedQueries.of(self._system(opened.dataset), top_k, top_ranked)
+        self._measure(opened, ranked, hf_subset, hf_split, protocol, kinds)
         return ranked.results(list(queries["id"]))
 
     def label_of(self, subset: str, split: str) -> str:
@@ -201,14 +216,22 @@ class TaskSearch(MtebEncoder):
         """Return the data of a subset by split; MTEB lets a task without subsets hold its splits alone."""
         return self.task.dataset.get(subset, self.task.dataset)
 
-    def _open(self, corpus: Any, queries: Any, judged: Mapping[str, Mapping[str, int]]) -> RetrievalDataset:
-        metadata = self.task.metadata
-        dataset = open_split(
-            corpus, queries, judged, metadata, safe_name(metadata.name)[:100], self.measures.max_bad_rows
-        )
+    def _open(
+        self,
+        corpus: Any,
+        queries: Any,
+        relevant: Mapping[str, Mapping[str, int]],
+        protocol: Protocol,
+        kinds: Sequence[str],
+        split: str,
+    ) -> OpenPart:
+        """Open a split of the task, with the queries without an answer that are made for it."""
+        metadata, max_bad_rows = self.task.metadata, self.measures.max_bad_rows
+        dataset = open_split(corpus, queries, relevant, metadata, safe_name(metadata.name)[:100], max_bad_rows)
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
-        return dataset
+        judged = {SPLIT: select_judged_queries(dataset, SPLIT, protocol)}
+        return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, split)
 
     def _system(self, dataset: RetrievalDataset) -> DenseSystem:
         metadata = self.task.metadata
@@ -217,12 +240,19 @@ class TaskSearch(MtebEncoder):
             self.log(f"{metadata.name}: {self.label}: {prompts}")
         return DenseSystem(dataset, self.config, self.retriever, self.backend, prompts)
 
-    def _measure(self, dataset: RetrievalDataset, ranked: RankedQueries, subset: str, split: str) -> None:
+    def _measure(
+        self,
+        opened: OpenPart,
+        ranked: RankedQueries,
+        subset: str,
+        split: str,
+        protocol: Protocol,
+        kinds: Sequence[str],
+    ) -> None:
         label, model = self.label_of(subset, split), self.label or "model"
-        protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
-        judged = select_judged_queries(dataset, SPLIT, protocol)
+        dataset, judged = opened.dataset, opened.judged[SPLIT]
         evaluation = evaluate(dataset, SPLIT, ranked, protocol, judged)
-        chosen_on = self._calibrate(subset, split, protocol)
+        chosen_on = self._calibrate(subset, split, protocol, kinds, (judged, evaluation))
         measured = DatasetMeasurement(
             EvaluationDataset(label, {label: str(dataset.location)}, split, self.task.metadata.name),
             [
@@ -233,7 +263,7 @@ class TaskSearch(MtebEncoder):
         )
         aims = self.measures.aims if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.measures.confidence)
+            decisions = decide_dataset(measured, aims, self.measures.confidence, REMOVED in kinds)
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []
@@ -252,20 +282,33 @@ class TaskSearch(MtebEncoder):
             write_measured_files(folder, measured)
             write_summary_files(folder, results, request, split, [])
 
-    def _calibrate(self, subset: str, split: str, protocol: Protocol) -> tuple[JudgedQueries, Evaluation] | None:
-        """Measure the split on which thresholds are chosen; None without aims or if the task has no such split."""
+    def _calibrate(
+        self,
+        subset: str,
+        split: str,
+        protocol: Protocol,
+        kinds: Sequence[str],
+        evaluated: tuple[JudgedQueries, Evaluation],
+    ) -> tuple[JudgedQueries, Evaluation] | None:
+        """Measure the split on which thresholds are chosen; it may be the `evaluated` one, which is divided into folds.
+
+        Return None without aims, or if the task has no such split.
+        """
         chosen_on = self.measures.calibration_split
         if not self.measures.aims:
             return None
         data = self._splits(subset).get(chosen_on)
-        if data is None or chosen_on == split:
-            reason = f"has no split {chosen_on!r}" if data is None else f"is measured on {chosen_on!r} itself"
+        is_same = chosen_on == split
+        if data is None or (is_same and any(aim in PAIR_AIMS for aim, _ in self.measures.aims)):
+            reason = f"is measured on {chosen_on!r} itself" if is_same else f"has no split {chosen_on!r}"
             self.log(f"{self.label_of(subset, split)}: {reason}, so there are no thresholds")
             return None
-        dataset = self._open(data["corpus"], data["queries"], data["relevant_docs"])
+        if is_same:
+            return evaluated
         protocol = replace(protocol, metrics=(AUC,))
-        judged = select_judged_queries(dataset, SPLIT, protocol)
-        return judged, self._system(dataset).evaluate(SPLIT, protocol, judged)
+        opened = self._open(data["corpus"], data["queries"], data["relevant_docs"], protocol, kinds, chosen_on)
+        judged = opened.judged[SPLIT]
+        return judged, self._system(opened.dataset).evaluate(SPLIT, protocol, judged)
 
 
 @dataclass

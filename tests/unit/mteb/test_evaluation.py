@@ -23,6 +23,7 @@ SUPPORT = Path(__file__).parents[2] / "support"
 sys.path.append(str(SUPPORT))
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MTEB alone takes five seconds to import
+SPLITS = ("dev", "test")
 NAMES = "TinyRetrieval,TinyReranking,TinySimilarity"
 
 
@@ -124,6 +125,35 @@ def test_figures_of_ours_lie_next_to_those_of_mteb(encoder: Path, tasks: list[An
     assert len(per_query["queries"]) == 21
     lines = (folder / "runs" / "tiny.TinyRetrieval.trec").read_text().splitlines()
     assert not [line for line in lines if line.split()[0] == line.split()[2]]  # `ignore_identical_ids`
+
+
+def test_queries_without_an_answer_are_made(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
+    from raytriever.mteb.search import Measures
+
+    other = tmp_path / "other"
+    (other / "qrels").mkdir(parents=True)
+    (other / "corpus.jsonl").write_text(json.dumps({"_id": "a", "text": "far away"}) + "\n")
+    questions = [json.dumps({"_id": f"{split}{row}", "text": f"{split} {row}"}) for split in SPLITS for row in range(9)]
+    (other / "queries.jsonl").write_text("\n".join(questions))
+    for split in SPLITS:
+        rows = [f"{split}{row}\ta\t1" for row in range(9)]
+        (other / "qrels" / f"{split}.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *rows]))
+    kinds, aims = ("removed", str(other)), (("f1", None),)
+    measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds)
+    results, lines = evaluate(encoder, tasks[:1], tmp_path / "out", measures=measures)
+    assert results.scores[0].main == evaluate(encoder, tasks[:1], tmp_path / "plain")[0].scores[0].main
+    [folder] = (tmp_path / "out" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
+    [row] = read_results(folder)["calibration"]
+    assert row["unanswerable"]["foreign"]["whole"] == 2 * 9  # with few queries, those of both splits are in folds
+    assert 0 < row["unanswerable"]["removed"]["whole"] < 21 + 16
+
+    measures = Measures(metrics=("ndcg_at_10",), aims=aims, unanswerable=kinds, calibration_split="test")
+    _, lines = evaluate(encoder, tasks[:2], tmp_path / "same", measures=measures)
+    [folder] = (tmp_path / "same" / "results" / "tiny").glob("*/retrieval/TinyRetrieval")
+    [row] = read_results(folder)["calibration"]
+    assert row["folds"]
+    assert row["unanswerable"]["foreign"]["whole"] == 9
+    assert "TinyReranking: queries that are made have no candidates, so they are left out" in lines
 
 
 def test_prompts_are_those_that_mteb_chooses(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:
@@ -264,4 +294,4 @@ def test_bm25_is_no_model_of_mteb() -> None:
 
     config = EvaluationConfig(suite="mteb", tasks="SciFact")
     with pytest.raises(ConfigError, match="bm25 is no encoder"):
-        build_mteb_job([EvaluatedModel("bm25", None)], config, [], None, 0.01)
+        build_mteb_job([EvaluatedModel("bm25", None)], config, [], [], None, 0.01)

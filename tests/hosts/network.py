@@ -1,6 +1,7 @@
-"""Hosts on one machine: network namespaces on a bridge, each with an address, processes, a name and a /tmp of its own.
+"""Hosts on one machine: network namespaces on a bridge, each with its own address, processes, name, /tmp, /root, sshd.
 
-Needs root and `iproute2`. A host's name resolves to 127.0.1.1, as Debian and Ubuntu write it into `/etc/hosts`."""
+Needs root, `iproute2` and `openssh-server`. A host's name resolves to 127.0.1.1, as Debian and Ubuntu write it into
+`/etc/hosts`. raytriever is in /opt/raytriever."""
 
 from __future__ import annotations
 
@@ -23,13 +24,17 @@ mount --make-rprivate /
 keep=$(mktemp -d /var/tmp/raytriever-hosts.XXXX)
 n=0; for folder in {seen}; do n=$((n+1)); mkdir $keep/$n; mount --bind $folder $keep/$n; done
 mount --bind {own}/hosts /etc/hosts
-mount -t tmpfs tmpfs /tmp; chmod 1777 /tmp
+for folder in /tmp /root /opt; do mount -t tmpfs tmpfs $folder; done; chmod 1777 /tmp; chmod 700 /root
 mount -t tmpfs -o size=3g tmpfs /dev/shm
 n=0; for folder in {seen}; do
     n=$((n+1)); mkdir -p $folder; mount --bind $keep/$n $folder; umount $keep/$n; rmdir $keep/$n
 done
 rmdir $keep
+ln -s {program} /opt/raytriever
 hostname {name}
+mkdir -p /run/sshd
+/usr/sbin/sshd -f /dev/null -h {key} -E {own}/sshd -o AuthorizedKeysFile={key}.pub -o StrictModes=no -o UsePAM=no \\
+    -o PermitRootLogin=yes -o PidFile=none -o MaxStartups=100
 touch {own}/ready
 while :; do sleep 5; done
 """
@@ -50,6 +55,8 @@ class Hosts:
         self._inner: dict[str, int] = {}
         repository = Path(__file__).parents[2]
         self._seen = [folder, repository, Path(sys.base_prefix)]
+        self.key = folder / "key"  # opens all hosts, and is their own
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.key], check=True)
         _ip("netns", "add", self._tag)
         self._in_switch("link", "add", "br0", "type", "bridge")
         self._in_switch("link", "set", "br0", "up")
@@ -62,10 +69,14 @@ class Hosts:
         """Return the address of a host."""
         return f"{NETWORK}.{name[1:]}"
 
+    def enter(self, name: str, *also: str) -> list[str]:
+        """Return the command that runs another one in the network of a host, and in its other namespaces."""
+        return ["nsenter", "-t", str(self._inner[name]), "-n", *also]
+
     def start(self, name: str, words: Sequence[str], environment: dict[str, str], **settings: Any) -> Any:
         """Start a program on a host; `settings` are those of `Popen`."""
-        enter = ["nsenter", "-t", str(self._inner[name]), "-m", "-u", "-p", "-n", *map(str, words)]
-        return subprocess.Popen(enter, env=os.environ | environment, text=True, start_new_session=True, **settings)
+        entered = [*self.enter(name, "-m", "-u", "-p"), *map(str, words)]
+        return subprocess.Popen(entered, env=os.environ | environment, text=True, start_new_session=True, **settings)
 
     def run(self, name: str, words: Sequence[str], environment: dict[str, str]) -> str:
         """Run a program on a host and return its output; raises if it fails."""
@@ -104,7 +115,8 @@ class Hosts:
         _ip("-n", space, "route", "add", "default", "via", f"{NETWORK}.254", "dev", "eth0")
         own.mkdir()
         (own / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
-        script = INIT.format(own=own, name=name, seen=shlex.join(map(str, self._seen)))
+        seen = shlex.join(map(str, self._seen))
+        script = INIT.format(own=own, name=name, seen=seen, program=sys.prefix, key=self.key)
         unshare = ["unshare", "-m", "-u", "-p", "-f", "--mount-proc", "--kill-child", "bash", "-c", script]
         with (own / "log").open("w") as log:
             self._processes.append(

@@ -4,19 +4,17 @@ Run alone: `python -m pytest -m hosts tests/hosts`. Needs root."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path += [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)]
+from clusters import Lines, losses_of, wait_for
 from network import Hosts
 from object_store import ObjectStore
 
@@ -24,15 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(1500)]
 RAY = str(Path(sys.executable).with_name("ray"))
 TRAIN = str(Path(sys.executable).with_name("raytriever"))
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_dataset: Path) -> Path:
-    """A folder that all hosts see, with a model and data."""
-    shared = tmp_path_factory.mktemp("hosts")
-    for name, source in (("model", tiny_encoder), ("data", tiny_dataset)):
-        subprocess.run(["cp", "-r", source, shared / name], check=True)
-    return shared
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +38,14 @@ class Cluster:
         self.hosts, self._folder = hosts, folder
         self.head = hosts.address("h1")
         (folder / "store").mkdir()
-        in_h1 = ["nsenter", "-t", str(hosts._inner["h1"]), "-n"]
-        self.store = ObjectStore(folder / "store", self.head, in_h1)
+        self.store = ObjectStore(folder / "store", self.head, hosts.enter("h1"))
         self.environment = {
             **self.store.environment(),
             "RAYTRIEVER_CACHE": "s3://bucket/cache",
             "OMP_NUM_THREADS": "1",
             "HOME": "/tmp",
         }
-        hosts.run("h1", [sys.executable, "-c", WAIT, self.store.endpoint], {})
+        wait_for(hosts, "h1", self.store.endpoint)
         self._ray("h1", "--head", f"--node-ip-address={self.head}", "--port=6379", "--num-cpus=0")
         for name in hosts.names[1:]:
             self.join(name)
@@ -91,34 +79,11 @@ class Cluster:
 
     def losses(self, run: str) -> dict[int, float]:
         """Return the loss of each step as the bucket has it."""
-        words = [sys.executable, "-c", READ, f"s3://bucket/runs/{run}/steps.jsonl"]
-        lines = self.hosts.run("h1", words, self.environment).splitlines()
-        rows = [json.loads(line) for line in lines if line.startswith("{")]
-        return {row["step"]: row["measured"]["loss"] for row in rows if "loss" in row["measured"]}
+        return losses_of(self.hosts, "h1", run, self.environment)
 
     def _ray(self, name: str, *words: str) -> None:
         options = ["--disable-usage-stats", "--object-store-memory=200000000"]
         self.hosts.run(name, [RAY, "start", *words, *options], self.environment)
-
-
-WAIT = """
-import sys, time, urllib.error, urllib.request
-for _ in range(300):
-    try:
-        urllib.request.urlopen(sys.argv[1] + "/status", timeout=1)
-    except urllib.error.HTTPError:
-        break
-    except OSError:
-        time.sleep(0.2)
-    else:
-        break
-"""
-READ = """
-import sys
-from pathlib import Path
-from raytriever.store.objects import copy_of, read_object
-print(read_object(Path(copy_of(sys.argv[1]))).decode())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +118,7 @@ def test_two_hosts_have_the_loss_curve_of_one(cluster: Cluster, one: dict[int, f
 
 def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster) -> None:
     process = cluster.train("cut", "--num-workers=2", "--max-steps=400", "--checkpoint-steps=2", "--wait-minutes=5")
-    lines = Lines(process)
+    lines = Lines(process.stderr)
     lines.wait_for(r"train: \d+/400")
     cluster.hosts.cut("h3")
     lost = lines.wait_for(r"worker \d on host (h\d) died with its node")
@@ -167,21 +132,3 @@ def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster) -> 
     process.communicate(timeout=120)
     steps = list(cluster.losses("cut"))
     assert steps == list(range(1, steps[-1] + 1))
-
-
-class Lines:
-    """Lines that a process prints, as they come."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def wait_for(self, pattern: str, seconds: float = 400) -> re.Match[str]:
-        """Return the match of the next line that has the pattern."""
-        end, seen = time.monotonic() + seconds, []
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            seen.append(line)
-            if match := re.search(pattern, line):
-                return match
-            assert time.monotonic() < end, "".join(seen[-20:])
-        raise AssertionError("".join(seen[-20:]))

@@ -63,6 +63,23 @@ def test_repeated_reports_of_one_failure_count_once() -> None:
 @pytest.mark.parametrize(("error", "died"), [(OutOfMemory("Step 2"), True), (RuntimeError("a defect"), False)])
 def test_a_worker_without_memory_counts_as_one_that_died(error: Exception, died: bool) -> None:
     """Its restarts end with advice about memory, and not as a defect of the program."""
+    assert recorded({1: error}) == (f"worker 1: {type(error).__name__}: {error}", died)
+
+
+@pytest.mark.parametrize(
+    "said", ["Read error [10.0.0.3]:17320: Connection reset by peer", "Connection closed by peer [10.0.0.3]:9"]
+)
+def test_the_host_is_named_whose_worker_the_others_lost(said: str) -> None:
+    """Ray notices a killed host later than gloo does."""
+    error = RuntimeError(
+        f"[gloo/transport/tcp/pair.cc:537] {said}. This is typically caused by a remote worker hanging."
+    )
+    assert recorded({0: error}) == ("worker 0 on host h2 lost its connection to host h3", True)
+    assert recorded({1: error}) == ("worker 1 on host h3 lost its connection to another worker", True)
+
+
+def recorded(errors: dict[int, Exception]) -> tuple[str, bool]:
+    """Return what is recorded when workers on two hosts fail: the reason, and whether a process died."""
     records = []
 
     class Queue:
@@ -71,5 +88,7 @@ def test_a_worker_without_memory_counts_as_one_that_died(error: Exception, died:
         def record_failure(self, reason: str, process_died: bool) -> None:
             records.append((reason, process_died))
 
-    Failures(GroupReports(Queue()), Queue()).after_exception(None, {1: error})
-    assert records == [(f"worker 1: {type(error).__name__}: {error}", died)]
+    reports = GroupReports(Queue())
+    reports.hosts, reports.addresses = ["h2", "h3"], ["10.0.0.2", "10.0.0.3"]
+    Failures(reports, Queue()).after_exception(None, errors)
+    return records[0]

@@ -27,7 +27,8 @@ class Group:
         self._versions = versions
 
     def get_workers(self) -> list[Any]:
-        return [SimpleNamespace(metadata=SimpleNamespace(hostname=f"h{rank}")) for rank in range(len(self._versions))]
+        places = [SimpleNamespace(hostname=f"h{rank}", node_ip=f"10.0.0.{rank}") for rank in range(len(self._versions))]
+        return [SimpleNamespace(metadata=place) for place in places]
 
     def execute(self, function: Any) -> list[str]:
         assert function() == __version__

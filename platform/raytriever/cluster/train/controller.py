@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 
 from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
-from raytriever.cluster.train.network import choose_interface
+from raytriever.cluster.train.network import LOST_PEER, choose_interface
 from raytriever.errors import ConfigError
 
 
@@ -28,12 +28,13 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
         queue: Queue of `open_event_queue`.
 
     Attributes:
-        hosts: host of each worker of the newest group, by rank.
+        hosts, addresses: host of each worker of the newest group, by rank, and its address.
     """
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
         self.hosts: list[str] = []
+        self.addresses: list[str] = []
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called in the controller, before it starts a worker."""
@@ -46,7 +47,8 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """Called when all workers of a group have started."""
-        self.hosts = [worker.metadata.hostname for worker in worker_group.get_workers()]
+        places = [worker.metadata for worker in worker_group.get_workers()]
+        self.hosts, self.addresses = [one.hostname for one in places], [one.node_ip for one in places]
         read = _version_reader()
         for host, version in zip(self.hosts, worker_group.execute(read), strict=True):
             if version != read():
@@ -132,13 +134,23 @@ class Failures(UserCallback):
             cause = getattr(error, "health_check_failure", error)
             if isinstance(cause, RayActorError):
                 died = True
-                reasons.insert(0, self._death(rank, " with its node" if "node" in str(cause) else ""))
+                reasons.insert(0, f"{self._named(rank)} died{' with its node' if 'node' in str(cause) else ''}")
+            elif peer := LOST_PEER.search(str(cause)):  # the others notice a killed worker before Ray does
+                died = True
+                reasons.append(f"{self._named(rank)} lost its connection to {self._at(peer[1] or peer[2], rank)}")
             else:
                 died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")
         self._queue.send(LostWorker(f"{reasons[0].splitlines()[0]}; the workers start again."))
         self._queue.record_failure("\n".join(reasons), died)
 
-    def _death(self, rank: int, how: str) -> str:
+    def _at(self, address: str, rank: int) -> str:
+        """Return the host with an address, as another worker sees it."""
+        addresses = self._reports.addresses
+        if address not in addresses or address == addresses[rank]:
+            return "another worker"
+        return f"host {self._reports.hosts[addresses.index(address)]}"
+
+    def _named(self, rank: int) -> str:
         hosts = self._reports.hosts
-        return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''} died{how}"
+        return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''}"

@@ -17,6 +17,8 @@ UNREACHABLE = re.compile(
     r"connectFullMesh failed|client socket has (?:failed to connect|timed out)|"
     r"socket(?:Start|Poll|Final\w*)Connect.* failed"
 )
+# What gloo says where the process at an address has ended, or its host is away.
+LOST_PEER = re.compile(r"\[([0-9a-f.:]+)\]:\d+: Connection reset|Connection closed by peer \[([0-9a-f.:]+)\]")
 
 
 def choose_interface() -> None:

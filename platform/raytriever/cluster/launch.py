@@ -283,7 +283,7 @@ def mlflow_command(settings: LaunchSettings) -> list[str]:
 def mlflow_environment() -> dict[str, str]:
     """Return this process's variables without the address of another server, and with unpickling disabled.
 
-    Jobs on the server, which raytriever does not use, are off: their processes take a gigabyte of memory.
+    Jobs on the server, which raytriever does not use, are off: their processes take 0.9 GB of memory.
     """
     own = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     return {**own, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}

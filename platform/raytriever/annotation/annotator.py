@@ -133,13 +133,9 @@ class Annotator:
     """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
 
     Args:
-        prompts, config: the prompts and the settings of requests.
         llm: name of the model, a part of the key of every request.
         job: name of the job in the entries of the log, from which later runs compute its costs.
-        log: the answer log.
         service: with None no request is sent, and an answer that the log lacks raises `MissingAnswer`.
-        spending: costs and budget.
-        in_flight: number of parallel requests.
     """
 
     prompts: AnnotationPrompts

@@ -49,12 +49,10 @@ class AnswerLog:
 
     Args:
         folder: is created if it does not exist.
-        wait: wait while another process holds the log.
         report: receives a line that names the other command.
 
     Raises:
         InUseError: another process holds the log, and `wait` is false.
-        StorageError: the log cannot be written.
     """
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:

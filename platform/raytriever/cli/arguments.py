@@ -39,7 +39,6 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         prog: the stage, without `raytriever`.
-        description: the purpose of the stage, in one sentence.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
         free_text: the name of an argument that holds a question. It may look like a secret, but is never stored.
     """
@@ -139,7 +138,6 @@ def check_effects(
     losses and stages.
 
     Args:
-        arguments: the parsed arguments.
         configs: dataclass instances with the value of every setting.
         needs: further needs of flags, besides those in their declarations; see `options.NEEDS`.
     """
@@ -207,7 +205,6 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
     """Add flags for the fields of a settings dataclass.
 
     Args:
-        parser: where the flags are added.
         kind: a dataclass whose fields were declared with `option`.
         title: the heading of the flags in the help.
         only: names of the fields; all of them when None.
@@ -275,7 +272,6 @@ def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) 
     """Return a settings dataclass of its defaults and the explicit flags; raises `ConfigError` if a value is wrong.
 
     Args:
-        arguments: the parsed arguments.
         kind: a dataclass whose fields were declared with `option`.
         settings: further values, which override both.
     """
@@ -333,7 +329,6 @@ def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--outp
     Args:
         arguments: arguments of a parser with `add_wait`.
         output: the directory; it need not exist.
-        flag: the flag that names the directory.
 
     Raises:
         InUseError: another command writes to it, and `--wait` is absent.

@@ -69,7 +69,6 @@ def run(stage: str, words: Sequence[str] | None = None) -> int:
     """Run one stage and return its exit code.
 
     Args:
-        stage: its name.
         words: its command-line arguments; those of this process when None.
     """
     arguments = list(sys.argv[1:] if words is None else words)

@@ -193,7 +193,6 @@ def suggest_for_flag(flag: str, known: Collection[str]) -> str:
 
     Args:
         flag: the flag, with underscores or dashes.
-        known: the flags of the stage.
     """
     dashed = flag.replace("_", "-").lower()
     if dashed in known:

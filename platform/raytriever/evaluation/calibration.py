@@ -75,7 +75,6 @@ def make_calibration(
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
     Args:
-        dataset, config: data set, and the model that was measured on it.
         splits: where thresholds were chosen, and where they were checked.
         pools: pooled scores of both; of the questions with an answer alone.
         answers: thresholds of the decision to answer.

@@ -91,7 +91,6 @@ def decide_dataset(
     """Choose and check thresholds of each model.
 
     Args:
-        measured: results of both splits.
         aims: what the thresholds aim at; without any there is no decision.
         confidence: name of the confidence that decides; None for the best one where it is chosen.
         removed: whether every second question takes part without its answers.
@@ -156,8 +155,6 @@ def questions_of(
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
     Args:
-        judged: the questions.
-        evaluation: results of the model.
         index: the corpus, for what BM25 says; None not to ask it.
         removed: whether every second question with an answer, by its hash, counts without its relevant documents.
     """

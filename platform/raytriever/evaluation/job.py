@@ -68,7 +68,6 @@ def run_evaluation(
     Args:
         output: directory of the evaluation; results of the same command are replaced.
         fresh: replace results of another command too.
-        log: called with a line for each step of the work.
         backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.

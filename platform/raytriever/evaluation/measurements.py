@@ -96,7 +96,6 @@ class PartMeasurement:
     """Results of all models on an undivided data set, or on a part of a divided one.
 
     Args:
-        dataset: data set, opened with the measured splits.
         evaluations: results on the evaluated split, by model.
         calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
         calibration_judged: judged queries of that split.
@@ -191,7 +190,6 @@ class MeasurementStore:
 
     Args:
         folder: `OUTPUT.unfinished`.
-        log: called with a line for each measurement that an earlier command made.
     """
 
     folder: Path
@@ -214,9 +212,6 @@ class MeasurementStore:
 
         Args:
             key: all that decides the figures.
-
-        Raises:
-            StorageError: the disk is full or forbidden.
         """
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")

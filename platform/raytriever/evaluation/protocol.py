@@ -102,7 +102,6 @@ class JudgedQueries:
     and counts among the relevant documents, as in trec_eval.
 
     Args:
-        drop_own: leave a document with the query's own id out of its results.
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
         by_answers: no passage is judged, and the answers of a query recognise those that are relevant.

@@ -283,7 +283,6 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     With `fresh` results of another request are accepted, and replaced later.
 
     Raises:
-        ConfigError: it holds something else, or results of another request.
         StorageError: it holds results of another format.
     """
     if not output.is_dir() or not any(output.iterdir()):

@@ -53,8 +53,6 @@ class Encoders:
 
     Args:
         models: all models of an evaluation; each is loaded once here.
-        log: called with a line that says how each model reads texts.
-        kept_bytes: bytes of weights that are kept in memory.
 
     Attributes:
         systems: how each model reads texts, and the width of its embeddings.

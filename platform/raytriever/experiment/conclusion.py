@@ -43,13 +43,6 @@ def calibrate_trained(
     """Calibrate a trained model on the dev split, check it on the test split, and write `model/calibration.json`.
 
     A run with too few queries, or with the same queries in both splits, gets no calibration, and a line says why.
-
-    Args:
-        dataset: data set of the run.
-        config: settings of the run.
-        trained: the trained model.
-        tested: its evaluation on the test split.
-        log: called with lines about the result.
     """
     splits = config.data.dev_split, config.data.test_split
     try:
@@ -84,10 +77,8 @@ def conclude(
 
     Args:
         run: the run's directory, with `model/`.
-        opened: data sets and settings of the run.
         folders: directories of the stages with their `steps.jsonl`, in order.
         evaluations: by system.
-        tracker: Tracker of the run.
         started: `time.monotonic()` at the start of the command.
     """
     base, dataset = opened.curriculum.base, opened.dataset

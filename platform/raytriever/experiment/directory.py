@@ -60,7 +60,6 @@ class RunDirectory:
     """Directory of one run.
 
     Args:
-        path: the directory.
         state: `new`, `interrupted` or `finished`.
     """
 
@@ -79,7 +78,6 @@ class RunDirectory:
         """Create the directory and write its configuration. A new run removes the files of an older one.
 
         Args:
-            config_yaml: text of the configuration.
             losses: settings of the losses of the run. The files of the user are copied into the directory.
         """
         if self.state == "new" and (self.path / CONFIG).is_file():
@@ -104,8 +102,6 @@ def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> N
 
     Args:
         path: may not exist yet.
-        config: the resolved settings of this command.
-        fresh: whether an earlier run is removed.
 
     Raises:
         ConfigError: the directory holds other files, or a run with other settings.

@@ -48,7 +48,6 @@ class Place:
     """Device that could train.
 
     Args:
-        name: title of its column.
         device: `cuda` or `cpu`.
         precision: `fp32` or `bf16`.
         budget: bytes that training may use.
@@ -134,7 +133,6 @@ class _Planned:
     """Plan for one place.
 
     Args:
-        place: the device.
         plan: memory with the settings of the user.
         fit: largest chunk with these settings.
         texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.

@@ -51,13 +51,7 @@ def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum
     An encoder on this machine has no commit.
 
     Args:
-        curriculum: settings of the command.
         output: the run directory. Its recorded commit is used if the command gives no revision.
-        fresh: whether the recorded commit is ignored.
-
-    Raises:
-        ModelError: see `resolve_model`.
-        ConfigError: see `LossFile.read`.
     """
     model = curriculum.base.model
     recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
@@ -87,12 +81,9 @@ class OpenStage:
     """One stage of training with its prepared data.
 
     Args:
-        stage: its name and settings.
         description: prompts and lengths of the encoder in this stage.
-        training_data: its training data.
         total_steps: the stage ends after at most this many steps.
         dev_sets: data sets on which its checkpoints are evaluated.
-        prompts: prompts of the encoder in this stage.
         named_prompts: prompts by name that the trained model must store for the data sets of the run.
     """
 
@@ -120,7 +111,6 @@ class OpenRun:
     """A run whose settings, data and model have been checked.
 
     Args:
-        curriculum: its settings.
         dataset: data set of the evaluation, with the test split.
         stages: stages of training in order; one if the settings name no stages.
     """
@@ -143,10 +133,6 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 
     The workers of a joined cluster may have other devices than this process. Then device and precision are only
     included if the settings name them.
-
-    Args:
-        config: the settings.
-        description: prompts and lengths of the encoder.
     """
     settings = to_dict(config)
     settings["model"] = used_settings(config.model, description)

@@ -38,7 +38,6 @@ class Recorder:
 
     Args:
         tracker: where the numbers go; it keeps them in `folder`.
-        folder: the run directory.
         total_steps: for the progress bar.
     """
 

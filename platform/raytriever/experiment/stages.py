@@ -52,9 +52,7 @@ def find_negatives(
     """Mine the hard negatives of a stage's data sets; None if its groups use none.
 
     Args:
-        stage: opened.
         index_of: returns the BM25 index of a data set; called only if it is needed.
-        log: called with the number of negatives.
     """
     data, datasets = stage.stage.config.data, stage.training_data.datasets
     if not data.negatives_per_query:
@@ -81,10 +79,7 @@ def train_into(
     """Train in a new Ray session; write checkpoints, `steps.jsonl` and `model/` to a folder.
 
     Args:
-        folder: a run directory with its configuration.
-        stage: opened.
         config: its settings, with the encoder to start from.
-        negatives: see `find_negatives`.
         tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
         gpus: GPUs of each worker; see `train_on_cluster`.
@@ -116,10 +111,6 @@ def train_into(
 
 def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
     """Return the checkpoint that became `model/` by its validation, for `metrics.json`; empty if the dev loss decided.
-
-    Args:
-        folder: the run directory.
-        config: its settings.
     """
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
@@ -145,7 +136,6 @@ def train_as_child(
         run: the stage's directory with its configuration.
         stage, config, negatives, here, gpus: see `train_into`.
         tracker: new, for this stage.
-        log: called with a line about quarantined rows.
     """
     with closing(tracker):
         dataset, data = stage.training_data.datasets[0], config.data
@@ -168,9 +158,6 @@ class Stages:
     """Stages of training of one run that has started.
 
     Args:
-        run: directory of the whole run.
-        opened: the checked run.
-        log: called with lines about the progress.
         here: whether a stage with one worker trains in this process; see `train_on_cluster`.
         gpus: GPUs of each worker; see `train_on_cluster`.
     """
@@ -222,7 +209,6 @@ class Stages:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.
 
         Args:
-            tracker: Tracker of the whole run.
             run_name: Name of the whole run; the names of child runs start with it.
         """
         for number in self._remaining:

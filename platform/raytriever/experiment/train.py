@@ -40,7 +40,6 @@ class RunResult:
     """Result of a run.
 
     Args:
-        path: the run directory.
         rows: metrics by system, with the names of `metrics.json`.
         quarantined: a line on quarantined rows, if any.
         is_new: False if an earlier call had already finished the run.
@@ -61,14 +60,6 @@ def run_experiment(
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
     """Train and evaluate.
-
-    Args:
-        curriculum: settings of all stages.
-        output: the run directory.
-        run_name: name of the run at the tracker.
-        fresh: whether an earlier run in the directory is removed.
-        log: called with lines about the progress.
-        trackers: names of the trackers.
 
     Raises:
         UserError: a setting, a data set, the model or the directory is not usable.

@@ -78,10 +78,6 @@ class Parity:
 def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
     """Write a model, its graphs and its model card into a new directory.
 
-    Args:
-        settings: formats, evaluation, licence and repository.
-        report: called with a progress line before each graph.
-
     Returns:
         The comparison of each graph with its tower.
 
@@ -268,7 +264,6 @@ def push_to_hub(folder: Path, name: str) -> str:
     """Upload a directory as one commit. Create the repository, private, if it does not exist.
 
     Args:
-        folder: the directory, uploaded with all its files.
         name: repository as OWNER/NAME.
 
     Returns:

@@ -89,7 +89,6 @@ def choose_answer_threshold(answers: TopAnswers, aim: AnswerAim, wanted: float |
 
     Args:
         answers: at least one question that has an answer.
-        aim: the value that is wanted.
         wanted: above 0 and at most 1, below 1 for the last two; None for `f1`.
 
     Raises:
@@ -176,8 +175,6 @@ def achieve_answers(
     """Compute the shares of questions that are shown their best document.
 
     Args:
-        shown: whether each question is shown it.
-        questions: the questions.
         worth: intervals are those of this share of the questions.
     """
     right, answerable = shown & questions.right, questions.answerable
@@ -211,8 +208,6 @@ class AnswerDecision:
     """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
     Args:
-        confidence: the confidence that decides.
-        thresholds: one for each aim.
         chosen: the questions that thresholds were chosen on, with their confidence, out of fold.
         checked: the questions that they were checked on, with their confidence; with cross-fitting the same ones.
         folds: number of folds of the cross-fitting; 0 if two splits had enough questions.

@@ -103,7 +103,6 @@ def auc_per_query(
     Args:
         positives, negatives: scores in any order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0.
-        query_count: number of queries.
 
     Returns:
         Values from 0 to 1; NaN for a query without a positive or without a negative.
@@ -145,9 +144,6 @@ class AucInterval:
     do not overlap. The bounds are NaN with fewer than two positives, negatives or clusters.
 
     Args:
-        auc: pooled AUC.
-        standard_error: its standard error.
-        low, high: bounds of the interval.
         misordered: number of clusters with a positive that is not above all negatives, or number of those with a
             negative that is not below all positives, whichever is smaller. Without queries scores are counted.
     """

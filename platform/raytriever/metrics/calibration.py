@@ -81,7 +81,6 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
 
     Args:
         pools: pooled scores, of at least one positive.
-        aim: what is wanted.
         wanted: above 0 and at most 1.
 
     Raises:

@@ -18,7 +18,6 @@ class Proportion:
 
     Args:
         part, whole: number of counted cases, and of all cases.
-        low, high: bounds of the interval.
     """
 
     part: int

@@ -58,7 +58,6 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
     interval_coverage.py` simulates how frequent they are.
 
     Args:
-        difference: difference of two means.
         errors: squared standard error v_i of each part, at least 0, and its degrees of freedom f_i, at least 1.
 
     Raises:

@@ -43,9 +43,6 @@ class CacheEntry:
     """One entry of the cache.
 
     Args:
-        path: path of the folder or file.
-        content: description of the entry.
-        size: size in bytes.
         used_at: time of the last use, in seconds since 1970.
         owner: the process that writes the entry now, or None.
         is_open: True if a process has the entry open.
@@ -86,7 +83,6 @@ def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: 
     """Return the entries that are pruned.
 
     Args:
-        entries: all entries.
         limit: bytes that may be left, if that is possible; the least recently used entries are pruned first.
         before: entries that were last used before this time are pruned, in seconds since 1970.
     """

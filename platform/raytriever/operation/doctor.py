@@ -59,9 +59,6 @@ class Finding:
 
     Args:
         level: `ok`, `warning` or `error`.
-        about: the thing that was checked.
-        text: the fact.
-        remedy: the action that solves a problem.
     """
 
     level: str
@@ -74,11 +71,7 @@ class Finding:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the findings of all checks, in the order of `CHECKS`; a check that takes longer is an error.
-
-    Args:
-        seconds: time for all checks together.
-    """
+    """Return the findings of all checks, in the order of `CHECKS`; a check that takes longer is an error."""
     findings: dict[str, list[Finding]] = {}
 
     def run(name: str, check: Callable[[], Iterator[Finding]]) -> None:

@@ -36,9 +36,7 @@ class Checkpoint:
     """One checkpoint of a run.
 
     Args:
-        path: its folder.
         step: the step after which it was written.
-        size: size in bytes.
     """
 
     path: Path
@@ -51,12 +49,10 @@ class RunEntry:
     """One directory that a stage wrote.
 
     Args:
-        path: path of the directory.
         kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
         state: `running`, `interrupted`, `finished` or `damaged`.
         detail: the process that writes it, its progress, or the damage.
         started, ended: seconds since 1970; None if not recorded.
-        size: size in bytes.
         loss: the last training loss.
         metric: name and value of the main metric.
         checkpoints: checkpoints in the order of their steps.

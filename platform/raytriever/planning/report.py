@@ -62,12 +62,7 @@ _REMEDIES = {
 
 
 def lines(work: Workload, measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Yield the text of a plan.
-
-    Args:
-        work: the plan.
-        measurements: the coefficients with their origin.
-    """
+    """Yield the text of a plan."""
     yield from summary(work)
     yield ""
     yield "Assumptions, by flag:"
@@ -179,7 +174,6 @@ class Excess:
     """Need of a stage that exceeds a limit.
 
     Args:
-        stage: its name.
         resource: one of the names of this module.
         need, limit: bytes, hours or documents.
     """

@@ -53,7 +53,6 @@ class Measurement:
         kind: `measured` or `computed`.
         machine: processor with its vector instructions, or what was computed.
         date: Date of the measurement, YYYY-MM-DD.
-        command: that wrote the values.
         values: coefficients by name; seconds are those of one core.
     """
 
@@ -80,7 +79,6 @@ class ModelSize:
     """Sizes of an encoder.
 
     Args:
-        weights: number of weights.
         width: components of an embedding.
         per_token, per_pair: FLOPs of a forward pass for each token, and for each pair of tokens of one text.
         longest: tokens at which a text is cut.
@@ -154,8 +152,6 @@ class Workload:
     """Corpus, model and cluster of a plan.
 
     Args:
-        config: settings.
-        model: sizes of the encoder.
         rates: coefficients by name; seconds are those of one core.
     """
 

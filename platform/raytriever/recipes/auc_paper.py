@@ -24,7 +24,6 @@ def auc_paper(model: str, batch_size: int, learning_rate: float) -> Config:
     """Return the settings of the paper for an encoder.
 
     Args:
-        model: name of the encoder.
         batch_size: queries of a step, over all workers.
         learning_rate: peak learning rate of AdamW.
     """

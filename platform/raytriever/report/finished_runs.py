@@ -40,14 +40,11 @@ class FinishedRun:
     """Finished run of a comparison.
 
     Args:
-        name: name on the page.
         figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
             and `bm25`; the models of an evaluation have their own names.
-        splits: split by data set.
         settings: values as text, by `section.name`.
         curves: `loss` and `dev_loss` by step; empty for an evaluation.
         queries: content of `per_query/DATASET.json`, by data set.
-        trained: whether it is a training run.
     """
 
     name: str

@@ -40,7 +40,6 @@ class Cell:
     """One value of a table.
 
     Args:
-        text: text on the page.
         value: sort key of the column; a cell without a value is sorted last.
         mark: superscript after the text.
         hint: explanation of the mark, shown as a tooltip.
@@ -79,12 +78,10 @@ class Page:
     """Content of a page, in this order.
 
     Args:
-        title: heading of the page.
         about: paragraphs below the heading.
         tables: tables; the tables of one group follow each other.
         pictures: figures; the figures of one heading follow each other.
         queries: content of `per_query/` by data set, of which the page shows some; see `choose_queries`.
-        settings: settings of the run, as text.
     """
 
     title: str

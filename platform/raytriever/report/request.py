@@ -18,7 +18,6 @@ def check_comparison(runs: Sequence[str], output: Path) -> None:
 
     Args:
         runs: directories, run ids of MLflow, and filters of its search.
-        output: path of the page.
 
     Raises:
         ConfigError: an argument is none of these, or `output` is a directory.

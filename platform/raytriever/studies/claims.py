@@ -43,7 +43,6 @@ class Claim:
     """Claim of a paper.
 
     Args:
-        text: the sentence of the paper, or a shorter one.
         source: its section, table or figure, as `section 5.2`.
         judge: pure function of the results; `above`, `alike`, `best` and `smallest` return most of them.
     """
@@ -165,9 +164,6 @@ def mean_difference(
     """Compare `row` - `other` with a number, on average over data sets of equal weight.
 
     Args:
-        results: results of the study.
-        row, other: labels of the rows.
-        metric: metric to average.
         datasets: names of the data sets; empty for all that have both rows.
         by: the difference is tested against this number.
 

@@ -39,8 +39,6 @@ class ArmCost:
     """Cost of one training of an arm.
 
     Args:
-        name: name of the arm.
-        steps: largest number of steps.
         operations: operations of the encoder, forward and backward.
     """
 
@@ -54,7 +52,6 @@ class Cost:
     """Cost of a study.
 
     Args:
-        arms: cost of one training of each arm.
         gpu_hours: hours of all arms and seeds on one GPU, at the assumed rate.
         cpu_hours: hours of all arms and seeds on 2 CPU cores, at the measured rate.
     """

@@ -27,13 +27,9 @@ def read_seed_metrics(
     """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
 
     Args:
-        folder: evaluation directory of one data set.
         model, dataset: their names in this directory.
         seed: seed that the model was trained with; None if it was not trained.
         extras: further metrics that do not come from the evaluation.
-
-    Raises:
-        StorageError: a file was damaged or changed.
     """
     results, remedy = read_results(folder), f"remove {folder}; it is measured again"
     path = folder / "per_query" / f"{dataset}.json"

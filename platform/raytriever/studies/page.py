@@ -89,8 +89,6 @@ def best_of_block(results: SeededResults, block: Block, metrics: Collection[str]
     correction over the data sets. It is the second if it is so above each of the rest.
 
     Args:
-        results: results of the study.
-        block: rows to compare.
         metrics: metrics of which a higher value is better.
 
     Returns:
@@ -127,10 +125,7 @@ def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, 
     """Return the tables of a study.
 
     Args:
-        results: results of the study.
-        blocks: blocks with all rows.
         paper: results of the paper, in the units of ours.
-        caption: source and scale of the study.
     """
     seeds = max(len(cell) for cell in results.cells.values())
     tables = []
@@ -276,10 +271,7 @@ def page_text(
     """Return the page in Markdown.
 
     Args:
-        title: heading of the page.
         lines: source, scale and data of the study.
-        tables: tables of our results.
-        claims: claims of the paper and the verdicts on them.
         trainings: row of titles, and one row for each training.
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.

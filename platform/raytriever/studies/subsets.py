@@ -54,7 +54,6 @@ def write_subset(folder: Path, source: str, subset: Subset, open_source: Callabl
     Args:
         folder: folder of the subset; another subset in it is replaced.
         source: name of the data set in this study; a subset of another source is written again.
-        subset: size of the subset.
         open_source: function that opens the data set, with splits named `train`, `dev` and `test`, or some of these;
             called only if the subset is not stored.
 
@@ -63,7 +62,6 @@ def write_subset(folder: Path, source: str, subset: Subset, open_source: Callabl
 
     Raises:
         DataError: a split has no query.
-        StorageError: the folder cannot be written.
     """
     meta = {"kind": "cut", "version": _VERSION, "source": source, **asdict(subset)}
     if not is_stored(folder, meta):

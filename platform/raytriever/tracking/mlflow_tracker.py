@@ -147,9 +147,6 @@ def experiment_name() -> str:
 class MlflowServer:
     """MLflow tracking server or database.
 
-    Args:
-        uri: its address; users and passwords in it are never shown.
-
     Raises:
         ConfigError: it does not answer.
         StorageError: the database is not writable.
@@ -242,9 +239,6 @@ class MlflowServer:
 
         A new run is created if `run_id` is None, or the server does not know it or has deleted it. A point that is sent
         twice is kept once.
-
-        Raises:
-            ConfigError: the server does not answer.
         """
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 

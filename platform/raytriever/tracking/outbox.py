@@ -53,9 +53,6 @@ class Outbox:
     """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
 
     Args:
-        steps: points of the run, in the run directory.
-        client: the tracker.
-        parent: outbox of the parent run.
         output: directory of the run's files; by default that of its points.
 
     Raises:
@@ -276,7 +273,6 @@ class OutboxSender:
     """Thread that sends the data of outboxes to one tracker until it is closed.
 
     Args:
-        client: the tracker.
         log: called with lines for the user, from the thread.
     """
 

@@ -38,10 +38,7 @@ class Spool:
     """A `PersistentTracker` that stores its data in a run directory, and sends it to any number of trackers.
 
     Args:
-        folder: the run directory.
         senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
-        log: called with lines for the user.
-        parent: the parent run.
 
     Raises:
         StorageError: a file of the tracking is damaged, was changed, or cannot be written.
@@ -77,12 +74,10 @@ class Spool:
         Args:
             clients: the trackers; an MLflow server answers.
             folder: the run directory, which exists.
-            run_name: shown by the trackers.
             log: called with lines for the user, from another thread.
 
         Raises:
             ConfigError: the server of MLflow refuses the run.
-            StorageError: see `Spool`.
         """
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
@@ -235,9 +230,7 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
     """Start a run for a job that writes `output` at its end.
 
     Args:
-        trackers: names of the trackers.
         output: may not exist; its name is the name of the run.
-        log: called with lines for the user.
 
     Raises:
         ConfigError: a tracker cannot be used, or the server of MLflow does not answer.

@@ -52,7 +52,6 @@ class TensorboardRun(RemoteRun):
     """One run: the only event file of a folder.
 
     Args:
-        folder: Folder of the event file; it is created if it does not exist.
         run_id: the folder's path below that of all runs.
 
     Raises:

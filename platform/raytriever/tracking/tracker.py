@@ -55,8 +55,6 @@ class Backlog:
     """Data that a run has logged and its server does not have yet.
 
     Args:
-        points: number of points.
-        files: number of files.
         seconds: age of the oldest point, 0 without any.
         failures: requests that failed since the start of this call.
     """
@@ -115,9 +113,7 @@ class TrackerClient(Protocol):
         """Create or resume a run; raise an error if the tracker does not answer.
 
         Args:
-            run_name: shown by the tracker.
             run_id: run to resume; None for a new one.
-            parent: id of the parent run.
             key: unique text of the run, which finds it after a lost response.
             points: number of points that the tracker has confirmed.
         """

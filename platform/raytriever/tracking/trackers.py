@@ -101,9 +101,6 @@ def examine_installed(seconds: float) -> dict[str, str]:
 
     The checks run in a process of their own, because W&B keeps its settings and a server as long as a process lives.
 
-    Args:
-        seconds: time limit.
-
     Raises:
         OSError: the process cannot be started, or takes longer.
     """

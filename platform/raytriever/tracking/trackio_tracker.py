@@ -36,8 +36,6 @@ class TrackioRun(RemoteRun):
 
     Args:
         storage: Trackio's `SQLiteStorage`.
-        name: Name of the run.
-        run_id: Id of the run.
         points: number of points that the database has.
     """
 

@@ -26,9 +26,7 @@ class PastTrial:
     """An earlier trial.
 
     Args:
-        point: its settings.
         value: its metric, where larger is better; None without a finite value, or if it has not ended.
-        has_ended: whether it has ended.
     """
 
     point: Point
@@ -44,7 +42,6 @@ class Sampler:
         searcher: `grid` for every combination once, in order; `random` for uniform points, none of them twice (Bergstra
             and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
             2019), for which running trials count as bad ones, so that concurrent trials try different points.
-        space: search space.
         seed: seed of random points.
 
     Raises:
@@ -66,7 +63,6 @@ class Sampler:
         """Return the point of a trial; None if all points were tried.
 
         Args:
-            number: Number of the trial, from 0.
             past: the trials 0 to `number` - 1.
         """
         if self.searcher == GRID:

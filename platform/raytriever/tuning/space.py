@@ -99,7 +99,6 @@ class Dimension:
     """One setting that is searched.
 
     Args:
-        section, name: of the setting.
         values: values of a grid; without a range, the values of every sampler.
         low, high: ends of a range; None for a list of values.
         log: whether values are drawn uniformly from the logarithm.
@@ -183,7 +182,6 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
 
     Args:
         content: `{section: {setting: list or range}}`.
-        where: the file, for error messages.
 
     Raises:
         ConfigError: a section or setting is unknown or cannot be searched, a list is empty, a value has the wrong type,

@@ -38,9 +38,7 @@ class GapEmbeddings:
     """Embeddings that the gap is measured on.
 
     Args:
-        documents: indexed passages.
         held_out: passages that are not indexed and are searched like queries.
-        queries: queries that are searched.
         training: queries that RoarGraph is built from.
     """
 
@@ -100,7 +98,6 @@ def query_positive_distance(
     """Return the mean Euclidean distance of queries and their positives, as training logs it.
 
     Args:
-        queries, documents: embeddings.
         of, to: row of the query and row of the document of each positive pair.
     """
     return float(np.linalg.norm(queries[of].astype(np.float64) - documents[to], axis=1).mean())
@@ -151,11 +148,7 @@ def hold_out(
 
 
 def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:
-    """Build one index and measure it.
-
-    Raises:
-        UserError: see `build_index`.
-    """
+    """Build one index and measure it."""
     began = perf_counter()
     index = build_index(DocumentVectors.of(data.documents), config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began

@@ -42,13 +42,7 @@ def recall_within(points: list[OperatingPoint], budget: float) -> float:
 
 
 def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int) -> str:
-    """Return the tables of costs, recalls and candidates of the indexes, and the distances.
-
-    Args:
-        indexes: measurements by kind of index.
-        gap: distances of queries and held-out passages.
-        documents: number of indexed documents.
-    """
+    """Return the tables of costs, recalls and candidates of the indexes, and the distances."""
     costs = [
         [
             kind,
@@ -123,10 +117,7 @@ def save_curves(path: Path, curves: Mapping[str, list[OperatingPoint]], k: int, 
     """Draw queries per second of one thread over recall@k, one curve for each index; right and up is better.
 
     Args:
-        path: path of the PNG; the SVG is written next to it.
         curves: operating points by the name of the curve.
-        k: number of retrieved documents.
-        title: title of the picture.
     """
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
@@ -155,11 +146,7 @@ def save_scores(path: Path, gap: Gap) -> None:
 
 
 def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
-    """Draw documents and queries on a plane, by t-SNE of their first 50 principal components.
-
-    Raises:
-        ConfigError: the extra `studies` is not installed.
-    """
+    """Draw documents and queries on a plane, by t-SNE of their first 50 principal components."""
     rng = np.random.default_rng(seed)
     passages, queries = (_sample(rng, vectors) for vectors in (data.documents, data.queries))
     points = project(np.concatenate([passages, queries]), seed)
@@ -200,12 +187,8 @@ def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: 
     """Draw the models in common pictures, in a directory of their own; an existing one is replaced.
 
     Args:
-        folder: directory of the pictures.
         results: content of `results.json` of each model, by its name in pictures.
         models: directories or names of the encoders, by the same names.
-
-    Raises:
-        StorageError: the directory cannot be written.
     """
     with committed_directory(folder, {"kind": "ood-across", "models": list(results)}, replace=True) as temporary:
         for kind in dict.fromkeys(kind for one in results.values() for kind in one["indexes"]):

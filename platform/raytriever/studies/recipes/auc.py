@@ -323,7 +323,6 @@ def _base_encoder(scale: StudyScale) -> tuple[str, str]:
 
     Raises:
         ConfigError: there is no base encoder.
-        StorageError: its `figures.json` is damaged.
     """
     root = scale.data_root
     if root is None:

@@ -200,7 +200,6 @@ def training_set(scale: StudyScale, on: str = MS_MARCO, **labels: Any) -> Measur
     """Return the data set to train on and to measure in domain.
 
     Args:
-        scale: scale of the study.
         on: folder at full, `nq` or `msmarco`.
         labels: fields of the subset below full: `share`, `labels`, `by_llm`.
     """

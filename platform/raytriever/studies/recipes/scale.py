@@ -139,7 +139,6 @@ class StudyScale:
             part: `stdlib` or `packages`.
             groups: whether passages of up to four siblings of the same class or module are relevant too, with a lower
                 grade.
-            subset: size of the subset.
         """
         name = f"pydocs-{part}"
         kind = f"{name}{'-groups' if groups else ''}"
@@ -152,7 +151,6 @@ class StudyScale:
 
         Raises:
             ConfigError: the folder of the pack does not exist.
-            DataError: see `open_dataset`.
         """
         pack, splits = PACKS[name]
         source = self.pack_folder(pack)

@@ -81,11 +81,8 @@ class ArmRunner:
     """Runner of the arms of a study.
 
     Args:
-        output: directory of the study.
         run_name: name of the study; the runs of its arms begin with it.
-        tracker: tracker of the study.
         record: data of the study, for the tracker; used for an arm that opens no data set itself.
-        log: called with each progress line.
         gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
     """
 
@@ -187,15 +184,9 @@ def measure(
     """Return the metrics of an arm on one data set; results of an earlier call are used again.
 
     Args:
-        dataset: data set to measure on.
-        arm: arm whose model is measured.
         model: directory of the model, name of an untrained encoder, or `bm25`.
         precision: precision of encoding; None for the fastest on the device.
         facts: facts of the training; empty for an arm that is not trained.
-        folder: run directory of the arm.
-
-    Raises:
-        UserError: see `run_evaluation`.
     """
     path = folder / MEASURED / safe_name(dataset.name)
     if not (path / RESULTS).is_file():

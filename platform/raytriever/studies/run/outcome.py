@@ -59,11 +59,7 @@ def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
 
 
 def read_study(study: Study, output: Path, seeds: int) -> tuple[SeededResults, dict[Cell, list[Evaluated]]]:
-    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending.
-
-    Raises:
-        StorageError: a file of an arm is missing, or was damaged or changed.
-    """
+    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending."""
     cells: dict[Cell, list[SeedMetrics]] = {}
     evaluations: dict[Cell, list[Evaluated]] = {}
     for arm in study.arms:
@@ -239,15 +235,7 @@ def _logged_name(drawing: Drawing) -> str:
 
 @dataclass(frozen=True)
 class StudyFigures:
-    """Figures of a study, each written as PNG and SVG; a figure without values is left out.
-
-    Args:
-        study: names the figures.
-        results: metrics of the study.
-        blocks: rows and baselines.
-        output: directory of the study.
-        into: folder for the pictures.
-    """
+    """Figures of a study, each written as PNG and SVG; a figure without values is left out."""
 
     study: Study
     results: SeededResults

@@ -57,7 +57,6 @@ def check_directory(output: Path, name: str, scale: str) -> None:
     """Refuse a directory that holds anything but this study at this scale. Nothing is written.
 
     Raises:
-        ConfigError: the directory holds something else.
         StorageError: the directory cannot be written, or `study.json` is damaged.
     """
     check_writable(output)
@@ -154,8 +153,6 @@ class StudyResult:
     """Result of a call of `run_study`.
 
     Args:
-        path: directory of the study.
-        results: all metrics.
         has_run_arms: whether this call trained or measured anything.
     """
 
@@ -178,14 +175,10 @@ def run_study(
 
     Args:
         study: made by a recipe whose `folder` was the folder `DATA` of `output`.
-        scale: scale that the study was made for.
         output: directory that passed `check_directory`.
         seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
             further seeds out of the table.
-        run_name: name of the run at the tracker.
-        log: called with each progress line.
         trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
-        trackers: names of the trackers.
 
     Raises:
         UserError: something a user can correct; finished arms are kept.
@@ -263,7 +256,6 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
 
     Args:
         run: runs an arm, from its number, the arm and the seed. An interruption ends it on any thread.
-        todo: arms and seeds.
         at_once: number of arms that run at the same time; a single one runs on this thread.
 
     Raises:

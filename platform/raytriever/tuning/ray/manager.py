@@ -36,14 +36,7 @@ LARGE_FOLDERS = ("checkpoints", "model", "negatives")
 
 
 class TrialRecorder(Recorder):
-    """Records the events of a trial.
-
-    Args:
-        tracker: Tracker of the trial.
-        folder: its run directory.
-        name: Name of the trial.
-        log: called with its log messages.
-    """
+    """Records the events of a trial."""
 
     def __init__(self, tracker: PersistentTracker, folder: Path, name: str, log: Callable[[str], None]) -> None:
         super().__init__(tracker, folder, total_steps=0)
@@ -67,11 +60,7 @@ class SweepPlan:
     """Plan of a sweep.
 
     Args:
-        base: settings of all trials.
-        sampler: proposes the points of the search space.
-        trials: number of trials.
         metric: metric that decides which trial is the best.
-        at_once: number of concurrent trials.
     """
 
     base: Config
@@ -92,13 +81,7 @@ class TrialManager:
     """Starts and ends trials: writes `trials.json`, their directories and their runs at the tracker.
 
     Args:
-        folder: Folder of the sweep.
-        plan: Plan of the sweep.
-        data: prepared data sets and negatives tables.
-        trials: trials of earlier calls.
-        tracker: Tracker of the sweep.
         run_name: Name of the sweep; the names of the trials' runs start with it.
-        log: called with a line at the start and the end of each trial.
     """
 
     def __init__(

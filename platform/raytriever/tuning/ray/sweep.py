@@ -64,8 +64,6 @@ class SweepResult:
     """Result of a sweep.
 
     Args:
-        path: the sweep's directory.
-        trials: all trials.
         metric: metric that decides which trial is the best.
         best: the best trial; None if no trial finished.
         rows: metrics of the best trial on the test split, by system.
@@ -98,12 +96,6 @@ def run_sweep(
 
     Args:
         base: settings of all trials, except for those that are searched.
-        search: search space, searcher and number of trials.
-        output: the sweep's directory.
-        run_name: at the tracker.
-        fresh: whether an earlier sweep in the directory is removed.
-        log: called with lines about the progress.
-        trackers: names of the trackers.
 
     Raises:
         UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
@@ -252,20 +244,11 @@ def evaluate_best(
     """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
 
     Args:
-        output: the sweep's directory.
-        best: the trial.
-        config: its settings.
-        folder: its run directory.
         tracker: Tracker of the sweep; the metrics are logged to the run of the trial and to this one.
-        run_name: Name of the sweep.
-        log: called with a line about the progress.
         started: `time.monotonic()` at the start of the command.
 
     Returns:
         The metrics on the test split by system: `bm25`, `before` and `after` training.
-
-    Raises:
-        UserError: a data set or the model is not usable, or the disk is full.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     if rows := read_best(output, config):
@@ -305,15 +288,8 @@ def write_sweep(
     """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
 
     Args:
-        output: the sweep's directory.
         trials: at least one.
-        space: search space of the sweep.
-        metric: the deciding metric.
         watched: metric that trials were stopped by; None without early stopping.
-        tracker: Tracker of the sweep.
-
-    Raises:
-        StorageError: the disk is full or not writable.
     """
     if not trials:
         return

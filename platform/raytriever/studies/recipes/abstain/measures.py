@@ -48,11 +48,7 @@ class QuestionReader:
         self._position = {name: row for row, name in enumerate(dataset.documents.ids)}
 
     def read(self, evaluated: Evaluated) -> RankedQuestions:
-        """Read the answers of one evaluation; for BM25 itself its features are those of its own ranking.
-
-        Raises:
-            StorageError: a file was damaged or changed.
-        """
+        """Read the answers of one evaluation; for BM25 itself its features are those of its own ranking."""
         folder, remedy = evaluated.folder, f"remove {evaluated.folder}; it is measured again"
         content = read_per_query(folder / "per_query" / f"{evaluated.dataset}.json", remedy)
         try:

@@ -50,7 +50,6 @@ class StudySize:
     """Largest numbers of queries and documents taken from each data set.
 
     Args:
-        train: training queries.
         dev, test: own questions, half of them without an answer.
         foreign_dev, foreign_test: questions of data sets of another domain.
         documents: documents; all relevant documents are kept even if they are more.
@@ -69,7 +68,6 @@ class StudySource:
     """Data set of the study.
 
     Args:
-        name: name in tables.
         domain: questions of other domains have no answer in this corpus.
         splits: splits of the pack for training, validation and measuring. The groups of an empty one are taken from
             `train`, or from `test` if there is no `train`.
@@ -120,14 +118,12 @@ def write_questions(
     Args:
         folder: folder of the data sets; another selection in it is replaced.
         sources: function that opens each data set with the splits of the source; called only if nothing is stored.
-        size: largest numbers of queries and documents.
 
     Returns:
         Numbers of questions and documents by data set, `mixture` included.
 
     Raises:
         DataError: a data set has too few questions to choose a threshold.
-        StorageError: the folder cannot be written.
     """
     described = [asdict(source) | {"splits": list(source.splits)} for source in sources]
     meta = {"kind": "questions", "version": _VERSION, "size": asdict(size), "sources": described}
@@ -307,9 +303,6 @@ class _Folder:
         """Add a query; its relevant documents outside the corpus have ids that no document has.
 
         Args:
-            one: data set of the query.
-            query: position of the query.
-            role: split to add it to.
             corpus: documents of the data set that is written.
             prefix, document_prefix: beginnings of the ids of the query and of its documents.
             text: text of the query; None for its own.

@@ -181,11 +181,7 @@ class Annotator:
         return next(iter([*errors, *stop_reasons]), None)
 
     async def annotate(self, question: AnnotationQuery) -> Annotation:
-        """Run the three stages for one query.
-
-        Raises:
-            ServiceError, StorageError, BudgetReached: the job cannot continue.
-        """
+        """Run the three stages for one query."""
         try:
             relevant = await self._relevant(question)
             if not relevant:

@@ -50,9 +50,6 @@ class AnswerLog:
     Args:
         folder: is created if it does not exist.
         report: receives a line that names the other command.
-
-    Raises:
-        InUseError: another process holds the log, and `wait` is false.
     """
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:

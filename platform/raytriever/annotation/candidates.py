@@ -58,9 +58,6 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
     have none in any split. A query of which it is known that no document answers it is never chosen.
 
     They are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller one.
-
-    Raises:
-        DataError: no query qualifies.
     """
     none, unanswerable = np.zeros(0, np.int64), list(dataset.unanswerable.values())
     if len(dataset.judgements.get(split, ())):
@@ -91,9 +88,6 @@ def find_candidates(
 
     Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` are the encoder of `dense`, and
     `embeddings` the path of its embeddings of the passages; with None they come from the cache or are computed.
-
-    Raises:
-        UserError: a run, the encoder or the embeddings cannot be used.
     """
     # Runs first: an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}

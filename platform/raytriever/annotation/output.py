@@ -44,9 +44,6 @@ def write_annotated(
     Annotations and candidates are by the position of the query, `agreed` is `human` or `llm`. Counts are returned and
     added to `meta`: positives of the model; those that people also judged relevant; those left out because people
     judged them 0; copied hard negatives.
-
-    Raises:
-        StorageError: `path` exists already, or cannot be written.
     """
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)

@@ -329,9 +329,6 @@ def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--outp
     Args:
         arguments: arguments of a parser with `add_wait`.
         output: the directory; it need not exist.
-
-    Raises:
-        InUseError: another command writes to it, and `--wait` is absent.
     """
     with lock_errors(output):
         acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")

@@ -94,9 +94,6 @@ def decide_dataset(
         aims: what the thresholds aim at; without any there is no decision.
         confidence: name of the confidence that decides; None for the best one where it is chosen.
         removed: whether every second question takes part without its answers.
-
-    Raises:
-        DataError: there are too few questions.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     decisions = []
@@ -138,11 +135,7 @@ def decide_questions(
     aims: Sequence[tuple[AnswerAim, float | None]],
     confidence: str | None = None,
 ) -> AnswerDecision:
-    """Choose and check thresholds of one model; see `metrics.answering.decide`.
-
-    Raises:
-        DataError: there are too few questions, or none with an answer.
-    """
+    """Choose and check thresholds of one model; see `metrics.answering.decide`."""
     try:
         return decide(choosing, checking, aims, confidence)
     except MetricInputError as error:

@@ -71,9 +71,6 @@ def run_evaluation(
         backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.
-
-    Raises:
-        UserError: the request, the data, a model or the disk has an error that a user can correct; see `errors`.
     """
     device = default_device()
     precision = choose_precision(job.precision, device)

@@ -281,9 +281,6 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     """Refuse a directory that holds something else than an evaluation of the same models and data sets.
 
     With `fresh` results of another request are accepted, and replaced later.
-
-    Raises:
-        StorageError: it holds results of another format.
     """
     if not output.is_dir() or not any(output.iterdir()):
         return

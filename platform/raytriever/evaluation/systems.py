@@ -56,10 +56,6 @@ class Encoders:
 
     Attributes:
         systems: how each model reads texts, and the width of its embeddings.
-
-    Raises:
-        ModelError: a model cannot be loaded.
-        ConfigError: a stored form has more components than its model.
     """
 
     def __init__(

@@ -40,9 +40,6 @@ def add_unanswerable(
         kinds: `removed`, `hard` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
         split_elsewhere: split of the other data sets; None for the one of the same name.
-
-    Raises:
-        DataError: no question of a split has an entity that can be replaced, or another data set lacks the split.
     """
     dataset, judged = part.dataset, dict(part.judged)
     for split in judged:

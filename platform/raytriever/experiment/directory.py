@@ -102,10 +102,6 @@ def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> N
 
     Args:
         path: may not exist yet.
-
-    Raises:
-        ConfigError: the directory holds other files, or a run with other settings.
-        StorageError: the directory is not writable.
     """
     check_writable(path)
     if path.exists() and not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):

@@ -60,11 +60,7 @@ class Place:
 
 
 def dry_run(curriculum: Curriculum) -> Iterator[str]:
-    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage.
-
-    Raises:
-        UserError: a setting is not usable, or the model does not exist.
-    """
+    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage."""
     for stage in curriculum.all_stages:
         with stage_errors(stage):
             build_loss(stage.config.loss)  # only for its checks

@@ -166,9 +166,6 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
 
     Returns:
         The opened run, and its encoder on the CPU, for the evaluation before training.
-
-    Raises:
-        UserError: a setting, a data set or the model is not usable; the message names the stage.
     """
     base = curriculum.base
     for part in curriculum.all_stages:
@@ -206,12 +203,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
 
 
 def _with_prompts(stages: list[OpenStage], measured: str, retriever: Retriever, log: Log) -> list[OpenStage]:
-    """Check and log the prompts of the data sets of a run, and return the stages with the prompts to store.
-
-    Raises:
-        ConfigError: a prompt is of a data set that is not in the run.
-        ModelError: a prompt leaves no token for the text.
-    """
+    """Check and log the prompts of the data sets of a run, and return the stages with the prompts to store."""
     names = [
         [*(each.name for each in stage.training_data.datasets), *(each.name for each in stage.dev_sets), measured]
         for stage in stages

@@ -110,8 +110,7 @@ def train_into(
 
 
 def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
-    """Return the checkpoint that became `model/` by its validation, for `metrics.json`; empty if the dev loss decided.
-    """
+    """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
     summary = summarize(values, training.patience, training.min_delta)

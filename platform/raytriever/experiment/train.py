@@ -59,11 +59,7 @@ def run_experiment(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
-    """Train and evaluate.
-
-    Raises:
-        UserError: a setting, a data set, the model or the directory is not usable.
-    """
+    """Train and evaluate."""
     started = time.monotonic()
     check_curriculum(curriculum)
     curriculum = pin_sources(curriculum, output, fresh)

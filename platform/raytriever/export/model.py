@@ -80,10 +80,6 @@ def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Ca
 
     Returns:
         The comparison of each graph with its tower.
-
-    Raises:
-        UserError: the model or the evaluation cannot be read, a package is missing, the directory exists, or a
-            graph differs from its tower.
     """
     for form in settings.format_names:
         check_packages(form)
@@ -235,11 +231,7 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_results(folder: Path, model: str) -> dict[str, Any]:
-    """Read an evaluation's results for one model.
-
-    Raises:
-        StorageError: the directory holds no evaluation, or an evaluation of other models.
-    """
+    """Read an evaluation's results for one model."""
     results = read_results(folder)
     names = [
         name
@@ -265,12 +257,6 @@ def push_to_hub(folder: Path, name: str) -> str:
 
     Args:
         name: repository as OWNER/NAME.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        ModelError: the hub cannot be reached or refuses.
     """
     from huggingface_hub import HfApi
 

@@ -106,9 +106,6 @@ def auc_per_query(
 
     Returns:
         Values from 0 to 1; NaN for a query without a positive or without a negative.
-
-    Raises:
-        MetricInputError: a score is NaN or has no query.
     """
     above, above_starts = _by_query(positives, positive_queries, query_count, "scores of positives")
     below, below_starts = _by_query(negatives, negative_queries, query_count, "scores of negatives")
@@ -208,9 +205,6 @@ def auc_interval(
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0; both or neither.
         confidence: share of such intervals that hold the true value, above 0 and below 1.
-
-    Raises:
-        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     check_confidence(confidence)
     if (positive_queries is None) != (negative_queries is None):
@@ -302,9 +296,6 @@ def auc_pseudo_values(
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0.
         count: number of queries, at least one.
-
-    Raises:
-        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     of_positives, of_negatives, ours, theirs = _placements(
         positives, negatives, positive_queries, negative_queries, "AUC pseudo-values"

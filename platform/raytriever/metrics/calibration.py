@@ -82,9 +82,6 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
     Args:
         pools: pooled scores, of at least one positive.
         wanted: above 0 and at most 1.
-
-    Raises:
-        MetricInputError: a score is NaN, there is no positive, or the value is out of range.
     """
     if not 0 < wanted <= 1:
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")

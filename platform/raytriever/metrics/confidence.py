@@ -187,9 +187,6 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     """Fit a confidence: the temperature of its softmax, and for `combined` the weights.
 
     The weights are those of a logistic regression of `right` on the standardised features, with a penalty of 5 Σ w².
-
-    Raises:
-        MetricInputError: the name is unknown, or BM25 was not asked for `combined`.
     """
     if name not in NAMES:
         raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")

@@ -43,9 +43,6 @@ def wrong_answers_threshold(
         The threshold; None if the questions are too few, or if no confidence that occurs is high enough: then only
         showing nothing keeps the promise.
 
-    Raises:
-        MetricInputError: alpha is out of range, or a confidence is NaN.
-
     Examples:
         >>> confidence = np.arange(40) / 40
         >>> round(wrong_answers_threshold(confidence, confidence >= 0.25, 0.05), 3)
@@ -72,9 +69,6 @@ def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> 
     Returns:
         The threshold, a confidence that occurs; None if the questions are too few: then only showing every best
         document keeps the promise.
-
-    Raises:
-        MetricInputError: alpha is out of range, or a confidence is NaN.
 
     Examples:
         >>> missed_threshold(np.arange(40) / 40, 0.1)

@@ -60,9 +60,6 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
     Args:
         errors: squared standard error v_i of each part, at least 0, and its degrees of freedom f_i, at least 1.
 
-    Raises:
-        MetricInputError: there is no part.
-
     Examples:
         >>> combined_t_test(0.02, [(0.003**2, 199), (0.008**2, 2)])  # the seeds decide
         TTest(statistic=2.340..., p_value=0.119..., degrees=2.6...)
@@ -131,9 +128,6 @@ def randomisation_test(
         draws: random assignments if there are too many to count. The error of a p-value is about
             2 sqrt(p (1 - p) / draws).
         seed: seed of the draws; the same seed gives the same p-value.
-
-    Raises:
-        MetricInputError: the values are not paired, not finite, or of fewer than two queries; or there are no draws.
     """
     differences = paired_differences(system, baseline)
     if draws < 1:

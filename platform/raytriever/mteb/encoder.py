@@ -89,7 +89,10 @@ class MtebEncoder:
         Args:
             inputs: batches with the list `text`.
             task_metadata: metadata of the task; its name and type choose the prompt.
+            hf_split: split of the task, which is not used.
+            hf_subset: subset of the task, which is not used.
             prompt_type: `PromptType.query`, `PromptType.document`, or None for tasks without sides.
+            kwargs: settings of other encoders, which are not used.
 
         Returns:
             Embeddings, float32 `[texts, width]`.

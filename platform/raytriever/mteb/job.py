@@ -205,9 +205,6 @@ def run_mteb(
     fails, the others go on.
 
     `fresh` removes earlier results of the models in the output. `on_result` gets our figures on each task.
-
-    Raises:
-        UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
     """
     from mteb import ResultCache
 
@@ -266,11 +263,7 @@ class _ModelRun:
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
-        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`.
-
-        Raises:
-            ConfigError: the folder of the model holds another revision.
-        """
+        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`."""
         meta = self._searcher(self.job.tasks[0]).mteb_model_meta
         revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
         if fresh:

@@ -62,9 +62,6 @@ def open_split(
     """Return a split of a task as a prepared data set with the split `SPLIT`.
 
     `relevant` has the grades of documents by query.
-
-    Raises:
-        DataError: too many rows are bad, such as repeated ids.
     """
     texts = dict(zip(queries["id"], query_texts(queries, task_metadata), strict=True))
 

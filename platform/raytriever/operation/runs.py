@@ -84,12 +84,7 @@ class RunEntry:
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
-    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it.
-
-    Raises:
-        ConfigError: a folder does not exist.
-        StorageError: a folder cannot be read.
-    """
+    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it."""
     entries: list[RunEntry] = []
     for folder in folders:
         if not folder.is_dir():
@@ -134,12 +129,7 @@ def describe_loss(run: RunEntry) -> str:
 
 
 def remove_checkpoints(run: RunEntry) -> int:
-    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes.
-
-    Raises:
-        InUseError: a process has begun to write the run.
-        StorageError: a file may not be removed, or the run has changed.
-    """
+    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes."""
     freed = 0
     with one_writer(run.path, remedy="wait for it"):
         now = _read(run.path)  # read again: it may have been resumed between the listing and the lock

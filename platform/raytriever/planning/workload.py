@@ -96,11 +96,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, config: PlanConfig) -> ModelSize:
-        """Build the model of a plan without data, and measure it.
-
-        Raises:
-            ModelError: the model does not exist, or transformers does not know its architecture.
-        """
+        """Build the model of a plan without data, and measure it."""
         device, precision = ("cuda", "bf16") if config.gpus else ("cpu", "fp32")
         if config.model in SHAPES:
             simulated, towers, longest = _of_shape(config.model, device, precision), 1, _POSITIONS - SPECIAL_TOKENS

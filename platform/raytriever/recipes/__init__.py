@@ -42,9 +42,6 @@ def base_config(recipe: str | None, dataset: str | None, has_file: bool = False)
 
     Args:
         has_file: True if a configuration file overrides them; the quickstart is then not used.
-
-    Raises:
-        ConfigError: there is no such recipe.
     """
     if recipe:
         if recipe not in RECIPES:

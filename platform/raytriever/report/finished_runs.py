@@ -123,11 +123,7 @@ def _curves(folder: Path) -> dict[str, Curve]:
 
 
 class MlflowRuns:
-    """Runs of the tracking server or database of `tracking_uri`.
-
-    Raises:
-        ConfigError: the database does not exist, or the server does not answer.
-    """
+    """Runs of the tracking server or database of `tracking_uri`."""
 
     def __init__(self) -> None:
         self._uri = tracking_uri()

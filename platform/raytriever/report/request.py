@@ -18,10 +18,6 @@ def check_comparison(runs: Sequence[str], output: Path) -> None:
 
     Args:
         runs: directories, run ids of MLflow, and filters of its search.
-
-    Raises:
-        ConfigError: an argument is none of these, or `output` is a directory.
-        StorageError: the directory of the page is not writable.
     """
     for word in runs:
         if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):

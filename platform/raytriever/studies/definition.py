@@ -172,9 +172,6 @@ class Study:
         heading: lines about the training and the data, printed above the table.
         analyse: computes what the study reports from its evaluations, by row and data set; None to report their
             metrics.
-
-    Raises:
-        ValueError: the recipe contradicts itself.
     """
 
     name: str

@@ -59,9 +59,6 @@ def write_subset(folder: Path, source: str, subset: Subset, open_source: Callabl
 
     Returns:
         The folder, as a value of `--dataset`.
-
-    Raises:
-        DataError: a split has no query.
     """
     meta = {"kind": "cut", "version": _VERSION, "source": source, **asdict(subset)}
     if not is_stored(folder, meta):

@@ -145,12 +145,7 @@ def experiment_name() -> str:
 
 
 class MlflowServer:
-    """MLflow tracking server or database.
-
-    Raises:
-        ConfigError: it does not answer.
-        StorageError: the database is not writable.
-    """
+    """MLflow tracking server or database."""
 
     name, title = "mlflow", "MLflow"
 
@@ -201,11 +196,7 @@ class MlflowServer:
             ) from error
 
     def experiment(self) -> str:
-        """Return the id of the experiment of all runs, which is created if it does not exist.
-
-        Raises:
-            ConfigError: it was deleted.
-        """
+        """Return the id of the experiment of all runs, which is created if it does not exist."""
         name = experiment_name()
         experiment = self.client.get_experiment_by_name(name)
         if experiment is not None:
@@ -310,11 +301,7 @@ class MlflowTracker:
                 self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Copy a file or a directory into the run's artifacts.
-
-        Raises:
-            StorageError: this machine cannot write the artifacts.
-        """
+        """Copy a file or a directory into the run's artifacts."""
         root = self._artifact_root
         if root is not None and self._is_remote and not root.exists():
             raise StorageError(*_server_folder(root))

@@ -54,9 +54,6 @@ class Outbox:
 
     Args:
         output: directory of the run's files; by default that of its points.
-
-    Raises:
-        StorageError: the state is damaged or was changed.
     """
 
     def __init__(

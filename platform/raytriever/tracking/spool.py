@@ -39,9 +39,6 @@ class Spool:
 
     Args:
         senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
-
-    Raises:
-        StorageError: a file of the tracking is damaged, was changed, or cannot be written.
     """
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
@@ -75,9 +72,6 @@ class Spool:
             clients: the trackers; an MLflow server answers.
             folder: the run directory, which exists.
             log: called with lines for the user, from another thread.
-
-        Raises:
-            ConfigError: the server of MLflow refuses the run.
         """
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
@@ -125,11 +119,7 @@ class Spool:
         self._wake()
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """See `Tracker`; the file must exist until it is sent.
-
-        Raises:
-            StorageError: the file does not exist.
-        """
+        """See `Tracker`; the file must exist until it is sent."""
         if not path.exists():
             raise StorageError("does not exist, so it cannot be logged as an artifact", str(path), "write it first")
         for outbox in self._outboxes:
@@ -231,10 +221,6 @@ def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
 
     Args:
         output: may not exist; its name is the name of the run.
-
-    Raises:
-        ConfigError: a tracker cannot be used, or the server of MLflow does not answer.
-        StorageError: the folder of `output` is not writable.
     """
     clients = open_trackers(trackers)
     name = output.resolve().name

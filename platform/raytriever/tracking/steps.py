@@ -38,9 +38,6 @@ class StepLog:
 
     Args:
         folder: the run directory; it may not exist before the first point is added.
-
-    Raises:
-        StorageError: a line is damaged or was changed.
     """
 
     def __init__(self, folder: Path) -> None:

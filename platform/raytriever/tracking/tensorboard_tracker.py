@@ -53,9 +53,6 @@ class TensorboardRun(RemoteRun):
 
     Args:
         run_id: the folder's path below that of all runs.
-
-    Raises:
-        StorageError: the file cannot be written.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:

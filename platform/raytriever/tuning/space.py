@@ -152,11 +152,7 @@ class SearchSpace:
     dimensions: tuple[Dimension, ...]
 
     def grid(self) -> list[Point]:
-        """Return every combination of the dimensions' values; the last dimension changes fastest.
-
-        Raises:
-            ConfigError: a range has no `grid:`.
-        """
+        """Return every combination of the dimensions' values; the last dimension changes fastest."""
         for one in self.dimensions:
             if not one.values:
                 raise ConfigError(
@@ -182,10 +178,6 @@ def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
 
     Args:
         content: `{section: {setting: list or range}}`.
-
-    Raises:
-        ConfigError: a section or setting is unknown or cannot be searched, a list is empty, a value has the wrong type,
-            is out of range or occurs twice, or the low end of a range is not below its high end.
     """
     dimensions = []
     sections = {field.name: type(getattr(Config(), field.name)) for field in dataclasses.fields(Config)}
@@ -274,11 +266,7 @@ def _values(section: str, name: str, listed: Sequence[Any], where: str) -> tuple
 
 
 def parse_search_space(text: str) -> SearchSpace:
-    """Return the search space of a flag: names separated by commas, or a YAML file.
-
-    Raises:
-        ConfigError: a name is unknown or occurs twice; see also `read_settings` and `parse_space`.
-    """
+    """Return the search space of a flag: names separated by commas, or a YAML file."""
     if text.endswith((".yaml", ".yml")) or "/" in text:
         return parse_space(read_settings(Path(text)), text)
     content: dict[str, dict[str, Any]] = {}

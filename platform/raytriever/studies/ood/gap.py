@@ -137,9 +137,6 @@ def hold_out(
 
     Returns:
         Rows of the other passages, and rows of the drawn ones, both ascending.
-
-    Raises:
-        DataError: fewer than half of the passages would be left.
     """
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")

@@ -80,9 +80,6 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], log: Log) -> dict[
 
     Returns:
         The tables of each model as text, by model.
-
-    Raises:
-        UserError: something a user can correct; finished models are kept.
     """
     if ACROSS in names.values():
         raise ConfigError(

@@ -163,11 +163,7 @@ def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
 
 
 def project(vectors: Float32[ndarray, "rows width"], seed: int) -> Float64[ndarray, "rows 2"]:
-    """Return a point on a plane for every row; near rows stay near.
-
-    Raises:
-        ConfigError: scikit-learn is not installed.
-    """
+    """Return a point on a plane for every row; near rows stay near."""
     try:
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE

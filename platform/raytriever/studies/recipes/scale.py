@@ -147,11 +147,7 @@ class StudyScale:
         return MeasuredDataset(name, location, about=_about(name, subset) + (_GROUPS if groups else ""))
 
     def pack(self, name: str, subset: Subset) -> MeasuredDataset:
-        """Return a subset of a pack, one of `PACKS`.
-
-        Raises:
-            ConfigError: the folder of the pack does not exist.
-        """
+        """Return a subset of a pack, one of `PACKS`."""
         pack, splits = PACKS[name]
         source = self.pack_folder(pack)
         if not subset.train:

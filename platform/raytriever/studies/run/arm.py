@@ -99,9 +99,6 @@ class ArmRunner:
         """Train and measure an arm; steps that an earlier call finished are skipped.
 
         Arms on several threads are prepared one at a time, because they share negatives.
-
-        Raises:
-            UserError: something a user can correct; the error names the arm.
         """
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole

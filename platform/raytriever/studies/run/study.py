@@ -54,11 +54,7 @@ class _Settings(TypedDict):
 
 
 def check_directory(output: Path, name: str, scale: str) -> None:
-    """Refuse a directory that holds anything but this study at this scale. Nothing is written.
-
-    Raises:
-        StorageError: the directory cannot be written, or `study.json` is damaged.
-    """
+    """Refuse a directory that holds anything but this study at this scale. Nothing is written."""
     check_writable(output)
     # An earlier call may have been killed while its recipe wrote the data.
     if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:

@@ -158,11 +158,7 @@ def _dump(settings: dict[str, Any]) -> str:
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
-    """Return the search space and the plan, after a check of every trial of a grid.
-
-    Raises:
-        UserError: the space, a metric or the settings of a trial are not valid.
-    """
+    """Return the search space and the plan, after a check of every trial of a grid."""
     check_options(search)
     check_config(base)
     if search.trial_gpus is not None and base.training.workers[1] > 1:

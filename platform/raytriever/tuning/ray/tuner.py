@@ -173,11 +173,7 @@ class SweepStopper(Stopper):
 
 
 def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:
-    """Run the remaining trials. An interruption stops them.
-
-    Raises:
-        Exception: the trial log or the events could not be written, or Tune failed.
-    """
+    """Run the remaining trials. An interruption stops them."""
     workers, stopper = plan.base.training.workers[1], SweepStopper()
     nodes = sum(node["Alive"] for node in ray.nodes())
     for name, value in _RAY_TUNE.items():

@@ -121,9 +121,6 @@ def write_questions(
 
     Returns:
         Numbers of questions and documents by data set, `mixture` included.
-
-    Raises:
-        DataError: a data set has too few questions to choose a threshold.
     """
     described = [asdict(source) | {"splits": list(source.splits)} for source in sources]
     meta = {"kind": "questions", "version": _VERSION, "size": asdict(size), "sources": described}

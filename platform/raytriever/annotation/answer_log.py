@@ -48,7 +48,6 @@ class AnswerLog:
     """Answer log in a folder. One process at a time holds it.
 
     Args:
-        folder: is created if it does not exist.
         report: receives a line that names the other command.
     """
 

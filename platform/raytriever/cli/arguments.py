@@ -206,7 +206,6 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
 
     Args:
         kind: a dataclass whose fields were declared with `option`.
-        title: the heading of the flags in the help.
         only: names of the fields; all of them when None.
     """
     group = parser.add_argument_group(title)

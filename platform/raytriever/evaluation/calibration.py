@@ -77,7 +77,6 @@ def make_calibration(
     Args:
         splits: where thresholds were chosen, and where they were checked.
         pools: pooled scores of both; of the questions with an answer alone.
-        answers: thresholds of the decision to answer.
         int8: whether the texts were encoded in 8-bit integers.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked

@@ -98,7 +98,6 @@ class PartMeasurement:
     Args:
         evaluations: results on the evaluated split, by model.
         calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
-        calibration_judged: judged queries of that split.
     """
 
     name: str
@@ -187,9 +186,6 @@ class MeasurementStore:
 
     A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
     the protocol and the arithmetic. A damaged one is measured again.
-
-    Args:
-        folder: `OUTPUT.unfinished`.
     """
 
     folder: Path
@@ -208,11 +204,7 @@ class MeasurementStore:
         key: Mapping[str, Any],
         measure: Callable[[], tuple[Evaluation, float]],
     ) -> tuple[Evaluation, float]:
-        """Return a stored measurement, or make it and store it.
-
-        Args:
-            key: all that decides the figures.
-        """
+        """Return a stored measurement, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:

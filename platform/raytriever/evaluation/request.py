@@ -73,7 +73,6 @@ class EvaluationJob:
     """Everything that an evaluation measures, checked.
 
     Args:
-        models: at least one model.
         baselines: names of the models that the others are compared with.
         aims: wanted values, for which thresholds are chosen on `calibration_split`.
         calibration_split: another split of the data sets; the evaluated one itself to divide its queries into folds.

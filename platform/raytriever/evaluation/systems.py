@@ -51,9 +51,6 @@ class RetrievalBackend:
 class Encoders:
     """Retrievers by the names of their models. The least recently used ones are dropped, and loaded again on use.
 
-    Args:
-        models: all models of an evaluation; each is loaded once here.
-
     Attributes:
         systems: how each model reads texts, and the width of its embeddings.
     """

@@ -143,8 +143,6 @@ def arrange(
     Args:
         columns: a figure for each row, by metric and data set; the data set None is the mean over all.
         rows: different names.
-        first: title above the names of the rows.
-        title: returns the title of a metric.
     """
     datasets = list(dict.fromkeys(one for one, _ in columns))
     names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))

@@ -36,7 +36,6 @@ def add_unanswerable(
     """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
 
     Args:
-        part: the part; its questions stay where they are.
         kinds: `removed`, `hard` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
         split_elsewhere: split of the other data sets; None for the one of the same name.

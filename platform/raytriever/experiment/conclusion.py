@@ -78,7 +78,6 @@ def conclude(
     Args:
         run: the run's directory, with `model/`.
         folders: directories of the stages with their `steps.jsonl`, in order.
-        evaluations: by system.
         started: `time.monotonic()` at the start of the command.
     """
     base, dataset = opened.curriculum.base, opened.dataset

@@ -129,8 +129,6 @@ class _Planned:
     """Plan for one place.
 
     Args:
-        plan: memory with the settings of the user.
-        fit: largest chunk with these settings.
         texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
         parts: bytes with this chunk.
         checkpointed: largest chunk with activation checkpointing, if that is not set and may help.

@@ -80,7 +80,6 @@ def train_into(
 
     Args:
         config: its settings, with the encoder to start from.
-        tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
         gpus: GPUs of each worker; see `train_on_cluster`.
     """
@@ -132,9 +131,7 @@ def train_as_child(
     """Train a stage in its own directory and with its own tracked run; `metrics.json` is written last.
 
     Args:
-        run: the stage's directory with its configuration.
         stage, config, negatives, here, gpus: see `train_into`.
-        tracker: new, for this stage.
     """
     with closing(tracker):
         dataset, data = stage.training_data.datasets[0], config.data
@@ -187,7 +184,6 @@ class Stages:
         """Find the hard negatives of all stages before the first one begins.
 
         Args:
-            index_of: returns the BM25 index of a data set.
             known: negatives that earlier runs over the same data found; new ones are added.
         """
         known = {} if known is None else known

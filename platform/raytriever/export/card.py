@@ -49,7 +49,6 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        description: pooling, similarity, lengths and prompts of the model.
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
         trained: `metrics.json` of that run; empty if there is none.

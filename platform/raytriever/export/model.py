@@ -57,7 +57,6 @@ class Parity:
     Args:
         form: `onnx` or `openvino`.
         side: `query` or `passage`; `passage` if both share a tower.
-        texts: number of compared texts.
         difference: largest difference of a component, relative to the length of the embedding.
         cosine: lowest cosine of two embeddings of one text.
     """

@@ -79,7 +79,6 @@ def combined_features(
     """Return the features of `combined`, in the order of `FEATURES`.
 
     Args:
-        ranked: the result of `confidences`.
         bm25: BM25's highest and second highest score for each query, and its score for the best document.
         agrees: whether BM25 has the same best document.
     """

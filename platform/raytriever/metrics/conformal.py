@@ -36,7 +36,6 @@ def wrong_answers_threshold(
 
     Args:
         confidence: of each question; its best document is shown at or above the threshold.
-        right: whether the best document is relevant.
         alpha: share of all questions, above 0 and below 1.
 
     Returns:

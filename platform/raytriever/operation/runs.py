@@ -53,9 +53,7 @@ class RunEntry:
         state: `running`, `interrupted`, `finished` or `damaged`.
         detail: the process that writes it, its progress, or the damage.
         started, ended: seconds since 1970; None if not recorded.
-        loss: the last training loss.
         metric: name and value of the main metric.
-        checkpoints: checkpoints in the order of their steps.
         settings: settings of a training run that differ from the defaults, as `section.setting`.
         figures: metrics by system: `bm25`, `before`, `after`.
     """

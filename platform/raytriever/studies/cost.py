@@ -36,11 +36,7 @@ GPU, GPU_SHARE = "NVIDIA H100", 0.3
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Cost of one training of an arm.
-
-    Args:
-        operations: operations of the encoder, forward and backward.
-    """
+    """Cost of one training of an arm."""
 
     name: str
     steps: int

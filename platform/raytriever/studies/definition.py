@@ -165,7 +165,6 @@ class Study:
 
     Args:
         name: name on the command line.
-        arms: arms in the order of the table.
         seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
         baselines: one or two rows that the others are compared with. In each block that has them, marks are `+` and
             `-` against the first, `◆` and `◇` against the second.

@@ -110,11 +110,7 @@ def metrics_of(results: SeededResults, dataset: str) -> list[str]:
 
 
 def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
-    """Return the tables of a study.
-
-    Args:
-        paper: results of the paper, in the units of ours.
-    """
+    """Return the tables of a study."""
     seeds = max(len(cell) for cell in results.cells.values())
     tables = []
     for block in blocks:

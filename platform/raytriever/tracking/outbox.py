@@ -267,11 +267,7 @@ def has_unsent_data(folder: Path, tracker: str) -> bool:
 
 
 class OutboxSender:
-    """Thread that sends the data of outboxes to one tracker until it is closed.
-
-    Args:
-        log: called with lines for the user, from the thread.
-    """
+    """Thread that sends the data of outboxes to one tracker until it is closed."""
 
     def __init__(self, client: TrackerClient, log: Callable[[str], None]) -> None:
         self.client, self._log = client, log

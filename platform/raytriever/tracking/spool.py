@@ -66,13 +66,7 @@ class Spool:
         run_name: str,
         log: Log = log_above_progress,
     ) -> Self:
-        """Start or resume a run.
-
-        Args:
-            clients: the trackers; an MLflow server answers.
-            folder: the run directory, which exists.
-            log: called with lines for the user, from another thread.
-        """
+        """Start or resume a run."""
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
             outbox.begin(run_name)

@@ -35,7 +35,6 @@ class TrackioRun(RemoteRun):
     """One run in the database.
 
     Args:
-        storage: Trackio's `SQLiteStorage`.
         points: number of points that the database has.
     """
 

@@ -131,7 +131,6 @@ class WandbRun(RemoteRun):
     """One run of W&B.
 
     Args:
-        run: what `wandb.init` returned.
         points: number of points that W&B has.
     """
 

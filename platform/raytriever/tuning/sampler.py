@@ -42,7 +42,6 @@ class Sampler:
         searcher: `grid` for every combination once, in order; `random` for uniform points, none of them twice (Bergstra
             and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
             2019), for which running trials count as bad ones, so that concurrent trials try different points.
-        seed: seed of random points.
 
     Raises:
         ConfigError: Optuna is not installed, or a range has no grid.

@@ -114,11 +114,7 @@ DRIFT = "query_positive_distance"
 
 
 def save_curves(path: Path, curves: Mapping[str, list[OperatingPoint]], k: int, title: str = "") -> None:
-    """Draw queries per second of one thread over recall@k, one curve for each index; right and up is better.
-
-    Args:
-        curves: operating points by the name of the curve.
-    """
+    """Draw queries per second of one thread over recall@k, one curve for each index; right and up is better."""
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         for (name, points), (colour, dash) in zip(curves.items(), lines(), strict=False):

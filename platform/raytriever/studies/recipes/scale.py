@@ -115,7 +115,6 @@ class StudyScale:
         Args:
             full: names in `WHOLE_SETS`.
             small: subset of each pack, by its name in `PACKS`.
-            smoke: parts of pydocs.
         """
         if self.is_full:
             return [self.whole(WHOLE_SETS[name][0], name, queries=WHOLE_SETS[name][1]) for name in full]

@@ -146,11 +146,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Result of a call of `run_study`.
-
-    Args:
-        has_run_arms: whether this call trained or measured anything.
-    """
+    """Result of a call of `run_study`."""
 
     path: Path
     results: SeededResults
@@ -171,7 +167,6 @@ def run_study(
 
     Args:
         study: made by a recipe whose `folder` was the folder `DATA` of `output`.
-        output: directory that passed `check_directory`.
         seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
             further seeds out of the table.
         trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.

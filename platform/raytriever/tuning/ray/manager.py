@@ -57,11 +57,7 @@ class TrialRecorder(Recorder):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Plan of a sweep.
-
-    Args:
-        metric: metric that decides which trial is the best.
-    """
+    """Plan of a sweep."""
 
     base: Config
     sampler: Sampler

@@ -64,7 +64,6 @@ class SweepResult:
     """Result of a sweep.
 
     Args:
-        metric: metric that decides which trial is the best.
         best: the best trial; None if no trial finished.
         rows: metrics of the best trial on the test split, by system.
         is_new: False if an earlier call had already finished the sweep.
@@ -284,7 +283,6 @@ def write_sweep(
     """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
 
     Args:
-        trials: at least one.
         watched: metric that trials were stopped by; None without early stopping.
     """
     if not trials:

@@ -68,7 +68,6 @@ class SweepContext:
     """Values that all trials of a sweep share.
 
     Args:
-        driver: working directory and locks of the driver.
         trials_per_node: number of trials that share a node's cores.
         watched_metric: metric that is reported to Tune at each validation; None if no trial is stopped early.
         searches_corpus: whether a trial searches the whole corpus at its end; otherwise its dev loss suffices.

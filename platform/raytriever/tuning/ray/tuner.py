@@ -114,7 +114,6 @@ class Asha(AsyncHyperBandScheduler):
         metric, larger: metric that trials are compared by, and whether larger values are better.
         grace: no trial is stopped before this step.
         factor: one in this many trials continues at each rung.
-        earlier: curves of trials that have ended.
         curve_of: returns the curve of a resumed trial by its number.
     """
 

@@ -37,11 +37,7 @@ POOLED = "all"  # the data set of all questions
 
 
 class QuestionReader:
-    """Reader of the answers of any system to the questions of a data set. BM25 is asked about its corpus.
-
-    Args:
-        dataset: the data set as it is stored, with any split.
-    """
+    """Reader of the answers of any system to the questions of a data set. BM25 is asked about its corpus."""
 
     def __init__(self, dataset: RetrievalDataset) -> None:
         self._index = Bm25Index.of(dataset.documents)

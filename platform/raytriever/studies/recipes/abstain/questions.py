@@ -300,7 +300,6 @@ class _Folder:
         """Add a query; its relevant documents outside the corpus have ids that no document has.
 
         Args:
-            corpus: documents of the data set that is written.
             prefix, document_prefix: beginnings of the ids of the query and of its documents.
             text: text of the query; None for its own.
         """

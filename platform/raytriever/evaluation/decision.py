@@ -18,10 +18,9 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.errors import DataError
-from raytriever.evaluation.aims import ANSWER_AIMS, PAIR_AIMS, WantedAim
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
-from raytriever.evaluation.protocol import REMOVED, JudgedQueries
+from raytriever.evaluation.protocol import ANSWER_AIMS, PAIR_AIMS, REMOVED, JudgedQueries, WantedAim
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,

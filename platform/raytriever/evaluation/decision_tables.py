@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raytriever.evaluation.aims import PAIR_AIMS, aim_text
 from raytriever.evaluation.decision import SHARES
+from raytriever.evaluation.protocol import PAIR_AIMS, aim_text
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 

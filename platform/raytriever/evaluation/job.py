@@ -33,15 +33,28 @@ from raytriever.evaluation.differences.significance import (
 )
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement, format_copies
-from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows
+from raytriever.evaluation.measurements import (
+    DatasetMeasurement,
+    MeasurementStore,
+    PartMeasurement,
+    auc_lines,
+    auc_points,
+    auc_rows,
+    format_copies,
+)
 from raytriever.evaluation.protocol import AUC, REMOVED, format_absent
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
+from raytriever.evaluation.request import (
+    EvaluatedModel,
+    EvaluationJob,
+    OpenPart,
+    add_unanswerable,
+    check_enough_questions,
+    open_parts,
+)
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
-from raytriever.evaluation.unanswerable import add_unanswerable, check_enough_questions
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store

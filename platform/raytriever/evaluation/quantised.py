@@ -19,10 +19,9 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError, setting
-from raytriever.evaluation.aims import aim_text
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, aim_text, metric_title
 from raytriever.evaluation.request import StoredForm
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries
 from raytriever.index.exact.search import top_k_of_blocks

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.aims import aim_text
 from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table
+from raytriever.evaluation.protocol import aim_text
 from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM

@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
-from raytriever.evaluation.aims import parse_aims
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import metric_title, read_metrics
+from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device

@@ -55,7 +55,7 @@ def table_of(title: str, rows: Rows, columns: Columns, note: str) -> list[HtmlTa
 
 
 def auc_table(rows: Rows) -> list[HtmlTable]:
-    """Return a table of the pooled AUC with its interval, from rows of `evaluation.pooled_scores.auc_rows`."""
+    """Return a table of the pooled AUC with its interval, from rows of `evaluation.measurements.auc_rows`."""
     columns: Columns = {
         "data set": lambda row: str(row["dataset"]),
         "model": lambda row: str(row["model"]),

@@ -29,9 +29,9 @@ from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.systems import Bm25System
-from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.experiment.opening import open_run
+from raytriever.experiment.train import conclude
 from raytriever.machine import usable_cores
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options, did_you_mean

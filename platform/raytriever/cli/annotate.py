@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
 from raytriever.cli.arguments import (
     Parser,
+    add_embeddings,
+    add_output,
     add_path,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -20,7 +20,7 @@ from raytriever.cli.arguments import (
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -46,8 +46,6 @@ def main(words: list[str]) -> None:
         )
     check_annotation(annotation, arguments.embeddings is not None)
     check_paths(annotation, model, data)
-    if arguments.embeddings is not None:
-        EMBEDDINGS.check(arguments.embeddings, "embeddings")
     output = Path(arguments.output)
     if not arguments.dry_run:
         lock_output(arguments, output)
@@ -62,8 +60,8 @@ def main(words: list[str]) -> None:
         model=model,
         precision=training.precision,
         max_bad_rows=data.max_bad_rows,
-        embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
-        answers=Path(arguments.answers) if arguments.answers is not None else None,
+        embeddings=arguments.embeddings and Path(arguments.embeddings),
+        answers=arguments.answers and Path(arguments.answers),
         bm25_language=data.bm25_language,
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
@@ -83,7 +81,7 @@ def _parser() -> Parser:
         prog="annotate",
         description="Select positives among the candidates of several retrievers with a language model.",
     )
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the annotated data set to", required=True)
+    add_output(parser, "folder to write the annotated data set to")
     parser.add_argument(
         "--split",
         default="train",
@@ -98,13 +96,7 @@ def _parser() -> Parser:
         "DIR",
         "folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
     )
-    parser.add_argument(
-        "--embeddings",
-        type=partial(EMBEDDINGS.read_flag, name="embeddings"),
-        metavar="DIR",
-        help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
-    )
-    add_wait(parser)
+    add_embeddings(parser)
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])

@@ -22,7 +22,7 @@ from raytriever.cli.suggestions import suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, needs_of, read_option, without_effect
-from raytriever.paths import PathKind
+from raytriever.paths import EMBEDDINGS, OUTPUT, PathKind
 from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
@@ -315,22 +315,29 @@ def _choose_experiment(name: str) -> str:
     return name
 
 
-def add_wait(parser: Flags) -> None:
-    """Add `--wait`, for a stage that calls `lock_output`."""
+def add_output(parser: Flags, help: str, **settings: Any) -> None:
+    """Add `--output`, which is required without a default, and `--wait`, for a stage that calls `lock_output`."""
+    add_path(parser, "--output", OUTPUT, "DIR", help, **{"required": "default" not in settings, **settings})
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"
     )
 
 
-def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--output") -> None:
-    """Lock a directory for writing until this command ends; called before heavy imports.
+def add_embeddings(parser: Flags) -> None:
+    """Add `--embeddings`, the embeddings of the passages of a stage with `--model`."""
+    help = "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)"
+    add_path(parser, "--embeddings", EMBEDDINGS, "DIR", help)
 
-    Args:
-        arguments: arguments of a parser with `add_wait`.
-        output: the directory; it need not exist.
+
+def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Path:
+    """Lock the directory of a parser with `add_output` until this command ends, and return it.
+
+    Called before heavy imports. The directory need not exist; by default it is that of `--output`.
     """
+    output = Path(arguments.output) if output is None else output
     with lock_errors(output):
-        acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")
+        acquire(output, wait=arguments.wait, report=warn, remedy="wait for it with --wait, or give another --output")
+    return output
 
 
 def number_type(kind: type, flag: str) -> Callable[[str], Any]:

@@ -50,7 +50,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder
 from raytriever.studies.run.study import run_study
-from raytriever.tracking.tracker import Backlog, DatasetRecord, NullTracker
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
@@ -263,7 +263,7 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
         choose_actor_pool(config)
 
 
-class Children(NullTracker):
+class Children(Tracker):
     """Tracker of a study whose runs keep nothing."""
 
     run_id = None

@@ -24,7 +24,8 @@ from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.store.commit import MANIFEST, committed_directory
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, closing
+from raytriever.tracking.spool import Spool
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 from raytriever.training.validation.records import read_records, summarize
@@ -72,7 +73,7 @@ def train_into(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: PersistentTracker,
+    tracker: Spool,
     here: bool = False,
     gpus: float = 1.0,
 ) -> Recorder:
@@ -123,7 +124,7 @@ def train_as_child(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: PersistentTracker,
+    tracker: Spool,
     log: Callable[[str], None],
     here: bool = False,
     gpus: float = 1.0,
@@ -200,7 +201,7 @@ class Stages:
                     # Checked now, not after the earlier stages. The workers of the first stage check theirs at once.
                     stage.training_data.train(self._negatives[number])
 
-    def train(self, tracker: PersistentTracker, run_name: str) -> None:
+    def train(self, tracker: Spool, run_name: str) -> None:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.
 
         Args:

@@ -22,7 +22,7 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.masking import masked
 from raytriever.store.disk import check_writable, disk_errors
-from raytriever.tracking.tracker import DatasetRecord, Point
+from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun
 
 PROJECT = "raytriever"
 EXPERIMENT_NAME = "MLFLOW_EXPERIMENT_NAME"
@@ -234,7 +234,7 @@ class MlflowServer:
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 
-class MlflowTracker:
+class MlflowTracker(RemoteRun):
     """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
 
     def __init__(

@@ -24,7 +24,7 @@ from raytriever.store.disk import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender, has_unsent_data, state_file
 from raytriever.tracking.steps import StepLog
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, TrackerClient
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
 from raytriever.tracking.trackers import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
@@ -34,8 +34,8 @@ _ADJACENT = ".tracking"  # end of the name of a folder next to an output
 Log = Callable[[str], None]
 
 
-class Spool:
-    """A `PersistentTracker` that stores its data in a run directory, and sends it to any number of trackers.
+class Spool(Tracker):
+    """Tracker that stores its data in a run directory, and sends it to any number of trackers.
 
     Args:
         senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
@@ -86,7 +86,10 @@ class Spool:
         return self._outboxes[0].run_id if self._outboxes else None
 
     def child(self, run_name: str, folder: Path) -> Spool:
-        """See `PersistentTracker`; a child can be started while a tracker does not answer."""
+        """Return a child run with its own settings, metrics, files and run directory.
+
+        It can be started while a tracker does not answer.
+        """
         name = os.path.relpath(folder, self.folder)
         for outbox in self._outboxes:
             outbox.put_child(name)
@@ -130,7 +133,7 @@ class Spool:
             sender.wake()
 
     def backlog(self) -> Backlog:
-        """See `PersistentTracker`; includes all runs and trackers, each point and file once for each tracker."""
+        """Return the unsent data of this run and its child runs, each point and file once for each tracker."""
         return sum((sender.backlog() for sender in self._senders), Backlog())
 
     def finish(self, status: str) -> None:

@@ -90,12 +90,6 @@ class TensorboardRun(RemoteRun):
             events.append(event)
         self._write(events)
 
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Store no file: it is in the run directory."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing: TensorBoard has no status of a run."""
-
     def _write(self, events: Sequence[Any]) -> None:
         with disk_errors(self._file), self._file.open("ab") as stream:
             writer = self._writer(stream)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from raytriever.tracking.mlflow_tracker import PROJECT
@@ -65,9 +64,3 @@ class TrackioRun(RemoteRun):
         )
         self._next = next_point
         self._config = {}
-
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Store no file: it is in the run directory."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing: Trackio has no status of a run."""

@@ -46,8 +46,9 @@ from raytriever.studies.definition import (
     errors_within,
 )
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
+from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
@@ -87,7 +88,7 @@ class ArmRunner:
     """
 
     def __init__(
-        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, log: Log, gpus: float
+        self, output: Path, run_name: str, tracker: Spool, record: DatasetRecord, log: Log, gpus: float
     ) -> None:
         self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
         self._gpus = gpus
@@ -141,12 +142,10 @@ class ArmRunner:
             facts = _training_facts(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
-    def _child(self, name: str, run: RunDirectory) -> PersistentTracker:
+    def _child(self, name: str, run: RunDirectory) -> Spool:
         return self._tracker.child(f"{self._run_name}/{name}", run.path)
 
-    def _measure(
-        self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: PersistentTracker
-    ) -> Metrics:
+    def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
         metrics: Metrics = {}
         for dataset in arm.datasets:
@@ -198,7 +197,7 @@ def measure(
             bm25_language=dataset.bm25_language,
             max_bad_rows=1.0 if UNANSWERABLE in dataset.extras else 0.01,
         )
-        run_evaluation(job, path, fresh=True, tracker=NullTracker, log=lambda line: None)
+        run_evaluation(job, path, fresh=True, tracker=Tracker, log=lambda line: None)
     values = read_results(path)["models"].get(arm.name, {}).get(path.name)
     if values is None:
         raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")

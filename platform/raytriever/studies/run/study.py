@@ -40,7 +40,7 @@ from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
 
 SETTINGS, DATA = "study.json", "data"
@@ -289,7 +289,7 @@ def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
     return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), hash_of(settings), {})
 
 
-def _log_results(tracker: PersistentTracker, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
+def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
     """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
     names = {(arm.label, one.name): arm.name for arm in study.arms for one in arm.datasets}

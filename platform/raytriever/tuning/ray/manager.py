@@ -21,8 +21,9 @@ from raytriever.experiment.recorder import Recorder
 from raytriever.experiment.stages import best_checkpoint
 from raytriever.progress import Progress
 from raytriever.store.commit import remove
+from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, PersistentTracker, Point
+from raytriever.tracking.tracker import STAGE, Point
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
@@ -38,7 +39,7 @@ LARGE_FOLDERS = ("checkpoints", "model", "negatives")
 class TrialRecorder(Recorder):
     """Records the events of a trial."""
 
-    def __init__(self, tracker: PersistentTracker, folder: Path, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Spool, folder: Path, name: str, log: Callable[[str], None]) -> None:
         super().__init__(tracker, folder, total_steps=0)
         self._name, self._log_of_sweep = name, log
 
@@ -69,7 +70,7 @@ class SweepPlan:
 @dataclass
 class _Running:
     recorder: TrialRecorder
-    tracker: PersistentTracker
+    tracker: Spool
     started: float  # `time.monotonic()`
 
 
@@ -86,7 +87,7 @@ class TrialManager:
         plan: SweepPlan,
         data: SweepData,
         trials: Sequence[Trial],
-        tracker: PersistentTracker,
+        tracker: Spool,
         run_name: str,
         log: Callable[[str], None],
     ) -> None:

@@ -39,7 +39,7 @@ from raytriever.store.commit import MANIFEST, committed_directory, write_atomica
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, PersistentTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, Point, Tracker, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
@@ -231,7 +231,7 @@ def evaluate_best(
     best: Trial,
     config: Config,
     folder: Path,
-    tracker: PersistentTracker,
+    tracker: Spool,
     run_name: str,
     log: Callable[[str], None],
     started: float,

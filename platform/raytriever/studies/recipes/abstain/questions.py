@@ -27,6 +27,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from raytriever.annotation.output import write_beir
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.keys import normalise
 from raytriever.data.unanswerable import hard_questions
@@ -34,7 +35,7 @@ from raytriever.errors import DataError
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory
-from raytriever.studies.subsets import id_hash, is_stored, write_beir
+from raytriever.studies.subsets import id_hash, is_stored
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"

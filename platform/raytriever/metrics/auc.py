@@ -207,8 +207,6 @@ def auc_interval(
         confidence: share of such intervals that hold the true value, above 0 and below 1.
     """
     check_confidence(confidence)
-    if (positive_queries is None) != (negative_queries is None):
-        raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
     if positive_queries is None or negative_queries is None:
         positive_queries = np.arange(len(positives))
         negative_queries = len(positives) + np.arange(len(negatives))
@@ -348,10 +346,6 @@ def roc_curve(
         confidence: confidence of the band, above 0 and below 1.
     """
     check_confidence(confidence)
-    if points < 1 or not len(positives) or not len(negatives):
-        raise MetricInputError(
-            "a curve without points or a pool without scores", "ROC curve", "give at least one of each"
-        )
     above, below = sort_pools(positives, negatives)
     thresholds = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 from scipy.special import ndtri, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence
+from raytriever.metrics.inputs import check_confidence
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[f
     Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
     """
     check_confidence(confidence)
-    if not 0 <= successes <= trials:
-        raise MetricInputError(f"{successes} of {trials}", "share", "give successes from 0 to the number of trials")
     if not trials:
         return 0.0, 1.0
     return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
@@ -60,12 +58,6 @@ def wilson_by_query(
     the variance within queries is unknown, and each query counts as one case: n = Q. `worth` times as many cases count.
     """
     check_confidence(confidence)
-    if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
-        raise MetricInputError(
-            f"{len(parts)} parts of {len(wholes)} queries",
-            "share",
-            "give both for each query, with no part above its whole",
-        )
     parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
     queries, cases = len(wholes), float(wholes.sum())
     if not queries:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config.curriculum import NAME, Curriculum
+from raytriever.config.curriculum import Curriculum
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
@@ -184,20 +184,6 @@ class Study:
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     analyse: Analyse | None = None
-
-    def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names) or not all(NAME.fullmatch(name) for name in names):
-            raise ValueError(f"{self.name}: arms need unique names of letters, digits, '.', '_' and '-': {names}")
-        cells = [(arm.label, one.name) for arm in self.arms for one in arm.datasets]
-        if len(set(cells)) < len(cells):
-            raise ValueError(f"{self.name}: two arms fill the same row on the same data set")
-        for arm in self.arms:
-            if not arm.datasets or (arm.curriculum is None) != bool(arm.model):
-                raise ValueError(f"{self.name}: {arm.name} is measured on nothing, or lacks a curriculum or a model")
-        rows = {arm.row for arm in self.arms}
-        if self.analyse is None and not set(self.baselines) <= rows:
-            raise ValueError(f"{self.name}: baselines {self.baselines} are not among the rows {sorted(rows)}")
 
 
 @contextmanager

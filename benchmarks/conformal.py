@@ -20,7 +20,6 @@ from ends import machine, parser
 from raytriever.metrics.answering import (
     CONFORMAL,
     AnswerAim,
-    TopAnswers,
     achieve_answers,
     choose_answer_threshold,
     decide,
@@ -61,7 +60,7 @@ def promises(name: str, questions: int, sets: int, rng: np.random.Generator) -> 
         true = fit_confidence(name, some).of(truth)
         for aim in CONFORMAL:
             for alpha in ALPHAS:
-                chosen = choose_answer_threshold(TopAnswers(values, some.right, some.answerable), aim, alpha)
+                chosen = choose_answer_threshold(values, some.right, some.answerable, aim, alpha)
                 shown = true >= chosen.score if chosen.reached else np.full(FURTHER, aim == "missed")
                 loss = shown & ~truth.right if aim == "wrong_answers" else ~shown[truth.answerable]
                 shares.setdefault((aim, alpha), []).append(float(loss.mean()))

@@ -110,16 +110,16 @@ def make_calibration(
         confidence=answers.confidence,
         thresholds=[
             AnswerThreshold(
-                cast("AnswerAim", one.threshold.aim),
-                one.threshold.wanted,
-                one.threshold.score,
-                one.achieved.answered,
-                one.achieved.top_precision,
-                one.achieved.wrong,
-                one.achieved.unanswerable,
+                cast("AnswerAim", threshold.aim),
+                threshold.wanted,
+                threshold.score,
+                achieved.answered,
+                achieved.top_precision,
+                achieved.wrong,
+                achieved.unanswerable,
             )
-            for one in answers.thresholds
-            if one.achieved is not None
+            for threshold, achieved in answers.thresholds
+            if achieved is not None
         ],
         first=first,
         later=later,

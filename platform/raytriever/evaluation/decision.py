@@ -209,8 +209,8 @@ def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict
     """Return the share of questions without an answer that are shown one, for each threshold."""
     values = answers.confidence.of(questions)
     return [
-        achieve_answers(values >= one.threshold.score, questions).unanswerable if one.achieved else {}
-        for one in answers.thresholds
+        achieve_answers(values >= threshold.score, questions).unanswerable if achieved else {}
+        for threshold, achieved in answers.thresholds
     ]
 
 
@@ -243,9 +243,7 @@ def calibration_rows(
         ]
         if answers is not None:
             unasked = one.unasked or [{} for _ in answers.thresholds]
-            thresholds += [
-                (each.threshold, each.achieved, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)
-            ]
+            thresholds += [(*each, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)]
         for threshold, achieved, extra in thresholds:
             is_answer = threshold.aim in ANSWER_AIMS
             asked = len(answers.chosen[0]) if answers is not None else 0

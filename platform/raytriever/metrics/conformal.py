@@ -17,13 +17,15 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from raytriever.metrics.inputs import scores_of
+from raytriever.metrics.inputs import MetricInputError, scores_of
 
 _WHERE = "conformal threshold"
 
 
 def fewest_questions(alpha: float) -> int:
     """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
+    if not 0 < alpha < 1:
+        raise MetricInputError(f"a share of {alpha:g}", _WHERE, "give a share above 0 and below 1")
     return int(np.ceil(1 / alpha - 1 - 1e-9))
 
 

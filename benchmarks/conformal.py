@@ -89,14 +89,14 @@ def few_questions(name: str, questions: int, sets: int, rng: np.random.Generator
         some = drawn(rng, questions)
         made = decide(some, some, SHOWN, name)
         values = made.confidence.of(truth)
-        for one in made.thresholds:
-            if one.achieved is None:
+        for threshold, achieved in made.thresholds:
+            if achieved is None:
                 continue
-            true = achieve_answers(values >= one.threshold.score, truth)
+            true = achieve_answers(values >= threshold.score, truth)
             for share in ("answered", "top_precision", "wrong", "f1"):
-                interval = getattr(one.achieved, share)
+                interval = getattr(achieved, share)
                 inside = interval.low <= getattr(true, share).value <= interval.high
-                held.setdefault((one.threshold.aim, share), []).append(inside)
+                held.setdefault((threshold.aim, share), []).append(inside)
     return [
         {
             "figure": "few questions",

@@ -89,11 +89,10 @@ def main(words: list[str]) -> None:
                 f"--scale {FULL}",
                 remedy,
             )
-    result = run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers)
-    if not result.has_run_arms:
-        warn(f"{result.path} is finished; a larger --seeds continues it")
-    show((result.path / TABLE).read_text())
-    show(str(result.path / PAGE))
+    if not run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers):
+        warn(f"{output} is finished; a larger --seeds continues it")
+    show((output / TABLE).read_text())
+    show(str(output / PAGE))
 
 
 def _load_own(arguments: argparse.Namespace) -> Study:

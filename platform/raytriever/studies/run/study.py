@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -144,15 +143,6 @@ def _read(file: Path) -> dict[str, Any]:
         return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
-@dataclass(frozen=True)
-class StudyResult:
-    """Result of a call of `run_study`."""
-
-    path: Path
-    results: SeededResults
-    has_run_arms: bool
-
-
 def run_study(
     study: Study,
     scale: str,
@@ -162,8 +152,8 @@ def run_study(
     log: Callable[[str], None],
     trial_gpus: float | None = None,
     trackers: Sequence[str] = DEFAULT_TRACKERS,
-) -> StudyResult:
-    """Train and measure the missing arms, and write the outcome.
+) -> bool:
+    """Train and measure the missing arms, and write the outcome; return whether there were any.
 
     Args:
         study: made by a recipe whose `folder` was the folder `DATA` of `output`.
@@ -190,9 +180,9 @@ def run_study(
         if seed in seeds_of(arm, seeds) and not is_finished(arm_folder(output, arm, seed))
     ]
     if not todo and (output / RESULTS).is_file():
-        results = write_study(study, output, scale, seeds)
+        write_study(study, output, scale, seeds)
         send_pending(output, trackers, log)
-        return StudyResult(output, results, has_run_arms=False)
+        return False
     check_cluster()
     clients = open_trackers(trackers)
     with disk_errors(output):
@@ -223,7 +213,7 @@ def run_study(
             run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
         results = write_study(study, output, scale, seeds)
         _log_results(tracker, study, results, output, seeds)
-    return StudyResult(output, results, has_run_arms=True)
+    return True
 
 
 @contextmanager

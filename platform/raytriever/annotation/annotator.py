@@ -68,11 +68,7 @@ class Annotation:
 
 
 class Slots:
-    """Semaphore with priorities: waiters are served by their step, then by their order of arrival.
-
-    Args:
-        free: number of slots, at least 1.
-    """
+    """Semaphore with priorities: waiters are served by their step, then by their order of arrival."""
 
     def __init__(self, free: int) -> None:
         self._free = free

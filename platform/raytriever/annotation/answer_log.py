@@ -45,11 +45,7 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. One process at a time holds it.
-
-    Args:
-        report: receives a line that names the other command.
-    """
+    """Answer log in a folder. One process at a time holds it; `report` receives a line that names another one."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE

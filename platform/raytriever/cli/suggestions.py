@@ -132,11 +132,7 @@ _STAGES = {
 
 
 def suggest_for_flag(flag: str, known: Collection[str]) -> str:
-    """Return a suggestion for an unknown flag.
-
-    Args:
-        flag: the flag, with underscores or dashes.
-    """
+    """Return a suggestion for an unknown flag, with underscores or dashes."""
     dashed = flag.replace("_", "-").lower()
     if dashed in known:
         return f"did you mean {dashed!r}?"

@@ -149,11 +149,7 @@ class JudgedQueries:
         return int((self.is_relevant & self.is_own).sum())
 
     def count_absent(self) -> dict[str, int]:
-        """Count the relevant documents that the corpus lacks.
-
-        Returns:
-            `absent_relevant`, `relevant` (all of them), and `unanswerable_queries` (all of theirs are absent).
-        """
+        """Count `relevant` documents, those that the corpus lacks, and the queries that lack all of theirs."""
         if self.by_answers:
             return {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus

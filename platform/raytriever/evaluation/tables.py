@@ -87,11 +87,7 @@ Marks = Mapping[tuple[str, str, str], str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a table.
-
-    Args:
-        rank: 0 for the significantly best model, 1 for the second, otherwise None.
-    """
+    """One figure of a table; `rank` is 0 for the significantly best model, 1 for the second, otherwise None."""
 
     text: str
     rank: int | None = None

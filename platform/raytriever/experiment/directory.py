@@ -57,11 +57,7 @@ class RunMetrics(TypedDict):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Directory of one run.
-
-    Args:
-        state: `new`, `interrupted` or `finished`.
-    """
+    """Directory of one run; its state is `new`, `interrupted` or `finished`."""
 
     path: Path
     state: str
@@ -75,11 +71,7 @@ class RunDirectory:
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:
-        """Create the directory and write its configuration. A new run removes the files of an older one.
-
-        Args:
-            losses: settings of the losses of the run. The files of the user are copied into the directory.
-        """
+        """Create the directory; write its configuration and the user's losses. A new run replaces an older one."""
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
@@ -98,11 +90,7 @@ class RunDirectory:
 
 
 def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:
-    """Check that a run may be written to a directory.
-
-    Args:
-        path: may not exist yet.
-    """
+    """Check that a run may be written to a directory, which need not exist."""
     check_writable(path)
     if path.exists() and not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError("is not empty and holds no run", setting("output", path), "give another directory")

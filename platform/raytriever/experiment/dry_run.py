@@ -72,11 +72,7 @@ def dry_run(curriculum: Curriculum) -> Iterator[str]:
 
 
 def places(precision: str | None) -> list[Place]:
-    """Return the GPU of this machine, or the example cards and this machine's CPU.
-
-    Args:
-        precision: as set by the user; None chooses the one that training would choose.
-    """
+    """Return the GPU of this machine, or the example cards and this machine's CPU; training's precision for None."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(device)

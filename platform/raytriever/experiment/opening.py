@@ -48,10 +48,7 @@ Log = Callable[[str], None]
 def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
     """Return the settings with the encoder's revision as a commit, and losses in files with the digests of the files.
 
-    An encoder on this machine has no commit.
-
-    Args:
-        output: the run directory. Its recorded commit is used if the command gives no revision.
+    An encoder on this machine has no commit. Without a revision in the command, that of the run in `output` is used.
     """
     model = curriculum.base.model
     recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
@@ -162,11 +159,7 @@ def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> Run
 
 
 def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
-    """Open the data and the encoder of a run, and check them; `log` is called with lines about the data sets.
-
-    Returns:
-        The opened run, and its encoder on the CPU, for the evaluation before training.
-    """
+    """Open and check the data and the encoder of a run; the encoder is on the CPU, to evaluate it before training."""
     base = curriculum.base
     for part in curriculum.all_stages:
         with stage_errors(part):

@@ -129,11 +129,7 @@ def train_as_child(
     here: bool = False,
     gpus: float = 1.0,
 ) -> None:
-    """Train a stage in its own directory and with its own tracked run; `metrics.json` is written last.
-
-    Args:
-        stage, config, negatives, here, gpus: see `train_into`.
-    """
+    """Train a stage in its own directory and tracked run, see `train_into`; `metrics.json` is written last."""
     with closing(tracker):
         dataset, data = stage.training_data.datasets[0], config.data
         quarantine = dataset.quarantine.write(run.path)
@@ -182,11 +178,7 @@ class Stages:
         index_of: Callable[[RetrievalDataset], Bm25Index],
         known: dict[Hashable, NegativesTable | None] | None = None,
     ) -> None:
-        """Find the hard negatives of all stages before the first one begins.
-
-        Args:
-            known: negatives that earlier runs over the same data found; new ones are added.
-        """
+        """Find the hard negatives of all stages before the first one begins; `known` has those of earlier runs."""
         known = {} if known is None else known
         for number in self._remaining:
             stage = self._opened.stages[number]
@@ -204,8 +196,7 @@ class Stages:
     def train(self, tracker: Spool, run_name: str) -> None:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.
 
-        Args:
-            run_name: Name of the whole run; the names of child runs start with it.
+        Names of child runs begin with `run_name`.
         """
         for number in self._remaining:
             stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]

@@ -75,11 +75,7 @@ class Parity:
 
 
 def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
-    """Write a model, its graphs and its model card into a new directory.
-
-    Returns:
-        The comparison of each graph with its tower.
-    """
+    """Write a model, its graphs and its model card into a new directory; return the comparison of each graph."""
     for form in settings.format_names:
         check_packages(form)
     check_writable(output)
@@ -252,11 +248,7 @@ def _equivalent_paths(model: str) -> set[Path]:
 
 
 def push_to_hub(folder: Path, name: str) -> str:
-    """Upload a directory as one commit. Create the repository, private, if it does not exist.
-
-    Args:
-        name: repository as OWNER/NAME.
-    """
+    """Upload a directory as one commit to OWNER/NAME, made private if it does not exist; return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -163,11 +163,7 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the shares of questions that are shown their best document.
-
-    Args:
-        worth: intervals are those of this share of the questions.
-    """
+    """Compute the shares of questions that are shown their best document; `worth` as many give the intervals."""
     right, answerable = shown & questions.right, questions.answerable
 
     def share(part: ndarray, whole: ndarray) -> Proportion:

@@ -14,11 +14,7 @@ from raytriever.metrics.inputs import check_confidence
 
 @dataclass(frozen=True)
 class Proportion:
-    """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
-
-    Args:
-        part, whole: number of counted cases, and of all cases.
-    """
+    """Share of counted cases, `part` / `whole`, with its interval. A share of nothing is NaN, with bounds 0 and 1."""
 
     part: int
     whole: int

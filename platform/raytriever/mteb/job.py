@@ -278,8 +278,7 @@ class _ModelRun:
     def evaluate(self, task: Any) -> TaskScore:
         """Return the result of a task: the stored one, or a new one, which is stored.
 
-        Raises:
-            DataError: the data of the task cannot be loaded or read, or MTEB's code fails. The traceback is kept.
+        If its data cannot be loaded or read, or MTEB's code fails, it raises `DataError` and keeps the traceback.
         """
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate

@@ -55,11 +55,7 @@ _UNLIMITED = 1 << 60  # above it, version 1 of cgroups means no limit
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor.
-
-    Args:
-        level: `ok`, `warning` or `error`.
-    """
+    """One line of the doctor; its level is `ok`, `warning` or `error`."""
 
     level: str
     about: str

@@ -33,11 +33,7 @@ _METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metri
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a run.
-
-    Args:
-        step: the step after which it was written.
-    """
+    """One checkpoint of a run, written after a step."""
 
     path: Path
     step: int

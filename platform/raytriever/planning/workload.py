@@ -145,11 +145,7 @@ def tokens_of(words: float, config: PlanConfig, longest: int) -> float:
 
 @dataclass(frozen=True)
 class Workload:
-    """Corpus, model and cluster of a plan.
-
-    Args:
-        rates: coefficients by name; seconds are those of one core.
-    """
+    """Corpus, model and cluster of a plan, and coefficients by name, in seconds of one core."""
 
     config: PlanConfig
     model: ModelSize

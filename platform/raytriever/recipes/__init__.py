@@ -38,10 +38,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data sets, or the defaults.
-
-    Args:
-        has_file: True if a configuration file overrides them; the quickstart is then not used.
+    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data sets unless there is a
+    configuration file, or the defaults.
     """
     if recipe:
         if recipe not in RECIPES:

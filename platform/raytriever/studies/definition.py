@@ -92,11 +92,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """Table of a paper, or the points of a figure, as printed there.
-
-    Args:
-        columns: titles of the columns; the first one is above the names of the rows.
-    """
+    """Table of a paper, or the points of a figure, as printed there; the first column has the names of the rows."""
 
     title: str
     columns: tuple[str, ...]

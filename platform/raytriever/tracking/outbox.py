@@ -52,8 +52,7 @@ def state_file(tracker: str) -> str:
 class Outbox:
     """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
 
-    Args:
-        output: directory of the run's files; by default that of its points.
+    Files are those of `output`, by default the directory of the points.
     """
 
     def __init__(
@@ -311,8 +310,7 @@ class OutboxSender:
     def close(self, patience: float) -> bool:
         """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
 
-        Args:
-            patience: seconds, since `end`, to wait for a failing tracker. One that accepts data gets the time it needs.
+        A failing tracker has `patience` seconds since `end`. One that accepts data gets the time it needs.
         """
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):

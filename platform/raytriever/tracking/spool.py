@@ -37,8 +37,7 @@ Log = Callable[[str], None]
 class Spool(Tracker):
     """Tracker that stores its data in a run directory, and sends it to any number of trackers.
 
-    Args:
-        senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
+    Its senders, one for each tracker, are closed when the run is finished, unless it has a parent.
     """
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
@@ -146,11 +145,7 @@ class Spool(Tracker):
 
     @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, then stop the threads. Return whether all data was sent.
-
-        Args:
-            patience: seconds to wait for failing trackers.
-        """
+        """Send all remaining data, and stop; failing trackers get `patience` seconds. Return whether all was sent."""
         for sender in self._senders:
             sender.end()
             before = sender.backlog()
@@ -179,12 +174,9 @@ class Spool(Tracker):
 
 
 def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
-    """Send the unsent data of a finished run and its child runs to some trackers.
+    """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent.
 
     A tracker that does not answer is no error here, because the run is finished and its results are stored.
-
-    Returns:
-        Whether all data has been sent.
     """
     sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
     return all(sent)
@@ -214,11 +206,7 @@ class TemporarySpool(Spool):
 
 
 def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
-    """Start a run for a job that writes `output` at its end.
-
-    Args:
-        output: may not exist; its name is the name of the run.
-    """
+    """Start a run for a job that writes `output`, which gives it its name, at its end."""
     clients = open_trackers(trackers)
     name = output.resolve().name
     parent = output.resolve().with_name(f".{name}{_ADJACENT}")

@@ -34,11 +34,7 @@ class PointBatch(NamedTuple):
 
 
 class StepLog:
-    """Step log of one run. One process at a time may write it, from any thread.
-
-    Args:
-        folder: the run directory; it may not exist before the first point is added.
-    """
+    """Step log of one run, whose directory may not exist yet. One process at a time may write it, from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / STEPS

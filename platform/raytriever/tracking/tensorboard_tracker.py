@@ -49,11 +49,7 @@ class TensorboardClient(TrackerClient):
 
 
 class TensorboardRun(RemoteRun):
-    """One run: the only event file of a folder.
-
-    Args:
-        run_id: the folder's path below that of all runs.
-    """
+    """One run: the only event file of a folder, whose path below that of all runs is its id."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -31,11 +31,7 @@ class TrackioClient(TrackerClient):
 
 
 class TrackioRun(RemoteRun):
-    """One run in the database.
-
-    Args:
-        points: number of points that the database has.
-    """
+    """One run in the database, which has some of its points."""
 
     def __init__(self, storage: Any, name: str, run_id: str, points: int) -> None:
         self._storage, self._name, self.run_id, self.points = storage, name, run_id, points

@@ -100,11 +100,7 @@ def save_response(
 def save_trial_curves(
     path: Path, trials: Sequence[Trial], curves: Mapping[int, Sequence[tuple[int, float]]], title: str
 ) -> None:
-    """Draw one curve for each trial over the steps. The curve of a stopped trial is grey and ends with a cross.
-
-    Args:
-        curves: points by the trial's number; trials without points are left out.
-    """
+    """Draw the curve of each trial that has points. That of a stopped trial is grey and ends with a cross."""
     with_curves = [t for t in trials if curves.get(t.number)]
     if not with_curves:
         return

@@ -23,11 +23,7 @@ STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own defau
 
 @dataclass(frozen=True)
 class PastTrial:
-    """An earlier trial.
-
-    Args:
-        value: its metric, where larger is better; None without a finite value, or if it has not ended.
-    """
+    """An earlier trial; larger values are better, and one that has not ended or failed has none."""
 
     point: Point
     value: float | None
@@ -59,11 +55,7 @@ class Sampler:
             raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
 
     def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
-        """Return the point of a trial; None if all points were tried.
-
-        Args:
-            past: the trials 0 to `number` - 1.
-        """
+        """Return the point of a trial after the trials 0 to `number` - 1; None if all points were tried."""
         if self.searcher == GRID:
             points = self.space.grid()
             return points[number] if number < len(points) else None

@@ -174,11 +174,7 @@ class SearchSpace:
 
 
 def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
-    """Return the search space of the content of a file or of a named space.
-
-    Args:
-        content: `{section: {setting: list or range}}`.
-    """
+    """Return the search space of `{section: {setting: list or range}}`, of a file or of a named space."""
     dimensions = []
     sections = {field.name: type(getattr(Config(), field.name)) for field in dataclasses.fields(Config)}
     for section, settings in content.items():

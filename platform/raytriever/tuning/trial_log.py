@@ -76,11 +76,7 @@ def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """Return the trials of a sweep's directory in the order of their numbers; empty before its start.
-
-    Args:
-        settings: names that each trial must set, as `section.setting`; None for those of the first trial.
-    """
+    """Return the trials of a sweep by number, all with these settings or those of the first; empty before its start."""
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []

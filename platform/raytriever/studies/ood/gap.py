@@ -95,11 +95,7 @@ def query_positive_distance(
     of: Int64[ndarray, " pairs"],
     to: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the mean Euclidean distance of queries and their positives, as training logs it.
-
-    Args:
-        of, to: row of the query and row of the document of each positive pair.
-    """
+    """Return the mean Euclidean distance of queries and their positives, of rows `of` and `to`, as training logs it."""
     return float(np.linalg.norm(queries[of].astype(np.float64) - documents[to], axis=1).mean())
 
 
@@ -133,11 +129,7 @@ class IndexMeasurement:
 def hold_out(
     embeddings: Float32[ndarray, "documents width"], count: int, seed: int
 ) -> tuple[Int64[ndarray, " kept"], Int64[ndarray, " passages"]]:
-    """Draw passages that are searched like queries.
-
-    Returns:
-        Rows of the other passages, and rows of the drawn ones, both ascending.
-    """
+    """Draw passages that are searched like queries; return the rows of the others, and theirs, both ascending."""
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
     positions = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))

@@ -197,11 +197,7 @@ def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: 
 
 
 def read_drift(model: Path) -> list[tuple[int, float]]:
-    """Return the mean query-positive distance at every step of a training run.
-
-    Args:
-        model: run directory, or the folder `model` in it. Any other path gives an empty list.
-    """
+    """Return the mean query-positive distance by step of a run directory, or of its `model`; empty for other paths."""
     folder = next((path for path in (model, model.parent) if (path / STEPS).is_file()), None)
     return [] if folder is None else read_curve(folder, DRIFT)
 

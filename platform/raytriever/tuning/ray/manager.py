@@ -75,11 +75,7 @@ class _Running:
 
 
 class TrialManager:
-    """Starts and ends trials: writes `trials.json`, their directories and their runs at the tracker.
-
-    Args:
-        run_name: Name of the sweep; the names of the trials' runs start with it.
-    """
+    """Starts and ends trials: writes `trials.json`, their directories, and their runs at the tracker."""
 
     def __init__(
         self,
@@ -120,7 +116,7 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial; None if its settings depend on a trial that has not ended.
+        """Start and return the next trial; None if it depends on one that has not ended.
 
         Raises:
             StopIteration: no trial remains.

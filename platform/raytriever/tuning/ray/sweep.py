@@ -282,8 +282,7 @@ def write_sweep(
 ) -> None:
     """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
 
-    Args:
-        watched: metric that trials were stopped by; None without early stopping.
+    There are curves if trials may be stopped, by the metric `watched`.
     """
     if not trials:
         return

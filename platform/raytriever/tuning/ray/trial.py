@@ -81,11 +81,7 @@ class SweepContext:
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
-    """Train, evaluate, and report the end to Tune. A trial that Tune stops ends here by `SystemExit`.
-
-    Args:
-        config: `{"job": TrialJob}`.
-    """
+    """Run the trial of `{"job": TrialJob}`, and report its end to Tune, which may stop it by `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
     folder = Path(job.folder)

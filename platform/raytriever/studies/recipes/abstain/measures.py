@@ -65,11 +65,7 @@ class QuestionReader:
 
 @dataclass(frozen=True)
 class SystemMeasures:
-    """Measures of an encoder with one seed, or of BM25.
-
-    Args:
-        dev, test: questions by data set, without the pool.
-    """
+    """Measures of an encoder with one seed, or of BM25, from questions by data set, without the pool."""
 
     dev: Mapping[str, RankedQuestions]
     test: Mapping[str, RankedQuestions]

@@ -132,14 +132,10 @@ class Parser(argparse.ArgumentParser):
 def check_effects(
     arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings.
+    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings; see `options.NEEDS`.
 
     Only flags are checked. A recipe, a configuration file or the `config.yaml` of a run also holds settings of other
     losses and stages.
-
-    Args:
-        configs: dataclass instances with the value of every setting.
-        needs: further needs of flags, besides those in their declarations; see `options.NEEDS`.
     """
     settings = vars(arguments) | {name: value for config in configs for name, value in vars(config).items()}
     declared = needs_of(*map(type, configs)) | dict(needs or {})
@@ -202,12 +198,7 @@ def _terminal_width() -> int:
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
-    """Add flags for the fields of a settings dataclass.
-
-    Args:
-        kind: a dataclass whose fields were declared with `option`.
-        only: names of the fields; all of them when None.
-    """
+    """Add flags for the fields of a settings dataclass, or some of them, under a title."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -268,12 +259,7 @@ def quote_command(*words: object) -> str:
 
 
 def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) -> T:
-    """Return a settings dataclass of its defaults and the explicit flags; raises `ConfigError` if a value is wrong.
-
-    Args:
-        kind: a dataclass whose fields were declared with `option`.
-        settings: further values, which override both.
-    """
+    """Return a settings dataclass of its defaults, the explicit flags, and `settings`, which override both."""
     config = kind(**explicit_settings(arguments, kind) | settings)
     check_options(config)
     return config

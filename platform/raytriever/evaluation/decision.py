@@ -146,9 +146,8 @@ def questions_of(
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    Args:
-        index: the corpus, for what BM25 says; None not to ask it.
-        removed: whether every second question with an answer, by its hash, counts without its relevant documents.
+    BM25 is asked too where there is an index. With `removed`, every second question with an answer, by its hash, counts
+    without its relevant documents.
     """
     count = len(evaluation.queries)
     right = right_answers(pool_scores([evaluation]), count)

@@ -95,11 +95,9 @@ _EXPECTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PartMeasurement:
-    """Results of all models on an undivided data set, or on a part of a divided one.
+    """Results of all models, by name, on an undivided data set, or on a part of a divided one.
 
-    Args:
-        evaluations: results on the evaluated split, by model.
-        calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
+    `calibration` are those on the split on which thresholds are chosen, if there are any.
     """
 
     name: str

@@ -136,9 +136,7 @@ def arrange(
 ) -> list[PaperTable]:
     """Return one table, or one for each metric if there are more than `WIDE` data sets.
 
-    Args:
-        columns: a figure for each row, by metric and data set; the data set None is the mean over all.
-        rows: different names.
+    `columns` have a figure for each row, by data set and metric. The data set None is the mean over all.
     """
     datasets = list(dict.fromkeys(one for one, _ in columns))
     names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))

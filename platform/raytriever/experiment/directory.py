@@ -101,9 +101,7 @@ def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> N
 def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a directory holds a run with other settings.
 
-    Args:
-        path: the directory; it may hold no run.
-        config: the resolved settings of this command. Without a revision of the model, that of the run is meant.
+    Without a revision of the model in these, that of the run is meant.
     """
     if not (path / CONFIG).is_file():
         return

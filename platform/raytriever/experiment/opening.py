@@ -105,12 +105,7 @@ class OpenStage:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose settings, data and model have been checked.
-
-    Args:
-        dataset: data set of the evaluation, with the test split.
-        stages: stages of training in order; one if the settings name no stages.
-    """
+    """A run whose settings, data and model have been checked; `dataset` is measured, with its test split."""
 
     curriculum: Curriculum
     dataset: RetrievalDataset

@@ -35,12 +35,7 @@ LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_wor
 
 
 class Recorder:
-    """Records the events of a training run. As a context manager it logs all points at its end.
-
-    Args:
-        tracker: where the numbers go; it keeps them in `folder`.
-        total_steps: for the progress bar.
-    """
+    """Records the events of a training run, in its folder too. As a context manager it logs all points at its end."""
 
     def __init__(self, tracker: Spool, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps

@@ -148,12 +148,7 @@ def train_as_child(
 
 
 class Stages:
-    """Stages of training of one run that has started.
-
-    Args:
-        here: whether a stage with one worker trains in this process; see `train_on_cluster`.
-        gpus: GPUs of each worker; see `train_on_cluster`.
-    """
+    """Stages of training of one run that has started; see `train_on_cluster` for `here` and `gpus`."""
 
     def __init__(
         self,

@@ -119,12 +119,7 @@ def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, n
 
 @dataclass(frozen=True)
 class PairsAchieved:
-    """Shares of pairs that a threshold achieves on a split.
-
-    Args:
-        precision: relevant pairs, of all accepted pairs.
-        recall: accepted relevant pairs, of all relevant pairs.
-    """
+    """Relevant pairs of all accepted ones, and accepted ones of all relevant pairs."""
 
     precision: Proportion
     recall: Proportion

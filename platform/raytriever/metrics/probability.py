@@ -229,12 +229,7 @@ class ScoreMap(ABC):
 
 @dataclass(frozen=True)
 class IsotonicMap(ScoreMap):
-    """Map with straight lines between knots; scores outside have the probability of the nearest knot.
-
-    Args:
-        scores: scores of the knots, ascending.
-        probabilities: their probabilities, not descending.
-    """
+    """Map with straight lines between ascending knots; scores outside have the probability of the nearest knot."""
 
     scores: list[float]
     probabilities: list[float]
@@ -256,12 +251,7 @@ class IsotonicMap(ScoreMap):
 
 @dataclass(frozen=True)
 class PlattMap(ScoreMap):
-    """Logistic curve, 1 / (1 + exp(-(slope * score + intercept))).
-
-    Args:
-        slope: change of the log-odds per unit of score, at least 0.
-        intercept: log-odds of a score of 0.
-    """
+    """Logistic curve, 1 / (1 + exp(-(slope * score + intercept))), with a slope of at least 0."""
 
     slope: float
     intercept: float

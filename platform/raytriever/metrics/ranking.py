@@ -102,11 +102,9 @@ class Relevance:
 
 @dataclass(frozen=True)
 class JudgedRanks:
-    """Ranks of the judged documents; judgements are sorted by query.
+    """Ranks of the judged documents, from 0, sorted by query; `NOWHERE` outside the ranking.
 
-    Args:
-        ranks: rank of each judged document, from 0; `NOWHERE` if it is not in the ranking.
-        lengths: number of results of each query, without padding.
+    Lengths are those of the rankings, without padding.
     """
 
     queries: Int64[ndarray, " judgements"]

@@ -80,11 +80,8 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
-    """Return the entries that are pruned.
-
-    Args:
-        limit: bytes that may be left, if that is possible; the least recently used entries are pruned first.
-        before: entries that were last used before this time are pruned, in seconds since 1970.
+    """Return the entries that are pruned: those last used before a time, in seconds since 1970, and the least recently
+    used ones until at most `limit` bytes are left.
     """
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []

@@ -171,12 +171,7 @@ def cost(stage: StageNeeds, config: PlanConfig) -> float:
 
 @dataclass(frozen=True)
 class Excess:
-    """Need of a stage that exceeds a limit.
-
-    Args:
-        resource: one of the names of this module.
-        need, limit: bytes, hours or documents.
-    """
+    """Need of a stage that exceeds the limit of a resource: bytes, hours or documents."""
 
     stage: str
     resource: str

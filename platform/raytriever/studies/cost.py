@@ -45,12 +45,7 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a study.
-
-    Args:
-        gpu_hours: hours of all arms and seeds on one GPU, at the assumed rate.
-        cpu_hours: hours of all arms and seeds on 2 CPU cores, at the measured rate.
-    """
+    """Hours of all arms and seeds on a GPU, at the assumed rate, and on 2 CPU cores, at the measured one."""
 
     arms: tuple[ArmCost, ...]
     gpu_hours: float

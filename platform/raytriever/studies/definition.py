@@ -121,12 +121,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Evaluation of an arm with one seed on one data set.
-
-    Args:
-        seed: seed of the training; None if nothing is trained.
-        model, dataset: names in this directory.
-    """
+    """Evaluation of an arm on one data set, by their names in its folder; the seed is None if nothing is trained."""
 
     seed: int | None
     folder: Path

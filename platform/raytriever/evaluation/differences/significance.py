@@ -194,11 +194,9 @@ def significance_points(
 
 
 def best_models(figures: Figures, values: Values) -> Best:
-    """Find the models that are significantly the best of a column.
+    """Find the best model, or the best and the second, by data set and metric, as far as they are significantly so.
 
-    Returns:
-        The best model, or the best and the second, by data set and metric. The data set None is the mean over the data
-        sets, which is tested if all models have all data sets. A column that is missing has no significant best model.
+    The data set None is the mean over the data sets, which is tested if all models have all of them.
     """
     datasets = list(dict.fromkeys(name for sets in figures.values() for name in sets))
     metrics = list(dict.fromkeys(name for sets in figures.values() for one in sets.values() for name in one))
@@ -220,14 +218,10 @@ def _best_of(columns: Mapping[Column, Mapping[str, ndarray]]) -> dict[Column, li
 def find_best(
     ordered: Mapping[Column, Sequence[str]], p_value: Callable[[Column, str, str], float]
 ) -> dict[Column, list[str]]:
-    """Find the best row of each column, or the best and the second.
+    """Find the best row of each column, or the best and the second; rows are given with the highest mean first.
 
     A row is the best if it is above each other row by the test, at the largest of these p-values after Holm's
     correction over the columns. It is the second if it is so above each of the rest.
-
-    Args:
-        ordered: rows of each column, the highest mean first.
-        p_value: returns the p-value of a column, a row and a lower row.
     """
     best: dict[Column, list[str]] = {}
     for rank in (0, 1):

@@ -35,12 +35,7 @@ NO_GAP, CLEAR_GAP = 1.1, 1.5
 
 @dataclass(frozen=True)
 class GapEmbeddings:
-    """Embeddings that the gap is measured on.
-
-    Args:
-        held_out: passages that are not indexed and are searched like queries.
-        training: queries that RoarGraph is built from.
-    """
+    """Embeddings of a gap. Passages held out are searched like queries; RoarGraph is built from training queries."""
 
     documents: Float32[ndarray, "documents width"]
     held_out: Float32[ndarray, "passages width"]
@@ -50,12 +45,7 @@ class GapEmbeddings:
 
 @dataclass(frozen=True)
 class Gap:
-    """Distances of the queries and of the held-out passages from the documents.
-
-    Args:
-        queries, held_out: MMD^2 of all queries, and of all held-out passages.
-        query_scores, held_out_scores: MMD^2 of each query, and of each held-out passage.
-    """
+    """MMD^2 from the documents: of all queries, of all held-out passages, and as scores of each of them."""
 
     queries: float
     held_out: float

@@ -178,9 +178,7 @@ def _sample(rng: np.random.Generator, vectors: ndarray) -> ndarray:
 def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: Mapping[str, str]) -> None:
     """Draw the models in common pictures, in a directory of their own; an existing one is replaced.
 
-    Args:
-        results: content of `results.json` of each model, by its name in pictures.
-        models: directories or names of the encoders, by the same names.
+    Their `results.json`, and their directories or names, are given by their names in the pictures.
     """
     with committed_directory(folder, {"kind": "ood-across", "models": list(results)}, replace=True) as temporary:
         for kind in dict.fromkeys(kind for one in results.values() for kind in one["indexes"]):

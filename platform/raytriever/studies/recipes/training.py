@@ -106,9 +106,7 @@ def build_curriculum(
 def describe_training(scale: StudyScale, settings: Layer | None = None, encoder: str = "all-MiniLM-L6-v2") -> str:
     """Return a sentence that describes the trainings of `build_curriculum` to the reader of the page.
 
-    Args:
-        settings: settings of the study; they override those of the scale.
-        encoder: encoder that is trained below `full`.
+    The settings override those of the scale; `encoder` is trained below `full`.
     """
     if scale.is_full:
         tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)

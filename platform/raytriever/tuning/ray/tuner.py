@@ -54,11 +54,9 @@ def watched_metric(search: SearchConfig) -> str | None:
 
 
 class TrialProposals(Searcher):
-    """Tune's searcher: proposes the trials of a sweep.
+    """Tune's searcher. `next_job` returns a trial, None if earlier ones must end first, or raises StopIteration.
 
-    Args:
-        next_job: returns the next trial, or None if earlier ones must end first. Raises StopIteration after the last.
-        on_end: called at the end of a trial with its number, its last result, and whether its process died too often.
+    At its end, `on_end` gets its number, its last result, and whether its process died too often.
     """
 
     def __init__(

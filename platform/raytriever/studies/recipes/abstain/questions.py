@@ -298,11 +298,9 @@ class _Folder:
         document_prefix: str = "",
         text: str | None = None,
     ) -> None:
-        """Add a query; its relevant documents outside the corpus have ids that no document has.
+        """Add a query, with another text if given; its relevant documents outside the corpus have ids of no document.
 
-        Args:
-            prefix, document_prefix: beginnings of the ids of the query and of its documents.
-            text: text of the query; None for its own.
+        Its id and those of its documents begin with the prefixes.
         """
         name = f"{prefix}{one.dataset.queries.ids[query]}"
         self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query] if text is None else text}

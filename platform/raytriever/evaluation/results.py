@@ -43,7 +43,7 @@ class Results:
         significance: a row for each data set, metric, model and baseline.
         pairs: a row for each data set, metric and pair of three or more models, see `significance.pair_rows`.
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
-        auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
+        auc_intervals: a row for each data set and model, see `measurements.auc_rows`.
         calibration: a row for each data set, model and aim, see `decision.calibration_rows`.
         confidences: a row for each data set, model and confidence, see `decision.confidence_rows`.
         forms: a row for each data set, model and stored form, see `quantised.form_rows`.
@@ -135,7 +135,7 @@ class BestRow(TypedDict):
 
 
 class AucRow(TypedDict):
-    """Interval of one AUC, see `pooled_scores.auc_rows`."""
+    """Interval of one AUC, see `measurements.auc_rows`."""
 
     dataset: str
     model: str

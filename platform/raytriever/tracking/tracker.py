@@ -52,7 +52,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Data that a run has logged and its server does not have yet: the age of the oldest point, and failed requests of now."""
+    """Data logged that its server does not have yet: the age of the oldest point, and failed requests of now."""
 
     points: int = 0
     files: int = 0

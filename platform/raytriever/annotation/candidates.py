@@ -95,7 +95,10 @@ def find_candidates(
         report(f"{dataset.name}: ranking with BM25")
         for line in Analysis.of(dataset.documents).notes:
             report(line)
-        rankings[BM25] = _by_bm25(dataset, queries, depth)
+        texts = [dataset.queries.texts[query] for query in queries]
+        scores, documents = Bm25Index.of(dataset.documents).search(texts, depth)
+        documents[scores <= 0] = -1  # no term in common with the query
+        rankings[BM25] = documents
     if DENSE in retrievers:
         rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, report)
     merged = []
@@ -118,14 +121,6 @@ def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
         for rank, document in enumerate(ranking[ranking >= 0].tolist(), start=1):
             sums[document] = sums.get(document, 0.0) + 1 / (_FUSION + rank)
     return sorted(sums, key=lambda document: (-sums[document], document))
-
-
-def _by_bm25(dataset: RetrievalDataset, queries: Sequence[int], depth: int) -> Ranking:
-    scores, documents = Bm25Index.of(dataset.documents).search(
-        [dataset.queries.texts[query] for query in queries], depth
-    )
-    documents[scores <= 0] = -1  # no term in common with the query
-    return documents
 
 
 def _by_encoder(

@@ -34,7 +34,7 @@ REASON_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """Data set of an evaluation: paths or hub names of its parts, by name; an undivided one has a part of its own name."""
+    """Data set of an evaluation: paths or hub names of its parts, by name; an undivided one has one of its own name."""
 
     name: str
     parts: dict[str, str]

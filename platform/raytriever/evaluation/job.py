@@ -114,7 +114,7 @@ def run_evaluation(
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             for one, parts in zip(job.datasets, opened, strict=True):
-                bm25_parts = parts if job.has_bm25 else []
+                bm25_parts = parts if any(model.config is None for model in job.models) else []
                 analyses = {one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts}
                 _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
                 for model, chosen in prompts[one.name].items():

@@ -124,11 +124,6 @@ class EvaluationJob:
     missing: Sequence[str] = field(default_factory=tuple)
 
     @property
-    def has_bm25(self) -> bool:
-        """True if BM25 is one of the models."""
-        return any(model.config is None for model in self.models)
-
-    @property
     def forms(self) -> list[StoredForm]:
         """The stored forms that are measured."""
         return [model.form for model in self.models if model.form]

@@ -105,7 +105,9 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     """
     if not (path / CONFIG).is_file():
         return
-    stored = _read_config(path / CONFIG)
+    with disk_errors(path / CONFIG, reading=True):
+        content = read_yaml(path / CONFIG, _REMEDY, ConfigError)
+    stored = conform(content, str(path / CONFIG), dict[str, Any], _REMEDY, error=ConfigError)
     before, model = stored.get("model"), config.get("model")
     if isinstance(before, dict) and model and model.get("revision") is None:
         config = {**config, "model": {**model, "revision": before.get("revision")}}
@@ -116,12 +118,6 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
             setting("output", path),
             f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
         )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    with disk_errors(path, reading=True):
-        content = read_yaml(path, _REMEDY, ConfigError)
-    return conform(content, str(path), dict[str, Any], _REMEDY, error=ConfigError)
 
 
 def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

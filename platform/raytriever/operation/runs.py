@@ -21,7 +21,6 @@ from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
-from raytriever.store.owner import Owner
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING = "training"
@@ -97,12 +96,14 @@ def read_run(folder: Path) -> RunEntry | None:
         entry = _read(folder)
     except UserError as error:
         detail = str(error).removesuffix("; ")
-        entry = RunEntry(folder, _kind_of_damaged(folder), DAMAGED, detail, size=size_of(folder))
+        kind = TRAINING if (folder / CONFIG).is_file() else "unknown"  # the manifest may be unreadable
+        entry = RunEntry(folder, kind, DAMAGED, detail, size=size_of(folder))
     if entry is None and owner is None:
         return None
     if entry is None:
         assert owner is not None
-        return RunEntry(folder, _kind_of_command(owner), RUNNING, str(owner), size=size_of(folder))
+        kind = owner.command.removeprefix("raytriever ")
+        return RunEntry(folder, kind, RUNNING, str(owner), size=size_of(folder))
     if owner is not None:
         return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
     return entry
@@ -173,11 +174,6 @@ def _kind(folder: Path) -> str | None:
         kind = meta.get("kind") if isinstance(meta, dict) else None
         return str(kind) if kind else "committed directory"
     return "unfinished store" if (folder / _PLAN).is_file() else None
-
-
-def _kind_of_damaged(folder: Path) -> str:
-    """Return the kind of a damaged entry, whose manifest may be unreadable."""
-    return TRAINING if (folder / CONFIG).is_file() else "unknown"
 
 
 def _has_sections(file: Path) -> bool:
@@ -304,10 +300,6 @@ def _yaml(file: Path) -> dict[str, Any]:
 def _number(folder: Path) -> tuple[int, str]:
     number = folder.name.split("-")[0]
     return (int(number) if number.isdigit() else 0, folder.name)
-
-
-def _kind_of_command(owner: Owner) -> str:
-    return owner.command.removeprefix("raytriever ")
 
 
 def _progress(entry: RunEntry) -> str:

@@ -59,6 +59,8 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     models, significance = results["models"], results.get("significance", [])
     calibration, forms = results.get("calibration") or [], results.get("forms") or []
     datasets, figures = datasets_of(models), folder / FIGURES
+    named = dict.fromkeys(str(row["against"]) for row in significance)
+    baselines = [name for name in named if name in models] or list(models)[:1]
     page = Page(
         title=title,
         about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
@@ -71,7 +73,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
         ],
         pictures=[
             *(picture for name in datasets for picture in form_pictures(figures, name, _rows_of(forms, name))),
-            *gain_pictures(figures, models, _baselines(models, significance)),
+            *gain_pictures(figures, models, baselines),
             *(picture for name in datasets for picture in score_pictures(folder, name, list(models))),
             *(
                 picture
@@ -152,12 +154,6 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
             if ours is not None and theirs is not None:
                 gains[model][dataset] = ours - theirs
     return gains
-
-
-def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the models of `against` in the tests; the first model if there are no tests."""
-    named = dict.fromkeys(str(row["against"]) for row in significance)
-    return [name for name in named if name in models] or list(models)[:1]
 
 
 def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:

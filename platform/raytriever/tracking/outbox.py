@@ -339,15 +339,12 @@ class OutboxSender:
         due = (one for one in self._outboxes if one.has_data_to_send and (self._ending_since or not one.due_in))
         return next(due, None)
 
-    def _seconds_until_due(self) -> float | None:
-        """Return the seconds until the next outbox is due; None without data."""
-        return min((outbox.due_in for outbox in self._outboxes if outbox.has_data_to_send), default=None)
-
     def _run(self) -> None:
         while True:
             with self._changed:
                 while (outbox := self._due_outbox()) is None and not self._is_closed:
-                    self._changed.wait(self._seconds_until_due())
+                    waiting = (one.due_in for one in self._outboxes if one.has_data_to_send)
+                    self._changed.wait(min(waiting, default=None))
                 if outbox is None or self._is_closed:
                     return
             try:

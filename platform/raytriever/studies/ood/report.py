@@ -144,7 +144,10 @@ def save_scores(path: Path, gap: Gap) -> None:
 def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
     """Draw documents and queries on a plane, by t-SNE of their first 50 principal components."""
     rng = np.random.default_rng(seed)
-    passages, queries = (_sample(rng, vectors) for vectors in (data.documents, data.queries))
+    passages, queries = (
+        vectors if len(vectors) <= DOTS else vectors[np.sort(rng.choice(len(vectors), DOTS, replace=False))]
+        for vectors in (data.documents, data.queries)
+    )
     points = project(np.concatenate([passages, queries]), seed)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
@@ -169,10 +172,6 @@ def project(vectors: Float32[ndarray, "rows width"], seed: int) -> Float64[ndarr
     reduced = PCA(components, random_state=seed).fit_transform(vectors)
     perplexity = min(PERPLEXITY, max(1, (len(vectors) - 1) // 3))
     return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced).astype(np.float64)
-
-
-def _sample(rng: np.random.Generator, vectors: ndarray) -> ndarray:
-    return vectors if len(vectors) <= DOTS else vectors[np.sort(rng.choice(len(vectors), DOTS, replace=False))]
 
 
 def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: Mapping[str, str]) -> None:

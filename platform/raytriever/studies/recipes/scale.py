@@ -110,7 +110,7 @@ class StudyScale:
     def sets(
         self, full: Sequence[str], small: Mapping[str, Subset], smoke: Sequence[str] = (STDLIB, PACKAGES)
     ) -> list[MeasuredDataset]:
-        """Return data sets to train and measure on: names of `WHOLE_SETS` at full, subsets of `PACKS`, or parts of pydocs."""
+        """Return the data sets of a study: names of `WHOLE_SETS` at full, subsets of `PACKS`, or parts of pydocs."""
         if self.is_full:
             return [self.whole(WHOLE_SETS[name][0], name, queries=WHOLE_SETS[name][1]) for name in full]
         if self.is_smoke:

@@ -110,7 +110,8 @@ class ArmRunner:
             summary = {"dataset": first.dataset, "split": first.split, "after": metrics[first.name]}
             run.finish(without_nan({**summary, "measured": metrics, **facts}))
         seconds = time.monotonic() - began
-        self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
+        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics[first.name].items())
+        self._log(f"{name}: {first.name} {figures} in {seconds:.0f} s")
         for temporary in TEMPORARY:
             remove(folder / temporary)
         gc.collect()
@@ -252,7 +253,3 @@ def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -
 
 def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), STAGE: "study"}
-
-
-def _format_metrics(dataset: str, metrics: Mapping[str, float]) -> str:
-    return f"{dataset} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -190,7 +190,9 @@ def run_study(
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        record = _dataset_record(study, settings)
+        locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+        sources = ",".join(dict.fromkeys(locations.values()))
+        record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
         tracker.describe(
             {"study": study.name, "scale": scale, "arms": len(study.arms)},
             record,
@@ -271,12 +273,6 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
 def has_gpu() -> bool:
     """Return whether this machine has a GPU, or a Ray cluster is configured that may have one."""
     return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
-
-
-def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
-    """Return the data of the whole study for the tracker, under the names of its data sets."""
-    locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
-    return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), hash_of(settings), {})
 
 
 def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:

@@ -115,7 +115,8 @@ def run_sweep(
     data = SweepData(log)
     data.prepare(base, space)
     clients = open_trackers(trackers)
-    run.begin(_dump(sweep_settings(base, search, space)))
+    settings = sweep_settings(base, search, space)
+    run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
@@ -150,10 +151,6 @@ def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, outp
     if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
         raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     return run
-
-
-def _dump(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True)
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:

@@ -2,6 +2,17 @@
 
 A threshold is chosen on some questions for a wanted value, and checked on others. Both kinds of questions count: those
 that have an answer in the corpus, and those that have none, whose best document is never right.
+
+`wrong_answers` and `missed` give a guarantee for the next question: conformal risk control (Angelopoulos et al., ICLR
+2024). A threshold of n questions keeps the expected loss of a further one at or below alpha, whatever the distribution,
+if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation is over all
+n + 1: one set of n questions may give a threshold that is a little too low, another one that is a little too high.
+
+    threshold = inf { t : (n R(t) + 1) / (n + 1) <= alpha },   R(t) = mean loss of the n questions at threshold t
+
+The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The confidence of
+a question must not depend on the n questions. If it was fitted on them, give what was fitted on the others
+(cross-fitting); then the guarantee is no longer exact, and `benchmarks/conformal.py` measures it.
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from raytriever.metrics.confidence import (
@@ -23,8 +34,7 @@ from raytriever.metrics.confidence import (
     held_out_confidence,
     out_of_fold,
 )
-from raytriever.metrics.conformal import fewest_questions, missed_threshold, wrong_answers_threshold
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
 
 AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
@@ -38,6 +48,7 @@ FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
 # Thresholds of the folds differ from that of all questions, and each is checked on a tenth: the intervals are those of
 # this share of the questions, with which they contain the true values often enough (`benchmarks/conformal.py`).
 _WORTH = 0.25
+_CONFORMAL = "conformal threshold"
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ def choose_answer_threshold(
       value between such thresholds.
     - `answered`: the highest threshold that has it.
     - `f1`: the highest threshold of the highest F1.
-    - `wrong_answers`, `missed`: at most the wanted share of later questions; see `conformal`.
+    - `wrong_answers`, `missed`: at most the wanted share of later questions; see above.
 
     Args:
         confidence: of the ranking of each question, -inf without a document.
@@ -263,3 +274,66 @@ def unreachable(aim: str, wanted: float, questions: int) -> str:
     if questions < needed:
         return f"{questions:,} questions are too few: a share of {wanted:g} needs {needed:,}"
     return "too many of the most confident best documents are wrong"
+
+
+def fewest_questions(alpha: float) -> int:
+    """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
+    if not 0 < alpha < 1:
+        raise MetricInputError(f"a share of {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
+    return int(np.ceil(1 / alpha - 1 - 1e-9))
+
+
+def wrong_answers_threshold(
+    confidence: Float[ndarray, " questions"], right: Bool[ndarray, " questions"], alpha: float
+) -> float | None:
+    """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
+
+    Args:
+        confidence: of each question; its best document is shown at or above the threshold.
+        alpha: share of all questions, above 0 and below 1.
+
+    Returns:
+        The threshold; None if the questions are too few, or if no confidence that occurs is high enough: then only
+        showing nothing keeps the promise.
+
+    Examples:
+        >>> confidence = np.arange(40) / 40
+        >>> round(wrong_answers_threshold(confidence, confidence >= 0.25, 0.05), 3)
+        0.2
+    """
+    confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
+    wrong = np.sort(confidence[~np.asarray(right, bool)])[::-1]
+    allowed = _allowed(alpha, len(confidence))
+    if allowed < 0:
+        return None
+    if allowed >= len(wrong):
+        return float(confidence.min())
+    threshold = float(np.nextafter(wrong[allowed], np.inf))
+    return threshold if (confidence >= threshold).any() else None
+
+
+def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
+    """Choose the highest threshold at which a further question with an answer is shown none with probability alpha.
+
+    Args:
+        confidence: of questions that have an answer.
+        alpha: share of such questions, above 0 and below 1.
+
+    Returns:
+        The threshold, a confidence that occurs; None if the questions are too few: then only showing every best
+        document keeps the promise.
+
+    Examples:
+        >>> missed_threshold(np.arange(40) / 40, 0.1)
+        0.075
+    """
+    confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
+    allowed = _allowed(alpha, len(confidence))
+    return None if allowed < 0 else float(confidence[min(allowed, len(confidence) - 1)])
+
+
+def _allowed(alpha: float, questions: int) -> int:
+    """Return how many of the questions may have a loss of 1; -1 if they are too few for alpha."""
+    if questions < fewest_questions(alpha):
+        return -1
+    return int(np.floor(alpha * (questions + 1) + 1e-9)) - 1

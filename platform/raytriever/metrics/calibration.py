@@ -125,7 +125,7 @@ class PairsAchieved:
     recall: Proportion
 
 
-def achieve_pairs(pools: ScoredPools, score: float, confidence: float = 0.95) -> PairsAchieved:
+def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
     """Compute the shares of pairs that a threshold achieves on a split.
 
     Pairs of one query are not independent: the intervals are Wilson's for an effective number of pairs
@@ -143,6 +143,6 @@ def achieve_pairs(pools: ScoredPools, score: float, confidence: float = 0.95) ->
     all_relevant = np.bincount(ours, minlength=count)
     relevant = int(true.sum())
     return PairsAchieved(
-        Proportion(relevant, relevant + int(false.sum()), *wilson_by_query(parts, wholes, confidence)),
-        Proportion(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
+        Proportion(relevant, relevant + int(false.sum()), *wilson_by_query(parts, wholes)),
+        Proportion(relevant, len(true), *wilson_by_query(parts, all_relevant)),
     )

@@ -89,9 +89,7 @@ def calibration_error(
     return _estimate(np.searchsorted(edges, probabilities, "right"), probabilities - relevant, queries, confidence)
 
 
-def calibration_error_of_scores(
-    choosing: ScoredPools, checking: ScoredPools, confidence: float = 0.95
-) -> CalibrationError:
+def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) -> CalibrationError:
     """Estimate the calibration error of scores as probabilities of relevance.
 
     Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
@@ -113,7 +111,7 @@ def calibration_error_of_scores(
     # Only the bin below the lowest score of the choosing split can be empty there.
     share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
-    return _estimate(bin_of, share[bin_of] - relevant, queries, confidence)
+    return _estimate(bin_of, share[bin_of] - relevant, queries)
 
 
 def checked_pairs(
@@ -139,7 +137,7 @@ def _edges(values: ndarray, bins: int) -> ndarray:
     return np.unique(np.sort(values)[np.arange(1, bins) * len(values) // bins])
 
 
-def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float) -> CalibrationError:
+def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float = 0.95) -> CalibrationError:
     """Estimate the error, and its interval from resampled queries."""
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)

@@ -13,7 +13,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 from scipy.special import stdtr, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence, paired_differences
+from raytriever.metrics.inputs import MetricInputError, paired_differences
 
 
 @dataclass(frozen=True)
@@ -74,18 +74,17 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
 
 
 def difference_interval(
-    system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"], confidence: float = 0.95
+    system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]
 ) -> tuple[float, float]:
-    """Compute the interval of the mean of `system - baseline` that belongs to the paired t-test.
+    """Compute the 95 % interval of the mean of `system - baseline` that belongs to the paired t-test.
 
-        mean(d) -+ t_{(1 + confidence) / 2, n - 1} s_d / sqrt(n)
+        mean(d) -+ t_{0.975, n - 1} s_d / sqrt(n)
 
-    It excludes 0 exactly if the test has p < 1 - confidence.
+    It excludes 0 exactly if the test has p < 0.05.
     """
-    check_confidence(confidence)
     differences = paired_differences(system, baseline)
     mean, count = float(differences.mean()), len(differences)
-    half = float(stdtrit(count - 1, (1 + confidence) / 2) * differences.std(ddof=1) / np.sqrt(count))
+    half = float(stdtrit(count - 1, 1 - LEVEL / 2) * differences.std(ddof=1) / np.sqrt(count))
     return mean - half, mean + half
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from raytriever.config import Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
-from raytriever.operation.disk_usage import size_of
+from raytriever.operation.cache import size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
-from raytriever.operation.cache import cache_entries, entries_to_prune
-from raytriever.operation.disk_usage import parse_size
+from raytriever.operation.cache import cache_entries, entries_to_prune, parse_size
 from raytriever.store.cache import hold, remove_entry
 from raytriever.store.capacity import format_size
 from raytriever.store.commit import committed_directory

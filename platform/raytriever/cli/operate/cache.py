@@ -7,8 +7,7 @@ from math import inf
 
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
-from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune
-from raytriever.operation.disk_usage import format_time, parse_age, parse_size
+from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time, parse_age, parse_size
 from raytriever.options import did_you_mean
 from raytriever.store.cache import BOUNDS, cache_folder, remove_entry
 from raytriever.store.capacity import format_size

@@ -15,6 +15,7 @@ from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
+from raytriever.metrics.answering import choose_answer_threshold
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -27,7 +28,7 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage, best_answer_threshold
+from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.comparison import compare_best
 from raytriever.studies.definition import Evaluated
@@ -110,13 +111,13 @@ class SystemMeasures:
     def threshold(self) -> float:
         """Threshold of the best confidence with the highest F1 on the dev questions of the pool."""
         dev = self.all_dev[POOLED]
-        return best_answer_threshold(self._dev_values, dev.right, dev.answerable)
+        return choose_answer_threshold(self._dev_values, dev.right, dev.answerable, "f1", None).score
 
     @cached_property
     def score_thresholds(self) -> dict[str, float]:
         """Threshold of the score with the highest F1 on the dev questions of each data set and of the pool."""
         return {
-            name: best_answer_threshold(self.fitted[SCORE].of(dev), dev.right, dev.answerable)
+            name: choose_answer_threshold(self.fitted[SCORE].of(dev), dev.right, dev.answerable, "f1", None).score
             for name, dev in self.all_dev.items()
         }
 

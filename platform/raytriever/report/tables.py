@@ -152,7 +152,9 @@ def _column(models: Values, dataset: str, metric: str, significance: Rows, best:
     for row in significance:
         if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
             cell = cells[row["model"]]
-            hint = "; ".join(filter(None, [cell.hint, _hint(row)]))
+            difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
+            hint = f"{difference} against {row['against']}, p after Holm {p}"
+            hint = "; ".join(filter(None, [cell.hint, hint]))
             cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
     return cells
 
@@ -215,11 +217,6 @@ def probability_cell(value: float | None) -> Cell:
     if value is None:
         return Cell("–")
     return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
-
-
-def _hint(row: Mapping[str, Any]) -> str:
-    difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
-    return f"{difference} against {row['against']}, p after Holm {p}"
 
 
 def _notes(models: Values, significance: Rows, best: Best) -> str:

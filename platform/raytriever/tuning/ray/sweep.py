@@ -102,7 +102,10 @@ def run_sweep(
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
-    run = _open_directory(base, search, space, output, fresh)
+    settings = sweep_settings(base, search, space)
+    run = RunDirectory.open(output, settings, fresh)
+    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
+        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
@@ -115,12 +118,11 @@ def run_sweep(
     data = SweepData(log)
     data.prepare(base, space)
     clients = open_trackers(trackers)
-    settings = sweep_settings(base, search, space)
     run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
-        tracker.describe(sweep_settings(base, search, space), data.record(), tags)
+        tracker.describe(settings, data.record(), tags)
         workers = base.training.workers[1]
         requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
         with ray_session(requested - COORDINATORS):
@@ -143,14 +145,6 @@ def run_sweep(
             rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
         write_sweep(output, trials, space, plan.metric, watched_metric(search), tracker)
     return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
-
-
-def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:
-    """Return the sweep's directory; raise `ConfigError` if it holds a run that is no sweep."""
-    run = RunDirectory.open(output, sweep_settings(base, search, space), fresh)
-    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
-        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
-    return run
 
 
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:

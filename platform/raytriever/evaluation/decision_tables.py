@@ -91,8 +91,13 @@ def confidence_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _kind_cell(share: Mapping[str, Any] | None) -> tuple[str, float | None]:
     if share is None:
         return "-", None
-    text = f"{share['part']:,} of {share['whole']:,} = {share['value']:.3f} ({share['low']:.3f} to {share['high']:.3f})"
-    return text, share["value"]
+    return proportion_text(share["part"], share["whole"], share["value"], share["low"], share["high"]), share["value"]
+
+
+def proportion_text(part: int | None, whole: int | None, value: float, low: float, high: float) -> str:
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`, without numbers that are not known."""
+    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
+    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -131,15 +136,14 @@ def chosen_text(row: Mapping[str, Any], places: int) -> str:
 
 
 def share_text(row: Mapping[str, Any], name: str) -> str:
-    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; a share of nothing is `none`."""
+    """Format a share with its interval, see `proportion_text`; a share of nothing is `none`."""
     value, low, high = share_of(row, name)
     if value is None or low is None or high is None:
         return "none" if row["reached"] and name in row else "-"
     # Where every query has an answer, as in earlier versions, all shown ones are answered.
     counts_of = {"shown_answers": row.get("answered_queries"), **row}
     part, whole = (counts_of.get(key) for key in SHARES[name])
-    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
-    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
+    return proportion_text(part, whole, value, low, high)
 
 
 def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None, float | None]:

@@ -22,7 +22,7 @@ from raytriever.models.files import stored_tensors
 from raytriever.models.memory import free_memory
 from raytriever.models.precision import choose_precision
 from raytriever.models.resolution import resolve_model
-from raytriever.terminal import text_table
+from raytriever.terminal import counted, text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
 from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, StepMemory
@@ -104,7 +104,7 @@ def _plan(config: Config) -> Iterator[str]:
     yield from _missing_weights(directory)
     yield (
         f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
-        f"tokens; {config.training.strategy}, {_count(share.workers, 'worker')}"
+        f"tokens; {config.training.strategy}, {counted(share.workers, 'worker')}"
     )
     yield "Memory of one worker in GB (10^9 bytes):"
     yield text_table(_table(plans), left=0)
@@ -220,9 +220,9 @@ _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
-        return f"the whole batch ({_count(texts, 'text')})"
+        return f"the whole batch ({counted(texts, 'text')})"
     chunk = f"{flag_of('grad_cache_chunk')} {texts}"
-    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({_count(texts, 'text')}, {chunk})"
+    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({counted(texts, 'text')}, {chunk})"
 
 
 def _remedy(config: Config, fit: Fit) -> str:
@@ -232,7 +232,3 @@ def _remedy(config: Config, fit: Fit) -> str:
     if not config.model.lora_rank:
         return f"train adapters with {flag_of('lora_rank')} {RANK}"
     return "use a smaller model or batch, or a larger card"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

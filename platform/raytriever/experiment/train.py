@@ -42,7 +42,7 @@ from raytriever.models.description import describe, pipelines
 from raytriever.models.files import stored_tensors
 from raytriever.models.resolution import resolve_model
 from raytriever.prompts import SIDES, Side
-from raytriever.report.evaluation import training_tests, write_training_report
+from raytriever.report.evaluation import write_training_report
 from raytriever.search.calibration import FILE
 from raytriever.store.capacity import check_disk
 from raytriever.store.disk import files_below
@@ -192,9 +192,8 @@ def conclude(
     """
     base, dataset = opened.curriculum.base, opened.dataset
     judged = select_judged_queries(dataset, base.data.test_split, Protocol())
-    tests, pairs = training_tests(dataset, evaluations)
     analysis = Analysis.of(dataset.documents)
-    write_training_report(
+    tests, pairs = write_training_report(
         run.path,
         f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
         base.data.test_split,
@@ -204,8 +203,6 @@ def conclude(
         end_to_end(folders, "dev_loss"),
         {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
         dump_config(opened.curriculum),
-        tests,
-        pairs,
         [*analysis.lines, *masking_lines(folders)],
     )
     rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}

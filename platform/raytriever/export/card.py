@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table
+from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table, proportion_text
 from raytriever.evaluation.protocol import aim_text
 from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
@@ -210,9 +210,7 @@ def _interval(bounds: tuple[float, float] | None) -> str:
 
 
 def _share(share: Proportion) -> str:
-    if not share.whole:
-        return "none"
-    return f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
+    return proportion_text(share.part, share.whole, share.value, share.low, share.high) if share.whole else "none"
 
 
 def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:

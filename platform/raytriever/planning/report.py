@@ -11,7 +11,7 @@ from raytriever.errors import flag_of
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, StageNeeds, stages
 from raytriever.planning.workload import CHUNK, GB, Measurement, Workload
-from raytriever.terminal import text_table
+from raytriever.terminal import counted, text_table
 
 _SIZES = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 _FIXED = (
@@ -84,8 +84,8 @@ def summary(work: Workload) -> Iterator[str]:
     config, model = work.config, work.model
     yield (
         f"{config.documents:,} documents, {config.queries:,} training queries; {config.model}: "
-        f"{model.weights / 1e6:,.0f} M weights, width {model.width:,}; {_count(config.all_nodes, 'node')}, "
-        f"{_count(config.gpus, 'GPU')}"
+        f"{model.weights / 1e6:,.0f} M weights, width {model.width:,}; {counted(config.all_nodes, 'node')}, "
+        f"{counted(config.gpus, 'GPU')}"
     )
     yield text_table(_rows(work), left=0)
     yield _first_line(work)
@@ -148,10 +148,6 @@ def size(amount: float) -> str:
     unit, factor = next((pair for pair in _SIZES if amount >= pair[1]), _SIZES[-1])
     value = amount / factor
     return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _number(value: object) -> str:

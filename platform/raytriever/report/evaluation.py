@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from numpy import ndarray
-
 from raytriever.activity import activity
-from raytriever.data.dataset import RetrievalDataset
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import (
     best_models,
@@ -183,14 +180,13 @@ def write_training_report(
     dev_losses: Curve,
     dev_metrics: Mapping[str, Curve],
     config_yaml: str,
-    tests: Sequence[Mapping[str, Any]],
-    pairs: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
-) -> None:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
 
     The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
-    `tests` and `pairs` are rows of `training_tests`. `notes` are lines above the tables, at least one.
+    `notes` are lines above the tables, at least one. Return the tests of every system against `before`, as
+    `significance_rows` does, and of all pairs, as `pair_rows` does.
     """
     dataset = judged.dataset
     for name, evaluation in evaluations.items():
@@ -210,6 +206,8 @@ def write_training_report(
     per_query = per_query_content(measured)
     write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
     figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
+    values = {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
+    tests, pairs = significance_rows(values, ["before"]), pair_rows(values)
     queries, documents = len(evaluations["after"].queries), len(dataset.documents)
     page = Page(
         title=title,
@@ -223,23 +221,10 @@ def write_training_report(
                 ],
             )
         ),
-        tables=result_tables(figures_of, tests, best_models(figures_of, _values(dataset, evaluations)), pairs),
+        tables=result_tables(figures_of, tests, best_models(figures_of, values), pairs),
         pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
         queries=read_queries(folder),
         settings=config_yaml,
     )
     write_page(folder / "report.html", page)
-
-
-def training_tests(
-    dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Test every system against `before`, as `significance_rows` does, and all pairs, as `pair_rows` does."""
-    values = _values(dataset, evaluations)
-    return significance_rows(values, ["before"]), pair_rows(values)
-
-
-def _values(
-    dataset: RetrievalDataset, evaluations: Mapping[str, Evaluation]
-) -> dict[str, dict[str, dict[str, ndarray]]]:
-    return {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
+    return tests, pairs

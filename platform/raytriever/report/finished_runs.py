@@ -90,7 +90,8 @@ def _training(folder: Path, name: str) -> FinishedRun:
         figures=figures,
         splits=splits,
         settings=_settings(folder / CONFIG),
-        curves=_curves(folder),
+        # In a run with stages, the file of the whole run has only the last values.
+        curves={name: end_to_end(stage_folders(folder), name) for name in CURVES},
         queries=read_queries(folder),
         trained=True,
     )
@@ -114,12 +115,6 @@ def _settings(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})
-
-
-def _curves(folder: Path) -> dict[str, Curve]:
-    """Return the curves of a run. The curves of the stages of a curriculum are joined."""
-    # In a run with stages, the file of the whole run has only the last values.
-    return {name: end_to_end(stage_folders(folder), name) for name in CURVES}
 
 
 class MlflowRuns:

@@ -89,9 +89,7 @@ def make_calibration(
         best, right = _finite(seen, checked.right)
         errors = [
             calibration_error(first.probability(best), right),
-            calibration_error(later.probability(scores), relevant, queries)
-            if len(scores)
-            else CalibrationError(0, 0, 0),
+            calibration_error(later.probability(scores), relevant, queries) if len(scores) else _NO_ERROR,
         ]
     return Calibration(
         format=FORMAT,

@@ -17,12 +17,11 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, form_table
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
 from raytriever.evaluation.protocol import Protocol, format_absent
-from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.evaluation.tables import latex, markdown, paper_tables
 from raytriever.metrics.calibration import ScoredPools

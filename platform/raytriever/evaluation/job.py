@@ -21,7 +21,7 @@ from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points, form_table
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
@@ -43,7 +43,7 @@ from raytriever.evaluation.measurements import (
     format_copies,
 )
 from raytriever.evaluation.protocol import AUC, REMOVED, format_absent
-from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
+from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
 from raytriever.evaluation.request import (
     EvaluatedModel,
     EvaluationJob,

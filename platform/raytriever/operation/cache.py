@@ -8,7 +8,6 @@ one of its collections.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,7 +19,6 @@ from typing import Any
 from raytriever.errors import StorageError, flag_of
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import BOUNDS, cache_folder, is_held
-from raytriever.store.capacity import UNITS
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, walk
 from raytriever.store.lock import LOCK, owner_of
@@ -39,7 +37,6 @@ _CONTENTS = {
     "locations": "paths of embeddings that encode wrote elsewhere",
     "submissions": "uploads of raytriever submit",
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -143,22 +140,6 @@ def _meta(path: Path) -> dict[str, Any]:
     except (OSError, StorageError):
         return {}
     return meta if isinstance(meta, dict) else {}
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as `500MB` or `10GB`; raises `ValueError` with a remedy."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError("give a size such as 500MB or 10GB")
-    return int(float(match[1]) * UNITS[(match[2] or "").upper()])
-
-
-def parse_age(text: str) -> float:
-    """Return the seconds of an age such as `12h` or `30d`; raises `ValueError` with a remedy."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hd])", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError("give an age such as 12h or 30d")
-    return float(match[1]) * (3_600 if match[2].lower() == "h" else 86_400)
 
 
 def format_time(seconds: float | None) -> str:

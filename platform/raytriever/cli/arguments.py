@@ -162,8 +162,6 @@ def _check_utf8(word: str, name: str | None) -> None:
 
 
 class _HelpAll(argparse.Action):
-    """Flag that prints the help of all flags."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 

@@ -153,7 +153,6 @@ def _parser() -> Parser:
 
 
 def _ood(words: list[str]) -> None:
-    """Run `study ood`."""
     arguments = _ood_parser().parse(words)
     data = build_config(arguments, DataConfig)
     training = build_config(arguments, TrainingConfig)

@@ -195,7 +195,6 @@ def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> 
 
 
 def _asked_texts(config: Config, share: WorkerTexts) -> int | None:
-    """Return the texts of a chunk that the user asks for, or None."""
     chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
     asked = [chunk] if chunk else []
     asked += [max(1, tokens // share.tokens)] if tokens else []

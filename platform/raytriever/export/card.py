@@ -175,7 +175,6 @@ def _results(facts: CardFacts) -> list[str]:
 
 
 def _calibration(calibration: Calibration | None) -> list[str]:
-    """Return the section on answers and probabilities."""
     if calibration is None:
         return []
     kinds = list(dict.fromkeys(kind for one in calibration.thresholds for kind in one.unanswerable))
@@ -224,7 +223,6 @@ def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def _hub_results(facts: CardFacts) -> list[Any]:
-    """Return the metrics in the form of the hub."""
     from huggingface_hub import EvalResult
 
     measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}

@@ -226,7 +226,6 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_results(folder: Path, model: str) -> dict[str, Any]:
-    """Read an evaluation's results for one model."""
     results = read_results(folder)
     names = [
         name

@@ -235,7 +235,6 @@ def run_mteb(
 
 
 def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], DatasetRecord]:
-    """Return the settings and the tasks for the tracker."""
     models = {model.name: encoders.systems[model.name] for model in job.models}
     tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
@@ -252,8 +251,6 @@ def _check_output(output: Path) -> None:
 
 @dataclass
 class _ModelRun:
-    """One model on all tasks."""
-
     job: MtebJob
     model: EvaluatedModel
     encoders: Encoders

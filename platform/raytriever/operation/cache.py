@@ -111,7 +111,6 @@ def _entry(path: Path, collection: str) -> CacheEntry | None:
 
 
 def _describe(path: Path, collection: str) -> str:
-    """Return a description of an entry."""
     if path.name.startswith("."):
         return "leftover of a killed command"
     meta = _meta(path)

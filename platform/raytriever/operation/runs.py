@@ -233,7 +233,6 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 
 
 def _changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
     defaults = to_dict(Config())
     return {
         f"{section}.{name}": value

@@ -139,7 +139,6 @@ def _first_line(work: Workload) -> str:
 
 
 def _amount(excess: Excess) -> str:
-    """Format the need of a stage."""
     return size(excess.need) if excess.resource in (DRIVER, WORKERS, DISK) else f"{excess.need:,.0f}"
 
 

@@ -152,7 +152,6 @@ def _column(
     marks: Mapping[tuple[str, str, str], str],
     best: Sequence[str],
 ) -> list[Figure]:
-    """Return the figure of each row."""
     is_measured = {row: results.has(row, dataset, metric) for row in block.rows}
     texts = {
         row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in block.rows

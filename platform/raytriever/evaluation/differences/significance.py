@@ -141,7 +141,6 @@ def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str, tup
 
 
 def _test(ours: ndarray, theirs: ndarray) -> dict[str, Any]:
-    """Return the figures of a row that follow from the values of two models."""
     low, high = difference_interval(ours, theirs)
     effect = effect_size(ours, theirs)
     return {

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -186,13 +187,7 @@ def _brief(action: argparse.Action) -> argparse.Action:
 
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str, width: int = 0) -> None:
-        super().__init__(prog, max_help_position=34, width=width or min(120, _terminal_width()))
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns - 2
+        super().__init__(prog, max_help_position=34, width=width or min(120, shutil.get_terminal_size().columns - 2))
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
@@ -211,12 +206,11 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if types[0] is bool:
             group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
             continue
-        if isinstance(field.metadata.get("reads"), PathKind):
-            read = partial(field.metadata["reads"].read_flag, name=field.name)
-            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
-            continue
-        if field.metadata.get("reads") is not None:
-            read = partial(read_option, field, where=flag_of(field.name))
+        reads = field.metadata.get("reads")
+        if reads is not None:
+            read: Callable[[str], Any] = partial(read_option, field, where=flag_of(field.name))
+            if isinstance(reads, PathKind):
+                read = partial(reads.read_flag, name=field.name)
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         choices = field.metadata["choices"]

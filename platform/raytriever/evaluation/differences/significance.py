@@ -23,8 +23,6 @@ from raytriever.metrics.significance import (
     FIRST_MARKS,
     LEVEL,
     SECOND_MARKS,
-    difference_interval,
-    effect_size,
     holm,
     paired_t_test,
     randomisation_test,
@@ -141,14 +139,13 @@ def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str, tup
 
 
 def _test(ours: ndarray, theirs: ndarray) -> dict[str, Any]:
-    low, high = difference_interval(ours, theirs)
-    effect = effect_size(ours, theirs)
+    test = paired_t_test(ours, theirs)
     return {
-        "difference": float((ours - theirs).mean()),
-        "low": low,
-        "high": high,
-        "p": paired_t_test(ours, theirs).p_value,
-        "effect": effect if np.isfinite(effect) else None,  # JSON has no infinite number
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p_value,
+        "effect": test.effect if np.isfinite(test.effect) else None,  # JSON has no infinite number
         "queries": len(ours),
     }
 

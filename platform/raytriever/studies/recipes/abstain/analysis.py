@@ -46,9 +46,6 @@ def analyse(
         datasets: test and dev questions of each data set.
         candidates: rows of the arms of each loss; for each seed the one with the lowest AURC by its best confidence on
             the dev questions of the pool becomes the row of the loss.
-
-    Raises:
-        MetricInputError: no best document of the dev questions is relevant, or all are.
     """
     names = [test.name for test, _ in datasets]
     arms: dict[str, dict[int | None, SystemMeasures]] = {}

@@ -198,8 +198,10 @@ def best_models(figures: Figures, values: Values) -> Best:
     metrics = list(dict.fromkeys(name for sets in figures.values() for one in sets.values() for name in one))
     best: dict[tuple[str | None, str], list[str]] = {}
     for metric in metrics:
-        columns = {name: _tested_column(figures, values, name, metric) for name in datasets}
-        found: dict[str | None, list[str]] = {**_best_of(columns)}
+        columns: dict[str | None, dict[str, ndarray]] = {
+            name: _tested_column(figures, values, name, metric) for name in datasets
+        }
+        found = _best_of(columns)
         if len(datasets) > 1 and all(len(column) == len(figures) for column in columns.values()):
             found |= _best_of({None: {one: _weighted([columns[name][one] for name in datasets]) for one in figures}})
         best |= {(name, metric): models for name, models in found.items()}

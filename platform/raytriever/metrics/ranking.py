@@ -79,7 +79,11 @@ class Relevance:
         return JudgedRanks(queries, grades, ranks, lengths, level)
 
     def gains(self, ranking: Ranking) -> Gains:
-        """Return the grade of each document of a padded ranking; 0 for an unjudged or irrelevant one, and for -1."""
+        """Return the grade of each ranked document; 0 for an unjudged or irrelevant document and for padding.
+
+        Args:
+            ranking: document positions, best first, padded with -1.
+        """
         matches = self.find_ranks(ranking)
         gains = np.zeros(ranking.shape, np.float32)
         ranked = matches.ranks < ranking.shape[1]

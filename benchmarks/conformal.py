@@ -20,7 +20,6 @@ from ends import machine, parser
 from raytriever.metrics.answering import (
     CONFORMAL,
     AnswerAim,
-    TopAnswers,
     achieve_answers,
     choose_answer_threshold,
     decide,
@@ -61,7 +60,7 @@ def promises(name: str, questions: int, sets: int, rng: np.random.Generator) -> 
         true = fit_confidence(name, some).of(truth)
         for aim in CONFORMAL:
             for alpha in ALPHAS:
-                chosen = choose_answer_threshold(TopAnswers(values, some.right, some.answerable), aim, alpha)
+                chosen = choose_answer_threshold(values, some.right, some.answerable, aim, alpha)
                 shown = true >= chosen.score if chosen.reached else np.full(FURTHER, aim == "missed")
                 loss = shown & ~truth.right if aim == "wrong_answers" else ~shown[truth.answerable]
                 shares.setdefault((aim, alpha), []).append(float(loss.mean()))
@@ -90,14 +89,14 @@ def few_questions(name: str, questions: int, sets: int, rng: np.random.Generator
         some = drawn(rng, questions)
         made = decide(some, some, SHOWN, name)
         values = made.confidence.of(truth)
-        for one in made.thresholds:
-            if one.achieved is None:
+        for threshold, achieved in made.thresholds:
+            if achieved is None:
                 continue
-            true = achieve_answers(values >= one.threshold.score, truth)
+            true = achieve_answers(values >= threshold.score, truth)
             for share in ("answered", "top_precision", "wrong", "f1"):
-                interval = getattr(one.achieved, share)
+                interval = getattr(achieved, share)
                 inside = interval.low <= getattr(true, share).value <= interval.high
-                held.setdefault((one.threshold.aim, share), []).append(inside)
+                held.setdefault((threshold.aim, share), []).append(inside)
     return [
         {
             "figure": "few questions",

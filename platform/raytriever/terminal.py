@@ -49,6 +49,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is one."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def text_table(rows: Sequence[Sequence[str]], left: int = -1) -> str:
     """Format rows as lines of equally wide columns, two blanks apart.
 

@@ -50,7 +50,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder
 from raytriever.studies.run.study import run_study
-from raytriever.tracking.tracker import Backlog, DatasetRecord, NullTracker
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
@@ -263,7 +263,7 @@ def test_more_gpus_than_the_cluster_has_are_one_line_before_anything_starts(
         choose_actor_pool(config)
 
 
-class Children(NullTracker):
+class Children(Tracker):
     """Tracker of a study whose runs keep nothing."""
 
     run_id = None
@@ -333,9 +333,10 @@ def test_arms_of_a_study_share_a_gpu_at_the_same_time(
     (records / MEETING).write_text("2")
     arms = (trained_arm("one", case, tiny_dataset), trained_arm("other", case, tiny_dataset))
     study = Study("mw-in-domain", "Title", "Table 1", arms, 1, ())
-    result = run_study(study, "smoke", tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
+    assert run_study(study, "smoke", tmp_path / "study", 1, "study", [].append, trial_gpus=0.5)
     (records / MEETING).unlink()
     ray.kill(other)
     assert seen("meeting of ray::") == {"2"}
     assert len({visible for visible in seen("ray::RayTrainWorker") if visible in {"0", "1"}}) == 1
-    assert set(result.results.cells) == {("one", "letters"), ("other", "letters")}
+    rows = json.loads((tmp_path / "study" / "results.json").read_text())["rows"]
+    assert {(row, name) for row, sets in rows.items() for name in sets} == {("one", "letters"), ("other", "letters")}

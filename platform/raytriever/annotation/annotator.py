@@ -68,11 +68,7 @@ class Annotation:
 
 
 class Slots:
-    """Semaphore with priorities: waiters are served by their step, then by their order of arrival.
-
-    Args:
-        free: number of slots, at least 1.
-    """
+    """Semaphore with priorities: waiters are served by their step, then by their order of arrival."""
 
     def __init__(self, free: int) -> None:
         self._free = free
@@ -133,13 +129,9 @@ class Annotator:
     """Annotator that takes each query through the three stages, and sends only requests that the log lacks.
 
     Args:
-        prompts, config: the prompts and the settings of requests.
         llm: name of the model, a part of the key of every request.
         job: name of the job in the entries of the log, from which later runs compute its costs.
-        log: the answer log.
         service: with None no request is sent, and an answer that the log lacks raises `MissingAnswer`.
-        spending: costs and budget.
-        in_flight: number of parallel requests.
     """
 
     prompts: AnnotationPrompts
@@ -185,11 +177,7 @@ class Annotator:
         return next(iter([*errors, *stop_reasons]), None)
 
     async def annotate(self, question: AnnotationQuery) -> Annotation:
-        """Run the three stages for one query.
-
-        Raises:
-            ServiceError, StorageError, BudgetReached: the job cannot continue.
-        """
+        """Run the three stages for one query."""
         try:
             relevant = await self._relevant(question)
             if not relevant:

@@ -45,17 +45,7 @@ class _StoredEntry(TypedDict):
 
 
 class AnswerLog:
-    """Answer log in a folder. One process at a time holds it.
-
-    Args:
-        folder: is created if it does not exist.
-        wait: wait while another process holds the log.
-        report: receives a line that names the other command.
-
-    Raises:
-        InUseError: another process holds the log, and `wait` is false.
-        StorageError: the log cannot be written.
-    """
+    """Answer log in a folder. One process at a time holds it; `report` receives a line that names another one."""
 
     def __init__(self, folder: Path, wait: bool = False, report: Callable[[str], None] | None = None) -> None:
         self.path = folder / FILE
@@ -99,7 +89,8 @@ class AnswerLog:
 
     async def put(self, key: str, entry: Entry) -> None:
         """Store an answer, and return when it is on disk. Raise `StorageError` if it cannot be written."""
-        line = _format_line({"key": key, **entry})
+        text = json.dumps({"key": key, **entry}).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
         start = self._append(line)
         synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unsynced.append((bytes.fromhex(key), start, len(line), synced))
@@ -173,11 +164,6 @@ class AnswerLog:
                     self._positions[bytes.fromhex(entry["key"])] = (end, len(line))
                 end += len(line)
         return end
-
-
-def _format_line(entry: Entry) -> bytes:
-    text = json.dumps(entry).encode()
-    return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def _parse(line: bytes) -> Entry | None:

@@ -58,9 +58,6 @@ def choose_queries(dataset: RetrievalDataset, split: str, most: int | None) -> l
     have none in any split. A query of which it is known that no document answers it is never chosen.
 
     They are ordered by the SHA-256 of their ids, so a larger job begins with the queries of a smaller one.
-
-    Raises:
-        DataError: no query qualifies.
     """
     none, unanswerable = np.zeros(0, np.int64), list(dataset.unanswerable.values())
     if len(dataset.judgements.get(split, ())):
@@ -91,9 +88,6 @@ def find_candidates(
 
     Retrievers are `bm25`, `dense`, or the path of a run. `model` and `precision` are the encoder of `dense`, and
     `embeddings` the path of its embeddings of the passages; with None they come from the cache or are computed.
-
-    Raises:
-        UserError: a run, the encoder or the embeddings cannot be used.
     """
     # Runs first: an error in a file shows before any slow step.
     rankings = {name: read_run(name, dataset, queries, depth) for name in retrievers if name not in (BM25, DENSE)}
@@ -101,7 +95,10 @@ def find_candidates(
         report(f"{dataset.name}: ranking with BM25")
         for line in Analysis.of(dataset.documents).notes:
             report(line)
-        rankings[BM25] = _by_bm25(dataset, queries, depth)
+        texts = [dataset.queries.texts[query] for query in queries]
+        scores, documents = Bm25Index.of(dataset.documents).search(texts, depth)
+        documents[scores <= 0] = -1  # no term in common with the query
+        rankings[BM25] = documents
     if DENSE in retrievers:
         rankings[DENSE] = _by_encoder(dataset, queries, depth, model, precision, embeddings, report)
     merged = []
@@ -124,14 +121,6 @@ def fuse(rankings: Iterable[Int64[ndarray, " depth"]]) -> list[int]:
         for rank, document in enumerate(ranking[ranking >= 0].tolist(), start=1):
             sums[document] = sums.get(document, 0.0) + 1 / (_FUSION + rank)
     return sorted(sums, key=lambda document: (-sums[document], document))
-
-
-def _by_bm25(dataset: RetrievalDataset, queries: Sequence[int], depth: int) -> Ranking:
-    scores, documents = Bm25Index.of(dataset.documents).search(
-        [dataset.queries.texts[query] for query in queries], depth
-    )
-    documents[scores <= 0] = -1  # no term in common with the query
-    return documents
 
 
 def _by_encoder(

@@ -40,7 +40,6 @@ class AnnotationJob:
     Args:
         dataset: path, URI or name.
         split: split to annotate. A new name means the queries without a judgement.
-        annotation, service: the settings.
         model, precision: encoder of `dense`, and its precision.
         max_bad_rows: largest share of bad rows in each file.
         embeddings: embedding store of the passages, written with `model`.

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from raytriever.annotation.annotator import Annotation
-from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.formats.beir import UNANSWERABLE, UNANSWERABLE_HEADER
+from raytriever.data.dataset import AbsentDocuments, Judgements, RetrievalDataset
+from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
 from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.records import SOURCES
 from raytriever.store.commit import committed_directory
 
 _HUMAN, _LLM = (SOURCES.index(name) for name in ("human", "llm"))
+JUDGEMENT_COLUMNS = ("source", "rank")
 ANNOTATIONS, NEGATIVES = "annotations.jsonl", "negatives"
 # White space at the ends is included, because a reader of columns may strip it.
 _BREAKS = re.compile(r"[\t\r\n]|^\s|\s$")
@@ -44,31 +45,28 @@ def write_annotated(
     Annotations and candidates are by the position of the query, `agreed` is `human` or `llm`. Counts are returned and
     added to `meta`: positives of the model; those that people also judged relevant; those left out because people
     judged them 0; copied hard negatives.
-
-    Raises:
-        StorageError: `path` exists already, or cannot be written.
     """
     rows = dataset.judgements.get(split)
     merged, counts = merge_positives(rows, annotations, agreed)
     with committed_directory(path, meta) as temporary:
         documents, queries = dataset.documents, dataset.queries
         passages = zip(documents.ids, documents.titles, documents.texts, strict=True)
-        corpus = ({"_id": name, "title": title, "text": text} for name, title, text in passages)
-        _write_rows(temporary / "corpus.jsonl", corpus)
-        questions = ({"_id": name, "text": text} for name, text in zip(queries.ids, queries.texts, strict=True))
-        _write_rows(temporary / "queries.jsonl", questions)
+        lines = {
+            name: judgement_lines(dataset, table, dataset.absent.get(name))
+            for name, table in {**dataset.judgements, split: merged}.items()
+        }
+        write_beir(
+            temporary,
+            ({"_id": name, "title": title, "text": text} for name, title, text in passages),
+            ({"_id": name, "text": text} for name, text in zip(queries.ids, queries.texts, strict=True)),
+            {name: rows for name, rows in lines.items() if rows or name not in dataset.unanswerable},
+            JUDGEMENT_COLUMNS,
+            {name: [queries.ids[query] for query in rows.tolist()] for name, rows in dataset.unanswerable.items()},
+        )
         if (answers := dataset.answers) is not None:
             answered = np.unique(answers.queries).tolist()
             rows_of_answers = ({"_id": queries.ids[query], "answers": answers.of(query)} for query in answered)
             _write_rows(temporary / "answers.jsonl", rows_of_answers)
-        (temporary / "qrels").mkdir()
-        for name, table in {**dataset.judgements, split: merged}.items():
-            _write_judgements(temporary / "qrels", name, table, dataset)
-        if dataset.unanswerable:
-            (temporary / UNANSWERABLE).mkdir()
-        for name, rows_of_split in dataset.unanswerable.items():
-            lines = [[queries.ids[query]] for query in rows_of_split.tolist()]
-            _write_table(temporary / UNANSWERABLE, name, UNANSWERABLE_HEADER, lines)
         replies = (_annotation_row(dataset, query, one, candidates[query]) for query, one in annotations.items())
         _write_rows(temporary / ANNOTATIONS, replies)
         counts["negatives"] = _write_negatives(temporary / NEGATIVES, dataset)
@@ -105,19 +103,38 @@ def merge_positives(
     return Judgements(*np.ascontiguousarray(values.T)), counts
 
 
-def _write_judgements(folder: Path, split: str, rows: Judgements, dataset: RetrievalDataset) -> None:
-    """Write judgements in BEIR layout."""
-    header = ["query-id", "corpus-id", "score", "source", "rank"]
+def write_beir(
+    folder: Path,
+    documents: Iterable[Mapping[str, str]],
+    queries: Iterable[Mapping[str, str]],
+    judgements: Mapping[str, Sequence[Sequence[object]]],
+    columns: Sequence[str] = (),
+    unanswerable: Mapping[str, Iterable[str]] | None = None,
+) -> None:
+    """Write a data set in BEIR layout; `columns` are further columns of the judgements, given by split, and
+    `unanswerable` the ids of the queries that no document answers, by split."""
+    _write_rows(folder / "corpus.jsonl", documents)
+    _write_rows(folder / "queries.jsonl", queries)
+    (folder / "qrels").mkdir()
+    for split, lines in judgements.items():
+        _write_table(folder / "qrels", split, [*QRELS_HEADER, *columns], lines)
+    if unanswerable:
+        (folder / UNANSWERABLE).mkdir()
+    for split, names in (unanswerable or {}).items():
+        _write_table(folder / UNANSWERABLE, split, UNANSWERABLE_HEADER, [[name] for name in names])
+
+
+def judgement_lines(dataset: RetrievalDataset, rows: Judgements, lost: AbsentDocuments | None) -> list[list[object]]:
+    """Return judgements with `JUDGEMENT_COLUMNS`, and those of documents that the corpus lacks."""
     columns = (rows.queries, rows.documents, rows.scores, rows.sources, rows.ranks)
-    lines = [
+    lines: list[list[object]] = [
         [dataset.queries.ids[query], dataset.documents.ids[document], score, SOURCES[source], rank]
         for query, document, score, source, rank in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    if (lost := dataset.absent.get(split)) is not None:
-        for query, document, score in zip(lost.queries.tolist(), lost.documents, lost.scores.tolist(), strict=True):
-            lines.append([dataset.queries.ids[query], document, score, SOURCES[0], 0])
-    if lines or split not in dataset.unanswerable:
-        _write_table(folder, split, header, lines)
+    if lost is not None:
+        for query, name, score in zip(lost.queries.tolist(), lost.documents, lost.scores.tolist(), strict=True):
+            lines.append([dataset.queries.ids[query], name, score, SOURCES[0], 0])
+    return lines
 
 
 def _write_table(folder: Path, split: str, header: Sequence[str], lines: Sequence[Sequence[object]]) -> None:

@@ -346,7 +346,6 @@ def source_of(data: Dataset | str | os.PathLike[str]) -> str:
 
 
 def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: float) -> Dataset:
-    """Check all rows of a source."""
     from raytriever.data.config import DataConfig
     from raytriever.data.prepare.open import open_all_splits
     from raytriever.data.prepare.pipeline import in_processes
@@ -374,7 +373,6 @@ def _from_tables(
     name: str,
     max_bad_rows: float,
 ) -> Dataset:
-    """Make a data set of one table of pairs or of three tables."""
     if (queries is None) != (judgements is None):
         raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
     shares = shares_within(*given)

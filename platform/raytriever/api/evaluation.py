@@ -224,7 +224,6 @@ def evaluate(
 
 
 def _measure(job: EvaluationJob, encoding: EncodeConfig, folder: Path, fresh: bool, trackers: Sequence[str]) -> Results:
-    """Evaluate into a directory."""
     with working("evaluate", folder):
         from raytriever.cluster.evaluation import evaluate_in_session
         from raytriever.evaluation.job import run_evaluation
@@ -271,7 +270,6 @@ def compare(
 
 
 def _evaluated(models: Sequence[ModelLike] | Mapping[str, ModelLike]) -> list[EvaluatedModel]:
-    """Return models with their names and settings."""
     from raytriever.evaluation.request import BM25, name_models
 
     labelled = list(models.items()) if isinstance(models, Mapping) else [(None, one) for one in models]

@@ -307,7 +307,6 @@ def _lay(base: Config, explicit: dict[str, Any]) -> Config:
 
 
 def _drawn(hard_negatives: HardNegatives | str | os.PathLike[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that train on a table of hard negatives."""
     if isinstance(hard_negatives, HardNegatives):
         mined = int(hard_negatives.settings.get("num_negatives") or MOST_DRAWN)
         path = str(hard_negatives.path)

@@ -9,9 +9,9 @@ from pathlib import Path
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
 from raytriever.cli.arguments import (
     Parser,
+    add_output,
     add_path,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -62,8 +62,8 @@ def main(words: list[str]) -> None:
         model=model,
         precision=training.precision,
         max_bad_rows=data.max_bad_rows,
-        embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
-        answers=Path(arguments.answers) if arguments.answers is not None else None,
+        embeddings=arguments.embeddings and Path(arguments.embeddings),
+        answers=arguments.answers and Path(arguments.answers),
         bm25_language=data.bm25_language,
     )
     estimate, annotated = run_annotation(job, output, arguments.dry_run, warn, arguments.wait)
@@ -83,7 +83,7 @@ def _parser() -> Parser:
         prog="annotate",
         description="Select positives among the candidates of several retrievers with a language model.",
     )
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the annotated data set to", required=True)
+    add_output(parser, "folder to write the annotated data set to")
     parser.add_argument(
         "--split",
         default="train",
@@ -104,7 +104,6 @@ def _parser() -> Parser:
         metavar="DIR",
         help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
     )
-    add_wait(parser)
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -22,7 +23,7 @@ from raytriever.cli.suggestions import suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, needs_of, read_option, without_effect
-from raytriever.paths import PathKind
+from raytriever.paths import EMBEDDINGS, OUTPUT, PathKind
 from raytriever.store.commit import lock_errors
 from raytriever.store.lock import acquire
 from raytriever.terminal import show, warn
@@ -39,7 +40,6 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         prog: the stage, without `raytriever`.
-        description: the purpose of the stage, in one sentence.
         common: the flags that `--help` shows; `--help-all` shows all flags. If empty, `--help` shows all flags.
         free_text: the name of an argument that holds a question. It may look like a secret, but is never stored.
     """
@@ -133,15 +133,10 @@ class Parser(argparse.ArgumentParser):
 def check_effects(
     arguments: argparse.Namespace, *configs: Any, needs: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings.
+    """Raise `ConfigError` for an explicit flag that has no effect next to the other settings; see `options.NEEDS`.
 
     Only flags are checked. A recipe, a configuration file or the `config.yaml` of a run also holds settings of other
     losses and stages.
-
-    Args:
-        arguments: the parsed arguments.
-        configs: dataclass instances with the value of every setting.
-        needs: further needs of flags, besides those in their declarations; see `options.NEEDS`.
     """
     settings = vars(arguments) | {name: value for config in configs for name, value in vars(config).items()}
     declared = needs_of(*map(type, configs)) | dict(needs or {})
@@ -168,8 +163,6 @@ def _check_utf8(word: str, name: str | None) -> None:
 
 
 class _HelpAll(argparse.Action):
-    """Flag that prints the help of all flags."""
-
     def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
         super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
 
@@ -194,24 +187,11 @@ def _brief(action: argparse.Action) -> argparse.Action:
 
 class _Formatter(argparse.HelpFormatter):
     def __init__(self, prog: str, width: int = 0) -> None:
-        super().__init__(prog, max_help_position=34, width=width or min(120, _terminal_width()))
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns - 2
+        super().__init__(prog, max_help_position=34, width=width or min(120, shutil.get_terminal_size().columns - 2))
 
 
 def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: Iterable[str] | None = None) -> None:
-    """Add flags for the fields of a settings dataclass.
-
-    Args:
-        parser: where the flags are added.
-        kind: a dataclass whose fields were declared with `option`.
-        title: the heading of the flags in the help.
-        only: names of the fields; all of them when None.
-    """
+    """Add flags for the fields of a settings dataclass, or some of them, under a title."""
     group = parser.add_argument_group(title)
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -226,12 +206,11 @@ def add_settings(parser: argparse.ArgumentParser, kind: type, title: str, only: 
         if types[0] is bool:
             group.add_argument(flag_of(field.name), action=argparse.BooleanOptionalAction, **common)
             continue
-        if isinstance(field.metadata.get("reads"), PathKind):
-            read = partial(field.metadata["reads"].read_flag, name=field.name)
-            group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
-            continue
-        if field.metadata.get("reads") is not None:
-            read = partial(read_option, field, where=flag_of(field.name))
+        reads = field.metadata.get("reads")
+        if reads is not None:
+            read: Callable[[str], Any] = partial(read_option, field, where=flag_of(field.name))
+            if isinstance(reads, PathKind):
+                read = partial(reads.read_flag, name=field.name)
             group.add_argument(flag_of(field.name), type=read, metavar=field.metadata["form"], **common)
             continue
         choices = field.metadata["choices"]
@@ -272,13 +251,7 @@ def quote_command(*words: object) -> str:
 
 
 def build_config(arguments: argparse.Namespace, kind: type[T], **settings: Any) -> T:
-    """Return a settings dataclass of its defaults and the explicit flags; raises `ConfigError` if a value is wrong.
-
-    Args:
-        arguments: the parsed arguments.
-        kind: a dataclass whose fields were declared with `option`.
-        settings: further values, which override both.
-    """
+    """Return a settings dataclass of its defaults, the explicit flags, and `settings`, which override both."""
     config = kind(**explicit_settings(arguments, kind) | settings)
     check_options(config)
     return config
@@ -320,26 +293,29 @@ def _choose_experiment(name: str) -> str:
     return name
 
 
-def add_wait(parser: Flags) -> None:
-    """Add `--wait`, for a stage that calls `lock_output`."""
+def add_output(parser: Flags, help: str, **settings: Any) -> None:
+    """Add `--output`, which is required without a default, and `--wait`, for a stage that calls `lock_output`."""
+    add_path(parser, "--output", OUTPUT, "DIR", help, **{"required": "default" not in settings, **settings})
     parser.add_argument(
         "--wait", action="store_true", help="wait until another command that writes to --output has ended"
     )
 
 
-def lock_output(arguments: argparse.Namespace, output: Path, flag: str = "--output") -> None:
-    """Lock a directory for writing until this command ends; called before heavy imports.
+def add_embeddings(parser: Flags) -> None:
+    """Add `--embeddings`, the embeddings of the passages of a stage with `--model`."""
+    help = "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)"
+    add_path(parser, "--embeddings", EMBEDDINGS, "DIR", help)
 
-    Args:
-        arguments: arguments of a parser with `add_wait`.
-        output: the directory; it need not exist.
-        flag: the flag that names the directory.
 
-    Raises:
-        InUseError: another command writes to it, and `--wait` is absent.
+def lock_output(arguments: argparse.Namespace, output: Path | None = None) -> Path:
+    """Lock the directory of a parser with `add_output` until this command ends, and return it.
+
+    Called before heavy imports. The directory need not exist; by default it is that of `--output`.
     """
+    output = Path(arguments.output) if output is None else output
     with lock_errors(output):
-        acquire(output, wait=arguments.wait, report=warn, remedy=f"wait for it with --wait, or give another {flag}")
+        acquire(output, wait=arguments.wait, report=warn, remedy="wait for it with --wait, or give another --output")
+    return output
 
 
 def number_type(kind: type, flag: str) -> Callable[[str], Any]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from raytriever.cli.arguments import Parser, add_path, add_settings, add_wait, build_config, lock_output
+from raytriever.cli.arguments import Parser, add_output, add_settings, build_config, lock_output
 from raytriever.data.config import DataConfig
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -22,8 +20,7 @@ def main(words: list[str]) -> None:
     config = build_config(arguments, EncodeConfig)
     check_encode(config)
     check_paths(data, model)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.cluster.encoding import run_encoding
     from raytriever.encoding.store import EMBEDDINGS, SCALES
@@ -39,8 +36,7 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="encode", description="Encode the passages or the queries of a data set.")
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the embeddings to", required=True)
-    add_wait(parser)
+    add_output(parser, "folder to write the embeddings to")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, EncodeConfig, "encoding")

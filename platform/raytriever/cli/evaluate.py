@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_output,
     add_path,
     add_settings,
     add_trackers,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -21,7 +20,7 @@ from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import DATASET, MODELS, OUTPUT, UNANSWERABLE, check_paths
+from raytriever.paths import DATASET, MODELS, UNANSWERABLE, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -44,8 +43,7 @@ def main(words: list[str]) -> None:
     check_encode(encoding)
     check_effects(arguments, model, data, training, encoding, config, needs=_NEEDS)
     check_paths(config)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
     is_mteb = config.suite == MTEB
     if is_mteb and "drop_own_id" in arguments.explicit_flags:  # `check_effects` does not see it, because it is false
         raise ConfigError(f"has no effect with --suite {MTEB}", "--no-drop-own-id", "leave it out")
@@ -137,10 +135,9 @@ def _parser() -> Parser:
         nargs="+",
         default=[],
     )
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the results to (default: results)", default="results")
+    add_output(parser, "folder to write the results to (default: results)", default="results")
     parser.add_argument("--fresh", action="store_true", help="remove an earlier evaluation of --output")
     add_trackers(parser)
-    add_wait(parser)
     add_settings(parser, EvaluationConfig, "measuring")
     add_settings(
         parser, ModelConfig, "all models", only=[name for name in READING if name not in ("model", "truncate_dim")]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from raytriever.cli.arguments import Parser, add_path, add_settings, add_wait, build_config, lock_output
+from raytriever.cli.arguments import Parser, add_output, add_settings, build_config, lock_output
 from raytriever.export.config import ExportConfig
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 
 
@@ -17,8 +15,7 @@ def main(words: list[str]) -> None:
     model = build_config(arguments, ModelConfig)
     config = build_config(arguments, ExportConfig)
     check_paths(model, config)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.export.model import export, push_to_hub
 
@@ -31,8 +28,7 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="export", description="Write a model for other runtimes: weights, graphs and a model card.")
-    add_path(parser, "--output", OUTPUT, "DIR", "a new directory", required=True)
-    add_wait(parser)
+    add_output(parser, "a new directory")
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, ExportConfig, "export")
     return parser

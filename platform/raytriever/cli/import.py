@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytriever.cli.arguments import (
     Parser,
+    add_output,
     add_path,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
 )
 from raytriever.documents.config import ImportConfig
 from raytriever.models.config import ModelConfig
-from raytriever.paths import DOCUMENTS, OUTPUT, check_paths
+from raytriever.paths import DOCUMENTS, check_paths
 from raytriever.terminal import show, warn
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ def main(words: list[str]) -> None:
     model = build_config(arguments, ModelConfig)
     check_effects(arguments, config)
     check_paths(config, model)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.documents.job import import_folder
     from raytriever.documents.summary import summary_lines
@@ -49,15 +47,7 @@ def _parser() -> Parser:
         "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set, or update it.",
     )
     add_path(parser, "folder", DOCUMENTS, "FOLDER", "folder of documents, or its URI")
-    add_path(
-        parser,
-        "--output",
-        OUTPUT,
-        "DIR",
-        "folder to write the data set to, in BEIR layout; an import that is there is updated",
-        required=True,
-    )
-    add_wait(parser)
+    add_output(parser, "folder to write the data set to, in BEIR layout; an import that is there is updated")
     add_settings(parser, ImportConfig, "import")
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_embeddings,
     add_number,
-    add_path,
+    add_output,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -19,7 +19,7 @@ from raytriever.errors import ConfigError
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.models.config import READING, ModelConfig
 from raytriever.options import check_changed
-from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -52,7 +52,7 @@ def main(words: list[str]) -> None:
         max_bad_rows=data.max_bad_rows,
         seed=training.seed,
         split=arguments.split,
-        embeddings=Path(arguments.embeddings) if arguments.embeddings else None,
+        embeddings=arguments.embeddings and Path(arguments.embeddings),
     )
     opened = run_index(job, output, warn)
     index = opened.index
@@ -75,27 +75,13 @@ def _parser() -> Parser:
         description="Build an approximate index over the passages of a data set, or open and search an existing one.",
         free_text="query",
     )
-    add_path(
-        parser,
-        "--output",
-        OUTPUT,
-        "DIR",
-        "folder of the index; an existing index is opened, and follows a data set that has changed",
-        required=True,
-    )
-    add_path(
-        parser,
-        "--embeddings",
-        EMBEDDINGS,
-        "DIR",
-        "embeddings of the passages, written by `raytriever encode` with --model",
-    )
+    add_output(parser, "folder of the index; an existing index is opened, and follows a data set that has changed")
+    add_embeddings(parser)
     parser.add_argument(
         "--split", metavar="NAME", help="compare the index with exact search on the queries of this split"
     )
     parser.add_argument("--query", metavar="TEXT", help="print the best passages for this query")
     add_number(parser, "--top", int, "K", "number of passages to print (default: 5)", default=5)
-    add_wait(parser)
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, ModelConfig, "model", only=READING)
     add_settings(parser, IndexConfig, "index")

@@ -66,12 +66,7 @@ STAGES = {name: text for stages in TASKS.values() for name, text in stages.items
 
 
 def run(stage: str, words: Sequence[str] | None = None) -> int:
-    """Run one stage and return its exit code.
-
-    Args:
-        stage: its name.
-        words: its command-line arguments; those of this process when None.
-    """
+    """Run one stage with these words, or those of this process, and return its exit code."""
     arguments = list(sys.argv[1:] if words is None else words)
     # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
     atexit.register(gc.freeze)

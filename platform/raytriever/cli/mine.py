@@ -9,10 +9,10 @@ from typing import Any
 
 from raytriever.cli.arguments import (
     Parser,
+    add_embeddings,
     add_number,
-    add_path,
+    add_output,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -22,7 +22,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -43,8 +43,7 @@ def main(words: list[str]) -> None:
     if not 0 <= arguments.round < 2**31:
         raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
     check_paths(data, model, mining)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.mining.job import MiningJob, format_counts, run_mining
 
@@ -58,7 +57,7 @@ def main(words: list[str]) -> None:
         bm25_language=data.bm25_language,
         seed=training.seed,
         round=arguments.round,
-        embeddings=Path(arguments.embeddings) if arguments.embeddings is not None else None,
+        embeddings=arguments.embeddings and Path(arguments.embeddings),
     )
     mined, quarantined = run_mining(job, output, warn)
     show(format_counts(mined))
@@ -87,7 +86,7 @@ def _ranks(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _parser() -> Parser:
     parser = Parser(prog="mine", description="Find hard negatives, and remove the false ones among them.")
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the negatives table to", required=True)
+    add_output(parser, "folder to write the negatives table to")
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="split whose queries get negatives (default: train)"
     )
@@ -95,14 +94,7 @@ def _parser() -> Parser:
     add_number(
         parser, "--round", int, "N", "number of this round of mining, which the table records (default: 0)", default=0
     )
-    add_path(
-        parser,
-        "--embeddings",
-        EMBEDDINGS,
-        "DIR",
-        "embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
-    )
-    add_wait(parser)
+    add_embeddings(parser)
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])
     add_settings(parser, ModelConfig, "model", only=READING)

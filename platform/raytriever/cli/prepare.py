@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from raytriever.cli.arguments import (
     Parser,
-    add_path,
+    add_output,
     add_settings,
-    add_wait,
     build_config,
     lock_output,
     quote_command,
 )
 from raytriever.data.config import DataConfig, SplitConfig
 from raytriever.models.config import ModelConfig
-from raytriever.paths import OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 
 _PROMPTS = ("query_prompt", "passage_prompt", "query_prompt_name", "passage_prompt_name", "dataset_prompts")
@@ -29,8 +26,7 @@ def main(words: list[str]) -> None:
     data = build_config(arguments, DataConfig)
     division = build_config(arguments, SplitConfig)
     check_paths(data, division, model)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.cluster.ingest import run_preparation
 
@@ -49,7 +45,7 @@ def main(words: list[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog="prepare", description="Check, tokenise and shard a data set, and print a summary of it.")
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the prepared data set to", required=True)
+    add_output(parser, "folder to write the prepared data set to")
     parser.add_argument("--format", metavar="NAME", help="the data set's format (default: recognised from its files)")
     parser.add_argument(
         "--columns",
@@ -57,7 +53,6 @@ def _parser() -> Parser:
         metavar="NAMES",
         help="columns of a CSV or TSV file, such as `query=Frage,passage=Antwort` (default: recognised by their names)",
     )
-    add_wait(parser)
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, SplitConfig, "splits of one CSV, TSV or JSONL file")
     add_settings(parser, ModelConfig, "model", only=_MODEL)

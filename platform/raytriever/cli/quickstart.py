@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from raytriever.cli import train
-from raytriever.cli.arguments import Parser, add_path, add_wait
-from raytriever.paths import OUTPUT
+from raytriever.cli.arguments import Parser, add_output
 
 WORDS = ("--loss", "mw", "--run-name", "quickstart")
 
@@ -20,7 +19,6 @@ def _parser() -> Parser:
         "Train on the docstrings of this Python with the MW loss, and measure. `raytriever train` has all settings."
     )
     parser = Parser("quickstart", purpose)
-    add_path(parser, "--output", OUTPUT, "DIR", "run directory (default: runs/quickstart)")
+    add_output(parser, "run directory (default: runs/quickstart)", required=False)
     parser.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
-    add_wait(parser)
     return parser

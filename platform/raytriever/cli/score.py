@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from raytriever.cli.arguments import (
     Parser,
-    add_path,
+    add_output,
     add_settings,
-    add_wait,
     build_config,
     check_effects,
     lock_output,
@@ -16,7 +13,7 @@ from raytriever.cli.arguments import (
 )
 from raytriever.data.config import DataConfig
 from raytriever.mining.config import ScoreConfig
-from raytriever.paths import OUTPUT, check_paths
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -29,8 +26,7 @@ def main(words: list[str]) -> None:
     training = build_config(arguments, TrainingConfig)
     check_effects(arguments, config, data, training)
     check_paths(data, config)
-    output = Path(arguments.output)
-    lock_output(arguments, output)
+    output = lock_output(arguments)
 
     from raytriever.mining.teacher import ScoringJob, run_scoring
 
@@ -64,11 +60,10 @@ def _parser() -> Parser:
     parser = Parser(
         prog="score", description="Score pairs of query and passage with a cross-encoder, as a teacher for training."
     )
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write the scores to", required=True)
+    add_output(parser, "folder to write the scores to")
     parser.add_argument(
         "--split", default="train", metavar="NAME", help="split whose queries are scored (default: train)"
     )
-    add_wait(parser)
     add_settings(parser, ScoreConfig, "teacher")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision"])

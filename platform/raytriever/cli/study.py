@@ -1,6 +1,6 @@
 """`study`: repeat the trainings and measurements of a table of a paper, or of a file of one's own.
 
-`study ood` has its own flags; see `study_ood.py`.
+`study ood` measures the gap between queries and passages, and has its own flags.
 """
 
 from __future__ import annotations
@@ -9,21 +9,26 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raytriever.cli import study_ood
 from raytriever.cli.arguments import (
     Parser,
     add_number,
+    add_output,
     add_path,
+    add_settings,
     add_trackers,
-    add_wait,
+    build_config,
+    check_effects,
     lock_output,
 )
 from raytriever.config import NAME
+from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, setting
+from raytriever.index.approximate.config import INDEXES
 from raytriever.options import did_you_mean
-from raytriever.paths import DATA_ROOT, OUTPUT
+from raytriever.paths import DATA_ROOT, GAP_MODELS, check_paths
 from raytriever.studies.recipes import AT_FULL, OWN, STUDIES, study_recipe
 from raytriever.terminal import show, warn
+from raytriever.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from raytriever.studies.definition import Study
@@ -31,12 +36,13 @@ if TYPE_CHECKING:
 _FILES = (".yaml", ".yml")
 SCALES = ("smoke", "small", "full")
 MOST_SEEDS = 100
+OOD = "ood"
 
 
 def main(words: list[str]) -> None:
     """Parse, study, print."""
-    if words[:1] == [study_ood.OOD]:
-        study_ood.main(words[1:])
+    if words[:1] == [OOD]:
+        _ood(words[1:])
         return
     arguments = _parser().parse(words)
     name, scale, output = arguments.study, arguments.scale, Path(arguments.output)
@@ -44,11 +50,7 @@ def main(words: list[str]) -> None:
     if own is not None:
         name, scale = own.name, OWN
     elif name not in STUDIES:
-        remedy = (
-            did_you_mean(name, (*STUDIES, study_ood.OOD))
-            if name != study_ood.OOD
-            else "put it first, as in `study ood --output DIR`"
-        )
+        remedy = did_you_mean(name, (*STUDIES, OOD)) if name != OOD else "put it first, as in `study ood --output DIR`"
         raise ConfigError(f"unknown study {name!r}", remedy=remedy)
     elif scale not in SCALES:
         raise ConfigError(f"unknown scale {scale!r}", "--scale", did_you_mean(scale, SCALES))
@@ -87,11 +89,10 @@ def main(words: list[str]) -> None:
                 f"--scale {FULL}",
                 remedy,
             )
-    result = run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers)
-    if not result.has_run_arms:
-        warn(f"{result.path} is finished; a larger --seeds continues it")
-    show((result.path / TABLE).read_text())
-    show(str(result.path / PAGE))
+    if not run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers):
+        warn(f"{output} is finished; a larger --seeds continues it")
+    show((output / TABLE).read_text())
+    show(str(output / PAGE))
 
 
 def _load_own(arguments: argparse.Namespace) -> Study:
@@ -120,7 +121,7 @@ def _parser() -> Parser:
         metavar="|".join(SCALES),
         help="size of the study; full is the size of the paper (default: smoke)",
     )
-    add_path(parser, "--output", OUTPUT, "DIR", "folder to write runs, table and figures to", required=True)
+    add_output(parser, "folder to write runs, table and figures to")
     add_number(
         parser,
         "--seeds",
@@ -148,5 +149,74 @@ def _parser() -> Parser:
         help="name of the study, for trackers (default: study-NAME-SCALE; of a file study-NAME-own)",
     )
     add_trackers(parser)
-    add_wait(parser)
+    return parser
+
+
+def _ood(words: list[str]) -> None:
+    arguments = _ood_parser().parse(words)
+    data = build_config(arguments, DataConfig)
+    training = build_config(arguments, TrainingConfig)
+    check_effects(arguments, data, training, needs={"documents": ("model=control",)})
+    indexes = tuple(dict.fromkeys(arguments.indexes.split(",")))
+    for kind in indexes:
+        if kind not in INDEXES:
+            raise ConfigError(f"unknown index {kind!r}", "--indexes", did_you_mean(kind, INDEXES))
+    for flag, value, minimum in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
+        if value < minimum:
+            raise ConfigError(f"{value} is out of range", flag, f"give at least {minimum:,}")
+    check_paths(data)
+    output = lock_output(arguments)
+
+    from raytriever.evaluation.names import distinct_names
+    from raytriever.studies.ood.job import OodJob, run_ood
+
+    models = tuple(dict.fromkeys(arguments.model))
+    job = OodJob(
+        models=models,
+        dataset=data.dataset,
+        split=arguments.split,
+        indexes=indexes,
+        query_count=arguments.queries,
+        control_documents=arguments.documents,
+        precision=training.precision,
+        max_bad_rows=data.max_bad_rows,
+        seed=training.seed,
+    )
+    for name, text in run_ood(job, output, dict(zip(models, distinct_names(models), strict=True)), warn).items():
+        show(f"{name}\n{text}")
+    show(str(output))
+
+
+def _ood_parser() -> Parser:
+    parser = Parser(
+        prog=f"study {OOD}",
+        description="Measure the gap between queries and passages, and its cost for approximate indexes.",
+    )
+    add_output(parser, "folder to write tables and figures to")
+    add_path(
+        parser,
+        "--model",
+        GAP_MODELS,
+        "NAME",
+        "encoders; `control` is a synthetic data set with a gap (default: minilm)",
+        nargs="+",
+        default=["minilm"],
+    )
+    parser.add_argument(
+        "--indexes",
+        default=",".join(kind for kind in INDEXES if kind != "vamana"),
+        metavar="A,B",
+        help="kinds of index to build (default: all but vamana)",
+    )
+    parser.add_argument(
+        "--split", default="test", metavar="NAME", help="split whose queries are searched (default: test)"
+    )
+    add_number(
+        parser, "--queries", int, "N", "number of queries, and of held-out passages (default: 1000)", default=1_000
+    )
+    add_number(
+        parser, "--documents", int, "N", "number of documents in the control set (default: 100000)", default=100_000
+    )
+    add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
+    add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser

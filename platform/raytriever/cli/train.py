@@ -16,10 +16,10 @@ from typing import Any
 
 from raytriever.cli.arguments import (
     Parser,
+    add_output,
     add_path,
     add_settings,
     add_trackers,
-    add_wait,
     explicit_settings,
     lock_output,
     quote_command,
@@ -42,7 +42,7 @@ from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.directory import check_same_settings
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
-from raytriever.paths import OUTPUT, SETTINGS, runs_folder
+from raytriever.paths import SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
@@ -198,7 +198,7 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    add_path(run, "--output", OUTPUT, "DIR", "run directory (default: runs/RUN-NAME)")
+    add_output(run, "run directory (default: runs/RUN-NAME)", required=False)
     run.add_argument(
         "--run-name", metavar="NAME", help="name of the run, for trackers (default: data, model, loss, seed)"
     )
@@ -209,5 +209,4 @@ def _parser() -> Parser:
         "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
     )
     add_trackers(run)
-    add_wait(run)
     return parser

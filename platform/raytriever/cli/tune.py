@@ -7,10 +7,10 @@ from pathlib import Path
 
 from raytriever.cli.arguments import (
     Parser,
+    add_output,
     add_path,
     add_settings,
     add_trackers,
-    add_wait,
     build_config,
     lock_output,
     quote_command,
@@ -18,7 +18,7 @@ from raytriever.cli.arguments import (
 from raytriever.cli.train import SECTIONS, resolve_settings
 from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
 from raytriever.errors import ConfigError, flag_of
-from raytriever.paths import OUTPUT, SETTINGS, check_paths, runs_folder
+from raytriever.paths import SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
 from raytriever.terminal import show, warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
@@ -86,7 +86,7 @@ def _parser() -> Parser:
     for name, kind in SECTIONS.items():
         add_settings(parser, kind, name)
     run = parser.add_argument_group("run")
-    add_path(run, "--output", OUTPUT, "DIR", "directory of the sweep (default: runs/RUN-NAME)")
+    add_output(run, "directory of the sweep (default: runs/RUN-NAME)", required=False)
     run.add_argument(
         "--run-name", metavar="NAME", help="name of the sweep, for trackers (default: sweep, data, model and seed)"
     )
@@ -96,7 +96,6 @@ def _parser() -> Parser:
     )
     run.add_argument("--fresh", action="store_true", help="remove an earlier sweep in --output")
     add_trackers(run)
-    add_wait(run)
     return parser
 
 

@@ -23,7 +23,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.tracking.spool import open_adjacent
-from raytriever.tracking.tracker import NullTracker, Tracker
+from raytriever.tracking.tracker import Tracker
 from raytriever.tracking.trackers import check_trackers
 
 Evaluated = TypeVar("Evaluated")
@@ -45,7 +45,7 @@ def evaluate_in_session(
     check_trackers(trackers)
 
     def tracker() -> Tracker:
-        return open_adjacent(trackers, output, log) if trackers else NullTracker()
+        return open_adjacent(trackers, output, log) if trackers else Tracker()
 
     with open_encoding_session(config):
         pool = choose_actor_pool(config)

@@ -75,10 +75,8 @@ def make_calibration(
     """Fit maps from confidence and from score to probability, and put them together with the thresholds.
 
     Args:
-        dataset, config: data set, and the model that was measured on it.
         splits: where thresholds were chosen, and where they were checked.
         pools: pooled scores of both; of the questions with an answer alone.
-        answers: thresholds of the decision to answer.
         int8: whether the texts were encoded in 8-bit integers.
     """
     (chosen, values), (checked, seen) = answers.chosen, answers.checked
@@ -91,9 +89,7 @@ def make_calibration(
         best, right = _finite(seen, checked.right)
         errors = [
             calibration_error(first.probability(best), right),
-            calibration_error(later.probability(scores), relevant, queries)
-            if len(scores)
-            else CalibrationError(0, 0, 0),
+            calibration_error(later.probability(scores), relevant, queries) if len(scores) else _NO_ERROR,
         ]
     return Calibration(
         format=FORMAT,
@@ -112,16 +108,16 @@ def make_calibration(
         confidence=answers.confidence,
         thresholds=[
             AnswerThreshold(
-                cast("AnswerAim", one.threshold.aim),
-                one.threshold.wanted,
-                one.threshold.score,
-                one.achieved.answered,
-                one.achieved.top_precision,
-                one.achieved.wrong,
-                one.achieved.unanswerable,
+                cast("AnswerAim", threshold.aim),
+                threshold.wanted,
+                threshold.score,
+                achieved.answered,
+                achieved.top_precision,
+                achieved.wrong,
+                achieved.unanswerable,
             )
-            for one in answers.thresholds
-            if one.achieved is not None
+            for threshold, achieved in answers.thresholds
+            if achieved is not None
         ],
         first=first,
         later=later,

@@ -14,11 +14,7 @@ DTYPES = ("fp32", "int8", "binary", "ubinary")
 
 
 def read_dtypes(text: str) -> str:
-    """Return types of stored embeddings, separated by commas, each once.
-
-    Raises:
-        ValueError: there is none, or one is unknown.
-    """
+    """Return types of stored embeddings, separated by commas, each once."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ValueError(f"give one or more of {', '.join(DTYPES)}")
@@ -29,12 +25,7 @@ def read_dtypes(text: str) -> str:
 
 
 def read_widths(text: str) -> str:
-    """Return numbers of components, separated by commas, each once.
-
-    Raises:
-        ValueError: one is no whole number.
-        ConfigError: one is below 1.
-    """
+    """Return numbers of components, separated by commas, each once."""
     try:
         widths = dict.fromkeys(int(width) for width in text.split(","))
     except ValueError as error:

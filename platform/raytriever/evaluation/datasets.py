@@ -34,12 +34,7 @@ REASON_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class EvaluationDataset:
-    """One data set of an evaluation.
-
-    Args:
-        parts: path or hub name of each part, by the part's name. An undivided data set has one part of its own name.
-        task: name in MTEB, if it has one.
-    """
+    """Data set of an evaluation: paths or hub names of its parts, by name; an undivided one has one of its own name."""
 
     name: str
     parts: dict[str, str]
@@ -84,11 +79,8 @@ class EvaluationDataset:
 
 @dataclass(frozen=True)
 class _Member:
-    """Data set of BEIR: its names elsewhere, if they differ from BEIR's, and the split with judgements.
-
-    Args:
-        registered: name below `beir/` in `ir_datasets`.
-        hub: name below `mteb/` on the Hugging Face hub.
+    """Data set of BEIR: its names in MTEB, below `beir/` in `ir_datasets` and below `mteb/` on the hub, if they differ
+    from BEIR's, and the split with judgements.
     """
 
     task: str

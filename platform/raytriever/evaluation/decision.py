@@ -18,10 +18,9 @@ from raytriever.activity import activity
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.keys import key_of
 from raytriever.errors import DataError
-from raytriever.evaluation.aims import ANSWER_AIMS, PAIR_AIMS, WantedAim
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
-from raytriever.evaluation.protocol import REMOVED, JudgedQueries
+from raytriever.evaluation.protocol import ANSWER_AIMS, PAIR_AIMS, REMOVED, JudgedQueries, WantedAim
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
@@ -91,13 +90,9 @@ def decide_dataset(
     """Choose and check thresholds of each model.
 
     Args:
-        measured: results of both splits.
         aims: what the thresholds aim at; without any there is no decision.
         confidence: name of the confidence that decides; None for the best one where it is chosen.
         removed: whether every second question takes part without its answers.
-
-    Raises:
-        DataError: there are too few questions.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     decisions = []
@@ -139,11 +134,7 @@ def decide_questions(
     aims: Sequence[tuple[AnswerAim, float | None]],
     confidence: str | None = None,
 ) -> AnswerDecision:
-    """Choose and check thresholds of one model; see `metrics.answering.decide`.
-
-    Raises:
-        DataError: there are too few questions, or none with an answer.
-    """
+    """Choose and check thresholds of one model; see `metrics.answering.decide`."""
     try:
         return decide(choosing, checking, aims, confidence)
     except MetricInputError as error:
@@ -155,11 +146,8 @@ def questions_of(
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    Args:
-        judged: the questions.
-        evaluation: results of the model.
-        index: the corpus, for what BM25 says; None not to ask it.
-        removed: whether every second question with an answer, by its hash, counts without its relevant documents.
+    BM25 is asked too where there is an index. With `removed`, every second question with an answer, by its hash, counts
+    without its relevant documents.
     """
     count = len(evaluation.queries)
     right = right_answers(pool_scores([evaluation]), count)
@@ -220,8 +208,8 @@ def _shares_of(answers: AnswerDecision, questions: RankedQuestions) -> list[dict
     """Return the share of questions without an answer that are shown one, for each threshold."""
     values = answers.confidence.of(questions)
     return [
-        achieve_answers(values >= one.threshold.score, questions).unanswerable if one.achieved else {}
-        for one in answers.thresholds
+        achieve_answers(values >= threshold.score, questions).unanswerable if achieved else {}
+        for threshold, achieved in answers.thresholds
     ]
 
 
@@ -254,9 +242,7 @@ def calibration_rows(
         ]
         if answers is not None:
             unasked = one.unasked or [{} for _ in answers.thresholds]
-            thresholds += [
-                (each.threshold, each.achieved, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)
-            ]
+            thresholds += [(*each, extra) for each, extra in zip(answers.thresholds, unasked, strict=True)]
         for threshold, achieved, extra in thresholds:
             is_answer = threshold.aim in ANSWER_AIMS
             asked = len(answers.chosen[0]) if answers is not None else 0

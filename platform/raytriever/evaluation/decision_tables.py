@@ -1,4 +1,4 @@
-"""Tables of the decision to answer: thresholds and confidences; and their points for the tracker."""
+"""Tables of thresholds, confidences and stored forms; and points of the first two for the tracker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raytriever.evaluation.aims import PAIR_AIMS, aim_text
 from raytriever.evaluation.decision import SHARES
+from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
 from raytriever.terminal import markdown_cell, markdown_table
 from raytriever.tracking.tracker import Point
 
@@ -24,6 +24,8 @@ KIND_TITLES = {
     "foreign": "of another data set, answered",
     "hard": "entity replaced, answered",
 }
+# Cells of a table, line by line, by the titles of their columns: text, and the number that it shows.
+Cells = list[dict[str, tuple[str, float | None]]]
 
 
 def chosen_value(row: Mapping[str, Any]) -> float | None:
@@ -32,8 +34,8 @@ def chosen_value(row: Mapping[str, Any]) -> float | None:
     return value
 
 
-def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> list[dict[str, tuple[str, float | None]]]:
-    """Return the cells of each row by the titles of their columns: text, and the number that it shows.
+def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> Cells:
+    """Return the cells of each row of `calibration_rows`.
 
     Columns of pairs, and of kinds of questions without an answer, are there if a row has such a share.
     """
@@ -63,12 +65,11 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     cells = threshold_cells(rows)
     notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
-    table = [list(cells[0]), *([text for text, _ in line.values()] for line in cells)]
-    return markdown_table(table) + ("\n" + "".join(notes) if notes else "")
+    return _markdown(cells) + ("\n" + "".join(notes) if notes else "")
 
 
-def confidence_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[str, float | None]]]:
-    """Return the cells of each row of `decision.confidence_rows` by the titles of their columns."""
+def confidence_cells(rows: Sequence[Mapping[str, Any]]) -> Cells:
+    """Return the cells of each row of `decision.confidence_rows`."""
     on = " or ".join(dict.fromkeys(str(row["chosen_on"]) for row in rows))
     return [
         {
@@ -84,15 +85,59 @@ def confidence_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, tuple[
 
 def confidence_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows of `decision.confidence_rows` as a Markdown table; empty without rows."""
-    cells = confidence_cells(rows)
-    return markdown_table([list(cells[0]), *([text for text, _ in line.values()] for line in cells)]) if cells else ""
+    return _markdown(confidence_cells(rows)) if rows else ""
+
+
+def form_cells(rows: Sequence[Mapping[str, Any]]) -> Cells:
+    """Return the cells of each row of `quantised.form_rows`."""
+    return [
+        {
+            "data set": (row["dataset"], None),
+            "model": (row["model"], None),
+            "components": (f"{row['width']:,}", row["width"]),
+            "type": (row["dtype"], None),
+            "bytes": (f"{row['bytes']:,}", row["bytes"]),
+            **{
+                metric_title(name): ("–", None) if value is None or value != value else (f"{value:.4f}", value)
+                for name, value in row["metrics"].items()
+            },
+            "precision": ("none" if row["precision"] is None else f"{row['precision']:.3f}", row["precision"]),
+            "recall": (f"{row['recall']:.3f}", row["recall"]),
+            "decisions changed": (f"{100 * row['changed']:.1f} %", row["changed"]),
+        }
+        for row in rows
+    ]
+
+
+def form_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows of `quantised.form_rows` as a Markdown table, with a note on its columns."""
+    return f"{_markdown(form_cells(rows))}\n{form_note(rows)}\n"
+
+
+def form_note(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Describe the bytes and the thresholds of the table of stored forms."""
+    chosen = {(row["dataset"], row["model"]): f"{row['threshold']:.4f} ({row['chosen']})" for row in rows}
+    thresholds = [f"{data}, {model}: {text}" for (data, model), text in chosen.items()]
+    return (
+        "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
+        f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
+    )
+
+
+def _markdown(cells: Cells) -> str:
+    return markdown_table([list(cells[0]), *([text for text, _ in line.values()] for line in cells)])
 
 
 def _kind_cell(share: Mapping[str, Any] | None) -> tuple[str, float | None]:
     if share is None:
         return "-", None
-    text = f"{share['part']:,} of {share['whole']:,} = {share['value']:.3f} ({share['low']:.3f} to {share['high']:.3f})"
-    return text, share["value"]
+    return proportion_text(share["part"], share["whole"], share["value"], share["low"], share["high"]), share["value"]
+
+
+def proportion_text(part: int | None, whole: int | None, value: float, low: float, high: float) -> str:
+    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`, without numbers that are not known."""
+    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
+    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def calibration_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -131,15 +176,14 @@ def chosen_text(row: Mapping[str, Any], places: int) -> str:
 
 
 def share_text(row: Mapping[str, Any], name: str) -> str:
-    """Format a share with its interval, `1 of 30 = 0.033 (0.006 to 0.167)`; a share of nothing is `none`."""
+    """Format a share with its interval, see `proportion_text`; a share of nothing is `none`."""
     value, low, high = share_of(row, name)
     if value is None or low is None or high is None:
         return "none" if row["reached"] and name in row else "-"
     # Where every query has an answer, as in earlier versions, all shown ones are answered.
     counts_of = {"shown_answers": row.get("answered_queries"), **row}
     part, whole = (counts_of.get(key) for key in SHARES[name])
-    counts = "" if part is None or whole is None else f"{part:,} of {whole:,} = "
-    return f"{counts}{value:.3f} ({low:.3f} to {high:.3f})"
+    return proportion_text(part, whole, value, low, high)
 
 
 def share_of(row: Mapping[str, Any], name: str) -> tuple[float | None, float | None, float | None]:

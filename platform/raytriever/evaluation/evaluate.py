@@ -42,12 +42,7 @@ AUC_NEGATIVES = 500
 
 @dataclass(frozen=True)
 class UnansweredRanking:
-    """Best documents of queries without an answer in the corpus; none of them is relevant.
-
-    Args:
-        queries: positions in the data set.
-        ranking: positions of the best documents, best first, -1 for none.
-    """
+    """Documents of queries without an answer in the corpus, best first; none is relevant, and -1 is no document."""
 
     queries: Int64[ndarray, " queries"]
     ranking: Int64[ndarray, "queries depth"]

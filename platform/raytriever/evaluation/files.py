@@ -17,15 +17,16 @@ from raytriever.activity import activity
 from raytriever.data.columns import texts_at
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import StorageError
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, form_table
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
 from raytriever.evaluation.protocol import Protocol, format_absent
-from raytriever.evaluation.quantised import form_table
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.evaluation.tables import latex, markdown, paper_tables
+from raytriever.metrics.calibration import ScoredPools
 from raytriever.metrics.ranking import mean, measure_ranking
+from raytriever.reading.arrays import read_arrays
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
@@ -40,6 +41,8 @@ ENGLISH, UNDETERMINED = "eng-Latn", "und-Zyyy"
 # Contents of `per_query/`: documents ranked, relevant documents, characters of a text.
 TOP, RELEVANT, CHARACTERS = 5, 3, 300
 _MOST_BYTES = 4 << 30  # a million queries of ten models
+# Types and shapes of pooled scores and of the queries of these.
+_SCORES, _QUERIES = (["float32", "float64"], (None,)), (["int64"], (None,))
 _RUN_QUERIES = 64  # whose lines of a run are in memory at a time
 
 
@@ -83,7 +86,7 @@ def write_measured_files(folder: Path, measured: DatasetMeasurement) -> None:
             run = folder / "runs" / f"{model}.{measured.label(part)}.trec"
             write_run(run, part.evaluations[model], part.dataset, model)
         pools = measured.pools(model)
-        scores = folder / "scores" / f"{name}.{model}.npz"
+        scores = scores_file(folder, model, name)
         with disk_errors(scores):
             scores.parent.mkdir(parents=True, exist_ok=True)
             np.savez_compressed(scores, **{name: values for name, values in vars(pools).items() if values is not None})
@@ -212,6 +215,23 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
         if not _is_valid(name, entries):
             raise StorageError(f"is damaged or changed: {name!r} holds other values", str(file), remedy)
     return content
+
+
+def scores_file(folder: Path, model: str, dataset: str) -> Path:
+    """Return the file of the pooled scores of a model in the directory of an evaluation."""
+    return folder / "scores" / f"{dataset}.{model}.npz"
+
+
+def read_pools(folder: Path, model: str, dataset: str, remedy: str = "evaluate again") -> ScoredPools:
+    """Read pooled scores; raises `StorageError` if the file was damaged or changed."""
+    path, sides = scores_file(folder, model, dataset), ("positives", "negatives")
+    kinds = dict.fromkeys(sides, _SCORES) | {f"{side[:-1]}_queries": _QUERIES for side in sides}
+    with disk_errors(path, reading=True):
+        arrays = read_arrays(path, kinds, remedy)
+    for side in sides:
+        if len(arrays[side]) != len(arrays[f"{side[:-1]}_queries"]):
+            raise StorageError(f"is damaged or changed: some of its {side} have no query", str(path), remedy)
+    return ScoredPools(**arrays)
 
 
 def read_queries(folder: Path) -> dict[str, QueryValues]:

@@ -21,7 +21,7 @@ from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
+from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points, form_table
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
@@ -33,15 +33,28 @@ from raytriever.evaluation.differences.significance import (
 )
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.files import write_dataset_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, MeasurementStore, PartMeasurement, format_copies
-from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows
+from raytriever.evaluation.measurements import (
+    DatasetMeasurement,
+    MeasurementStore,
+    PartMeasurement,
+    auc_lines,
+    auc_points,
+    auc_rows,
+    format_copies,
+)
 from raytriever.evaluation.protocol import AUC, REMOVED, format_absent
-from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows, form_table
-from raytriever.evaluation.request import EvaluatedModel, EvaluationJob, OpenPart, open_parts
+from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
+from raytriever.evaluation.request import (
+    EvaluatedModel,
+    EvaluationJob,
+    OpenPart,
+    add_unanswerable,
+    check_enough_questions,
+    open_parts,
+)
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
-from raytriever.evaluation.unanswerable import add_unanswerable, check_enough_questions
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
@@ -68,13 +81,9 @@ def run_evaluation(
     Args:
         output: directory of the evaluation; results of the same command are replaced.
         fresh: replace results of another command too.
-        log: called with a line for each step of the work.
         backend: functions that encode and search; by default in this process.
         report: draws figures and a page from the directory, before it is committed.
         on_result: called with a model, a data set and its metrics as soon as they are measured.
-
-    Raises:
-        UserError: the request, the data, a model or the disk has an error that a user can correct; see `errors`.
     """
     device = default_device()
     precision = choose_precision(job.precision, device)
@@ -105,7 +114,7 @@ def run_evaluation(
     with closing(run):
         with committed_directory(output, {"kind": "evaluation"}, replace=True) as folder:
             for one, parts in zip(job.datasets, opened, strict=True):
-                bm25_parts = parts if job.has_bm25 else []
+                bm25_parts = parts if any(model.config is None for model in job.models) else []
                 analyses = {one.label(part.name): Analysis.of(part.dataset.documents).content() for part in bm25_parts}
                 _log_dataset(one, parts, analyses, f"{precision} on {device}", log)
                 for model, chosen in prompts[one.name].items():

@@ -22,11 +22,13 @@ from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.differences.significance import testable_values
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import KINDS, JudgedQueries
+from raytriever.evaluation.protocol import AUC, KINDS, JudgedQueries
+from raytriever.metrics.auc import auc_interval
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.commit import remove, write_atomically
 from raytriever.store.parts import Parts
+from raytriever.tracking.tracker import Point
 
 
 def count_copies_above(dataset: RetrievalDataset, judged: JudgedQueries, evaluation: Evaluation) -> int:
@@ -93,13 +95,9 @@ _EXPECTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PartMeasurement:
-    """Results of all models on an undivided data set, or on a part of a divided one.
+    """Results of all models, by name, on an undivided data set, or on a part of a divided one.
 
-    Args:
-        dataset: data set, opened with the measured splits.
-        evaluations: results on the evaluated split, by model.
-        calibration: results on the split on which thresholds are chosen, by model; empty without thresholds.
-        calibration_judged: judged queries of that split.
+    `calibration` are those on the split on which thresholds are chosen, if there are any.
     """
 
     name: str
@@ -188,10 +186,6 @@ class MeasurementStore:
 
     A measurement is used again only for the same key: the digests of the weights and of the data, how texts are read,
     the protocol and the arithmetic. A damaged one is measured again.
-
-    Args:
-        folder: `OUTPUT.unfinished`.
-        log: called with a line for each measurement that an earlier command made.
     """
 
     folder: Path
@@ -210,14 +204,7 @@ class MeasurementStore:
         key: Mapping[str, Any],
         measure: Callable[[], tuple[Evaluation, float]],
     ) -> tuple[Evaluation, float]:
-        """Return a stored measurement, or make it and store it.
-
-        Args:
-            key: all that decides the figures.
-
-        Raises:
-            StorageError: the disk is full or forbidden.
-        """
+        """Return a stored measurement, or make it and store it."""
         parts = Parts(self.folder, hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest())
         name = safe_name(f"{model}.{dataset}.{split}")
         if (stored := parts.read(name, _load)) is not None:
@@ -273,3 +260,54 @@ def _write(file: Path, evaluation: Evaluation, seconds: float) -> None:
         metrics=np.array(list(evaluation.metrics.values()), np.float64),
         seconds=np.float64(seconds),
     )
+
+
+def auc_rows(measured: DatasetMeasurement) -> list[dict[str, Any]]:
+    """Return a row for each model whose AUC was measured.
+
+    A divided data set has no rows, because its AUC is a mean over parts and has no interval.
+
+    Returns:
+        Rows of `dataset`, `model`, `auc`, `low`, `high` (95 %, queries as clusters; NaN if there is no interval),
+        `misordered_queries` and `note` (a sentence if the interval is uncertain or missing, otherwise None).
+    """
+    if measured.source.is_divided:
+        return []
+    rows = []
+    for model, evaluation in measured.parts[0].evaluations.items():
+        pools = measured.pools(model)
+        if AUC in evaluation.metrics and len(pools.positives) and len(pools.negatives):
+            interval = auc_interval(pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries)
+            rows.append(
+                {
+                    "dataset": measured.source.name,
+                    "model": model,
+                    "auc": interval.auc,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "misordered_queries": interval.misordered,
+                    "note": interval.note,
+                }
+            )
+    return rows
+
+
+def auc_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format a line for each row: data set, model, AUC, interval and note."""
+    lines = [f"{row['dataset']}, {row['model']}: AUC {row['auc']:.4f}{_bounds(row)}" for row in rows]
+    return [f"{line}. {row['note']}" if row["note"] else line for line, row in zip(lines, rows, strict=True)]
+
+
+def auc_points(rows: Sequence[Mapping[str, Any]], step: int, milliseconds: int) -> list[Point]:
+    """Return the bounds as points for the tracker, `MODEL/DATASET/auc_low` and `MODEL/DATASET/auc_high`."""
+    return [
+        Point(f"{row['model']}/{row['dataset']}/auc_{end}", row[end], step, milliseconds)
+        for row in rows
+        for end in ("low", "high")
+        if row[end] == row[end]
+    ]
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+    low, high = row["low"], row["high"]
+    return "" if low is None or low != low else f" (95 %: {low:.4f} to {high:.4f})"

@@ -1,4 +1,4 @@
-"""Protocol of an evaluation: its metrics, which queries and judgements count, and the names of metrics for users.
+"""Protocol of an evaluation: its metrics, which queries and judgements count, and what users call metrics and aims.
 
 Users write `ndcg@10`, `R@1000`, `P@5` or `acc@20`. A metric whose cutoff is optional (`map`, `mrr`) has the cutoff of
 the run files, 100, when a user gives none. So trec_eval computes the same figure from the run file.
@@ -7,10 +7,10 @@ the run files, 100, when a user gives none. So trec_eval computes the same figur
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -19,12 +19,14 @@ from numpy import ndarray
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
 from raytriever.data.records import ANY_ANSWER
 from raytriever.errors import ConfigError, DataError, setting
+from raytriever.metrics.answering import CONFORMAL, AnswerAim
+from raytriever.metrics.calibration import PairAim
 from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.ranking import DEFAULT_METRICS, Relevance, ranking_metric, title
 from raytriever.options import did_you_mean
 
 RUN_DEPTH = 100
-# Kinds of queries without an answer: named by the data set, or made; see `evaluation.unanswerable`.
+# Kinds of queries without an answer: named by the data set, or made; see `evaluation.request`.
 KINDS = GIVEN, REMOVED, FOREIGN, HARD = ("given", "removed", "foreign", "hard")
 AUC, QUERY_AUC, R_PRECISION, ACCURACY = "auc", "query_auc", "r_precision", "accuracy_at_"
 METRICS_FLAG = setting("metrics")
@@ -102,12 +104,11 @@ class JudgedQueries:
     and counts among the relevant documents, as in trec_eval.
 
     Args:
-        drop_own: leave a document with the query's own id out of its results.
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
         by_answers: no passage is judged, and the answers of a query recognise those that are relevant.
         unanswerable: positions of the queries without an answer in the corpus, by their kind; see
-            `evaluation.unanswerable`. Metrics of rankings leave them out.
+            `evaluation.request`. Metrics of rankings leave them out.
     """
 
     dataset: RetrievalDataset
@@ -148,11 +149,7 @@ class JudgedQueries:
         return int((self.is_relevant & self.is_own).sum())
 
     def count_absent(self) -> dict[str, int]:
-        """Count the relevant documents that the corpus lacks.
-
-        Returns:
-            `absent_relevant`, `relevant` (all of them), and `unanswerable_queries` (all of theirs are absent).
-        """
+        """Count `relevant` documents, those that the corpus lacks, and the queries that lack all of theirs."""
         if self.by_answers:
             return {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
@@ -272,3 +269,37 @@ def _read_metric(word: str) -> str:
         right = f"{written} without a cutoff" if family in (*_TITLES, "r_precision") else f"{written}@10"
         raise ConfigError(f"{word!r} has no such cutoff", METRICS_FLAG, f"write {right}") from error
     return name if at or metric.cutoff == "never" else f"{name}_at_{RUN_DEPTH}"
+
+
+CALIBRATE = setting("calibrate")
+ANSWER_AIMS: tuple[AnswerAim, ...] = get_args(AnswerAim)
+PAIR_AIMS: tuple[PairAim, ...] = get_args(PairAim)
+# Aim and wanted value; None for `f1`.
+WantedAim = tuple[AnswerAim | PairAim, float | None]
+
+
+def parse_aims(words: Sequence[str]) -> list[WantedAim]:
+    """Read aims such as `top-precision=0.9`, `answered=0.8`, `f1`, `wrong-answers=0.05` and `precision=0.9`."""
+    aims: list[WantedAim] = []
+    for word in words:
+        name, _, number = word.strip().lower().replace("-", "_").partition("=")
+        aim = next((one for one in (*ANSWER_AIMS, *PAIR_AIMS) if one == name.strip()), None)
+        try:
+            wanted = float(number)
+        except ValueError:
+            wanted = float("nan")
+        if aim is None or (number if aim == "f1" else not 0 < wanted <= 1):
+            remedy = (
+                "write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, f1, precision=0.9 or "
+                "recall=0.8, above 0 and at most 1"
+            )
+            raise ConfigError(f"{word!r} is no aim", CALIBRATE, remedy)
+        if aim in CONFORMAL and wanted == 1:
+            raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
+        aims.append((aim, None if aim == "f1" else wanted))
+    return aims
+
+
+def aim_text(aim: str, wanted: float | None) -> str:
+    """Return an aim as text, such as `top-precision 0.9`."""
+    return aim.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")

@@ -19,10 +19,9 @@ from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.errors import DataError, setting
-from raytriever.evaluation.aims import aim_text
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.protocol import JudgedQueries, Protocol, metric_title
+from raytriever.evaluation.protocol import JudgedQueries, Protocol, aim_text
 from raytriever.evaluation.request import StoredForm
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries
 from raytriever.index.exact.search import top_k_of_blocks
@@ -31,7 +30,6 @@ from raytriever.index.score import pair_scores
 from raytriever.metrics.calibration import achieve_pairs, best_f1_threshold
 from raytriever.metrics.confidence import SCORE
 from raytriever.search.exact import searchable_blocks
-from raytriever.terminal import markdown_table
 
 # Documents of the sample from which int8 takes its ranges, at equal distances in the corpus.
 SAMPLE, FEWEST = 10_000, 2
@@ -145,39 +143,6 @@ def form_rows(
                 }
             )
     return rows
-
-
-def form_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the cells of a row by the titles of their columns."""
-    precision = row["precision"]
-    figures = {metric_title(name): value for name, value in row["metrics"].items()}
-    return {
-        "data set": row["dataset"],
-        "model": row["model"],
-        "components": f"{row['width']:,}",
-        "type": row["dtype"],
-        "bytes": f"{row['bytes']:,}",
-        **{title: "–" if value is None or value != value else f"{value:.4f}" for title, value in figures.items()},
-        "precision": "none" if precision is None else f"{precision:.3f}",
-        "recall": f"{row['recall']:.3f}",
-        "decisions changed": f"{100 * row['changed']:.1f} %",
-    }
-
-
-def form_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Format the rows as a Markdown table, with a note on its columns."""
-    cells = [form_cells(row) for row in rows]
-    return markdown_table([list(cells[0]), *(list(line.values()) for line in cells)]) + f"\n{form_note(rows)}\n"
-
-
-def form_note(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Describe the bytes and the thresholds of the table of stored forms."""
-    chosen = {(row["dataset"], row["model"]): f"{row['threshold']:.4f} ({row['chosen']})" for row in rows}
-    thresholds = [f"{data}, {model}: {text}" for (data, model), text in chosen.items()]
-    return (
-        "Bytes are those of one document. Precision and recall of pairs, and the share of queries whose best document "
-        f"is on the other side, are at the threshold of the scores in fp32: {'; '.join(thresholds)}."
-    )
 
 
 def _threshold(measured: DatasetMeasurement, model: str, calibration: Sequence[Mapping[str, Any]]) -> tuple[float, str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError, setting
+from raytriever.evaluation.decision import SHARES
 from raytriever.evaluation.differences.rows import TestedPair
 from raytriever.metrics.answering import AnswerAim
 from raytriever.metrics.calibration import PairAim
@@ -42,7 +43,7 @@ class Results:
         significance: a row for each data set, metric, model and baseline.
         pairs: a row for each data set, metric and pair of three or more models, see `significance.pair_rows`.
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
-        auc_intervals: a row for each data set and model, see `pooled_scores.auc_rows`.
+        auc_intervals: a row for each data set and model, see `measurements.auc_rows`.
         calibration: a row for each data set, model and aim, see `decision.calibration_rows`.
         confidences: a row for each data set, model and confidence, see `decision.confidence_rows`.
         forms: a row for each data set, model and stored form, see `quantised.form_rows`.
@@ -134,7 +135,7 @@ class BestRow(TypedDict):
 
 
 class AucRow(TypedDict):
-    """Interval of one AUC, see `pooled_scores.auc_rows`."""
+    """Interval of one AUC, see `measurements.auc_rows`."""
 
     dataset: str
     model: str
@@ -154,44 +155,21 @@ class CalibrationRecord(TypedDict):
     wanted: float | None
     threshold: float | None
     reached: bool
-    confidence: NotRequired[str]  # older versions wrote scores alone
-    folds: NotRequired[int]
-    precision: NotRequired[float | None]  # older versions wrote these two instead of `chosen`
-    recall: NotRequired[float | None]
     checked: float | None
     low: float | None
     high: float | None
     calibration_error: float | None
-    calibration_error_low: NotRequired[float | None]  # older versions wrote another estimate, without an interval
-    calibration_error_high: NotRequired[float | None]
     chosen_on: str
-    chosen: NotRequired[float | None]  # older versions wrote none of these
-    queries: NotRequired[int | None]
-    answered_queries: NotRequired[int | None]
-    relevant_answers: NotRequired[int | None]
-    shown_answers: NotRequired[int | None]
-    questions: NotRequired[int | None]
-    wrong_answers: NotRequired[int | None]
-    wrong: NotRequired[float | None]
-    wrong_low: NotRequired[float | None]
-    wrong_high: NotRequired[float | None]
+    # Older versions did not write these, nor all of `_FIGURES`.
+    confidence: NotRequired[str]
+    folds: NotRequired[int]
     unanswerable: NotRequired[dict[str, ShareRecord]]
-    pairs_above: NotRequired[int | None]
-    relevant_pairs_above: NotRequired[int | None]
-    relevant_pairs: NotRequired[int | None]
-    coverage: NotRequired[float | None]
-    coverage_low: NotRequired[float | None]
-    coverage_high: NotRequired[float | None]
-    top_precision: NotRequired[float | None]
-    top_precision_low: NotRequired[float | None]
-    top_precision_high: NotRequired[float | None]
-    checked_precision: NotRequired[float | None]
-    checked_precision_low: NotRequired[float | None]
-    checked_precision_high: NotRequired[float | None]
-    checked_recall: NotRequired[float | None]
-    checked_recall_low: NotRequired[float | None]
-    checked_recall_high: NotRequired[float | None]
     notes: NotRequired[list[str]]
+
+
+# Further keys of a threshold. Older versions wrote precision and recall instead of `chosen`.
+_FIGURES = {f"{name}{end}" for name in (*SHARES, "calibration_error") for end in ("", "_low", "_high")}
+_FIGURES |= {"chosen", "precision", "recall", *(count for counts in SHARES.values() for count in counts)}
 
 
 class ShareRecord(TypedDict):
@@ -269,6 +247,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise StorageError(f"is of {version}; this version reads format {FORMAT}", str(path), remedy)
     conform(content, str(path), ResultsContent, remedy)
     for row in content.get("calibration") or []:
+        conform({name: row[name] for name in _FIGURES & row.keys()}, str(path), dict[str, float | None], remedy)
         if row["reached"] and (row["threshold"] is None or row.get("chosen", row.get(row["aim"])) is None):
             raise StorageError("is damaged or changed: a threshold or what it achieves is missing", str(path), remedy)
     for name in (name for sets in content["models"].values() for name in sets):
@@ -281,10 +260,6 @@ def check_output(output: Path, request: Mapping[str, Any], fresh: bool) -> None:
     """Refuse a directory that holds something else than an evaluation of the same models and data sets.
 
     With `fresh` results of another request are accepted, and replaced later.
-
-    Raises:
-        ConfigError: it holds something else, or results of another request.
-        StorageError: it holds results of another format.
     """
     if not output.is_dir() or not any(output.iterdir()):
         return

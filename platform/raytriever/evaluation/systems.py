@@ -51,17 +51,8 @@ class RetrievalBackend:
 class Encoders:
     """Retrievers by the names of their models. The least recently used ones are dropped, and loaded again on use.
 
-    Args:
-        models: all models of an evaluation; each is loaded once here.
-        log: called with a line that says how each model reads texts.
-        kept_bytes: bytes of weights that are kept in memory.
-
     Attributes:
         systems: how each model reads texts, and the width of its embeddings.
-
-    Raises:
-        ModelError: a model cannot be loaded.
-        ConfigError: a stored form has more components than its model.
     """
 
     def __init__(

@@ -87,11 +87,7 @@ Marks = Mapping[tuple[str, str, str], str]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a table.
-
-    Args:
-        rank: 0 for the significantly best model, 1 for the second, otherwise None.
-    """
+    """One figure of a table; `rank` is 0 for the significantly best model, 1 for the second, otherwise None."""
 
     text: str
     rank: int | None = None
@@ -120,25 +116,42 @@ def paper_tables(models: Rows, marks: Marks, split: str, baselines: Sequence[str
 
     All models have the same metrics and data sets. `marks` are by data set, model and metric.
     """
-    first = next(iter(models.values()))
-    datasets = list(first)
-    metrics = list(first[datasets[0]])
+    sets = next(iter(models.values()))
+    averaged: list[str | None] = [*sets, None] if len(sets) > 1 else [*sets]
+    columns = {
+        (one, metric): _column(models, one, metric, marks, best)
+        for one in averaged
+        for metric in next(iter(sets.values()))
+    }
     caption = _caption(split, baselines if any(marks.values()) else (), len(models))
-    averaged: list[str | None] = [*datasets, None] if len(datasets) > 1 else [*datasets]
-    names = dict(zip(averaged, unique_names([one or AVERAGE for one in averaged]), strict=True))
-    if len(datasets) <= WIDE:
-        columns = {(one, metric): _column(models, one, metric, marks, best) for one in averaged for metric in metrics}
-        rows = [(model, [column[row] for column in columns.values()]) for row, model in enumerate(models)]
-        titles = [metric_title(metric) for _, metric in columns]
-        return [PaperTable(caption, [(names[one], len(metrics)) for one in averaged], ["Model", *titles], rows)]
+    return arrange(columns, list(models), "Model", caption, metric_title)
+
+
+def arrange(
+    columns: Mapping[tuple[str | None, str], list[Figure]],
+    rows: Sequence[str],
+    first: str,
+    caption: str,
+    title: Callable[[str], str],
+) -> list[PaperTable]:
+    """Return one table, or one for each metric if there are more than `WIDE` data sets.
+
+    `columns` have a figure for each row, by data set and metric. The data set None is the mean over all.
+    """
+    datasets = list(dict.fromkeys(one for one, _ in columns))
+    names = dict(zip(datasets, unique_names([AVERAGE if one is None else one for one in datasets]), strict=True))
+    if sum(one is not None for one in datasets) <= WIDE:
+        groups = [(names[one], sum(dataset == one for dataset, _ in columns)) for one in datasets]
+        table = [(row, [column[index] for column in columns.values()]) for index, row in enumerate(rows)]
+        return [PaperTable(caption, groups, [first, *(title(metric) for _, metric in columns)], table)]
     return [
         PaperTable(
-            f"{metric_title(metric)}. {caption}",
+            f"{title(metric)}. {caption}",
             [],
-            unique_names(["Data set", *models]),
-            [(names[one], _column(models, one, metric, marks, best)) for one in averaged],
+            unique_names(["Data set", *rows]),
+            [(names[one], columns[one, metric]) for one in datasets if (one, metric) in columns],
         )
-        for metric in metrics
+        for metric in dict.fromkeys(metric for _, metric in columns)
     ]
 
 

@@ -57,12 +57,7 @@ class RunMetrics(TypedDict):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Directory of one run.
-
-    Args:
-        path: the directory.
-        state: `new`, `interrupted` or `finished`.
-    """
+    """Directory of one run; its state is `new`, `interrupted` or `finished`."""
 
     path: Path
     state: str
@@ -76,12 +71,7 @@ class RunDirectory:
         return cls(path, "finished" if (path / METRICS).is_file() else "interrupted")
 
     def begin(self, config_yaml: str, losses: Iterable[LossConfig] = ()) -> None:
-        """Create the directory and write its configuration. A new run removes the files of an older one.
-
-        Args:
-            config_yaml: text of the configuration.
-            losses: settings of the losses of the run. The files of the user are copied into the directory.
-        """
+        """Create the directory; write its configuration and the user's losses. A new run replaces an older one."""
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
@@ -100,17 +90,7 @@ class RunDirectory:
 
 
 def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:
-    """Check that a run may be written to a directory.
-
-    Args:
-        path: may not exist yet.
-        config: the resolved settings of this command.
-        fresh: whether an earlier run is removed.
-
-    Raises:
-        ConfigError: the directory holds other files, or a run with other settings.
-        StorageError: the directory is not writable.
-    """
+    """Check that a run may be written to a directory, which need not exist."""
     check_writable(path)
     if path.exists() and not (path / CONFIG).is_file() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError("is not empty and holds no run", setting("output", path), "give another directory")
@@ -121,13 +101,13 @@ def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> N
 def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if a directory holds a run with other settings.
 
-    Args:
-        path: the directory; it may hold no run.
-        config: the resolved settings of this command. Without a revision of the model, that of the run is meant.
+    Without a revision of the model in these, that of the run is meant.
     """
     if not (path / CONFIG).is_file():
         return
-    stored = _read_config(path / CONFIG)
+    with disk_errors(path / CONFIG, reading=True):
+        content = read_yaml(path / CONFIG, _REMEDY, ConfigError)
+    stored = conform(content, str(path / CONFIG), dict[str, Any], _REMEDY, error=ConfigError)
     before, model = stored.get("model"), config.get("model")
     if isinstance(before, dict) and model and model.get("revision") is None:
         config = {**config, "model": {**model, "revision": before.get("revision")}}
@@ -138,12 +118,6 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
             setting("output", path),
             f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
         )
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    with disk_errors(path, reading=True):
-        content = read_yaml(path, _REMEDY, ConfigError)
-    return conform(content, str(path), dict[str, Any], _REMEDY, error=ConfigError)
 
 
 def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from raytriever.models.files import stored_tensors
 from raytriever.models.memory import free_memory
 from raytriever.models.precision import choose_precision
 from raytriever.models.resolution import resolve_model
-from raytriever.terminal import text_table
+from raytriever.terminal import counted, text_table
 from raytriever.training.guide import guide_errors
 from raytriever.training.memory.arithmetic import WorkerTexts, guide_bytes
 from raytriever.training.memory.plan import MARGIN, Fit, MemoryPlan, StepMemory
@@ -48,7 +48,6 @@ class Place:
     """Device that could train.
 
     Args:
-        name: title of its column.
         device: `cuda` or `cpu`.
         precision: `fp32` or `bf16`.
         budget: bytes that training may use.
@@ -61,11 +60,7 @@ class Place:
 
 
 def dry_run(curriculum: Curriculum) -> Iterator[str]:
-    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage.
-
-    Raises:
-        UserError: a setting is not usable, or the model does not exist.
-    """
+    """Yield the lines of a dry run: the model, its weights, and the memory plan of each stage."""
     for stage in curriculum.all_stages:
         with stage_errors(stage):
             build_loss(stage.config.loss)  # only for its checks
@@ -77,11 +72,7 @@ def dry_run(curriculum: Curriculum) -> Iterator[str]:
 
 
 def places(precision: str | None) -> list[Place]:
-    """Return the GPU of this machine, or the example cards and this machine's CPU.
-
-    Args:
-        precision: as set by the user; None chooses the one that training would choose.
-    """
+    """Return the GPU of this machine, or the example cards and this machine's CPU; training's precision for None."""
     if torch.cuda.is_available():
         device = torch.device("cuda")
         properties = torch.cuda.get_device_properties(device)
@@ -113,7 +104,7 @@ def _plan(config: Config) -> Iterator[str]:
     yield from _missing_weights(directory)
     yield (
         f"A step of one worker: {share.queries:,} queries and {share.passages:,} passages of at most {share.tokens:,} "
-        f"tokens; {config.training.strategy}, {_count(share.workers, 'worker')}"
+        f"tokens; {config.training.strategy}, {counted(share.workers, 'worker')}"
     )
     yield "Memory of one worker in GB (10^9 bytes):"
     yield text_table(_table(plans), left=0)
@@ -134,9 +125,6 @@ class _Planned:
     """Plan for one place.
 
     Args:
-        place: the device.
-        plan: memory with the settings of the user.
-        fit: largest chunk with these settings.
         texts: texts of a chunk that are planned: those that the user asks for, else the largest chunk.
         parts: bytes with this chunk.
         checkpointed: largest chunk with activation checkpointing, if that is not set and may help.
@@ -207,7 +195,6 @@ def _guide_bytes(name: str, device: str, precision: str, share: WorkerTexts) -> 
 
 
 def _asked_texts(config: Config, share: WorkerTexts) -> int | None:
-    """Return the texts of a chunk that the user asks for, or None."""
     chunk, tokens = config.training.grad_cache_chunk, config.training.grad_cache_tokens
     asked = [chunk] if chunk else []
     asked += [max(1, tokens // share.tokens)] if tokens else []
@@ -232,9 +219,9 @@ _DEVICES = {"cuda": "GPU", "cpu": "CPU"}
 
 def _flags(texts: int, share: WorkerTexts) -> str:
     if texts >= share.texts:
-        return f"the whole batch ({_count(texts, 'text')})"
+        return f"the whole batch ({counted(texts, 'text')})"
     chunk = f"{flag_of('grad_cache_chunk')} {texts}"
-    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({_count(texts, 'text')}, {chunk})"
+    return f"{flag_of('grad_cache_tokens')} {texts * share.tokens} ({counted(texts, 'text')}, {chunk})"
 
 
 def _remedy(config: Config, fit: Fit) -> str:
@@ -244,7 +231,3 @@ def _remedy(config: Config, fit: Fit) -> str:
     if not config.model.lora_rank:
         return f"train adapters with {flag_of('lora_rank')} {RANK}"
     return "use a smaller model or batch, or a larger card"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

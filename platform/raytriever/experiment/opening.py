@@ -48,16 +48,7 @@ Log = Callable[[str], None]
 def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum:
     """Return the settings with the encoder's revision as a commit, and losses in files with the digests of the files.
 
-    An encoder on this machine has no commit.
-
-    Args:
-        curriculum: settings of the command.
-        output: the run directory. Its recorded commit is used if the command gives no revision.
-        fresh: whether the recorded commit is ignored.
-
-    Raises:
-        ModelError: see `resolve_model`.
-        ConfigError: see `LossFile.read`.
+    An encoder on this machine has no commit. Without a revision in the command, that of the run in `output` is used.
     """
     model = curriculum.base.model
     recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
@@ -87,12 +78,9 @@ class OpenStage:
     """One stage of training with its prepared data.
 
     Args:
-        stage: its name and settings.
         description: prompts and lengths of the encoder in this stage.
-        training_data: its training data.
         total_steps: the stage ends after at most this many steps.
         dev_sets: data sets on which its checkpoints are evaluated.
-        prompts: prompts of the encoder in this stage.
         named_prompts: prompts by name that the trained model must store for the data sets of the run.
     """
 
@@ -117,13 +105,7 @@ class OpenStage:
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run whose settings, data and model have been checked.
-
-    Args:
-        curriculum: its settings.
-        dataset: data set of the evaluation, with the test split.
-        stages: stages of training in order; one if the settings name no stages.
-    """
+    """A run whose settings, data and model have been checked; `dataset` is measured, with its test split."""
 
     curriculum: Curriculum
     dataset: RetrievalDataset
@@ -143,10 +125,6 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 
     The workers of a joined cluster may have other devices than this process. Then device and precision are only
     included if the settings name them.
-
-    Args:
-        config: the settings.
-        description: prompts and lengths of the encoder.
     """
     settings = to_dict(config)
     settings["model"] = used_settings(config.model, description)
@@ -176,14 +154,7 @@ def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> Run
 
 
 def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
-    """Open the data and the encoder of a run, and check them; `log` is called with lines about the data sets.
-
-    Returns:
-        The opened run, and its encoder on the CPU, for the evaluation before training.
-
-    Raises:
-        UserError: a setting, a data set or the model is not usable; the message names the stage.
-    """
+    """Open and check the data and the encoder of a run; the encoder is on the CPU, to evaluate it before training."""
     base = curriculum.base
     for part in curriculum.all_stages:
         with stage_errors(part):
@@ -220,12 +191,7 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
 
 
 def _with_prompts(stages: list[OpenStage], measured: str, retriever: Retriever, log: Log) -> list[OpenStage]:
-    """Check and log the prompts of the data sets of a run, and return the stages with the prompts to store.
-
-    Raises:
-        ConfigError: a prompt is of a data set that is not in the run.
-        ModelError: a prompt leaves no token for the text.
-    """
+    """Check and log the prompts of the data sets of a run, and return the stages with the prompts to store."""
     names = [
         [*(each.name for each in stage.training_data.datasets), *(each.name for each in stage.dev_sets), measured]
         for stage in stages

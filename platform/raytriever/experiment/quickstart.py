@@ -64,11 +64,6 @@ def size_quickstart(
         curriculum: settings of the whole size, without stages.
         output: the run directory. Its size is used if it holds a run.
         fresh: whether an earlier run in the directory is ignored.
-        log: called with a line about the choice.
-        trackers: names of the trackers.
-
-    Raises:
-        UserError: the encoder, the run directory or a tracker is not usable.
     """
     recorded = None if fresh else _recorded(output / CONFIG)
     if recorded is not None:

@@ -26,23 +26,18 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.progress import Progress
 from raytriever.store.lock import push_changes
 from raytriever.terminal import warn
+from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import PersistentTracker, Point
+from raytriever.tracking.tracker import Point
 
 FLUSH_SECONDS = 5.0
 LOST_WORKER, MISSING_WORKERS = "raytriever.lost_worker", "raytriever.missing_workers"  # tags
 
 
 class Recorder:
-    """Records the events of a training run. As a context manager it logs all points at its end.
+    """Records the events of a training run, in its folder too. As a context manager it logs all points at its end."""
 
-    Args:
-        tracker: where the numbers go; it keeps them in `folder`.
-        folder: the run directory.
-        total_steps: for the progress bar.
-    """
-
-    def __init__(self, tracker: PersistentTracker, folder: Path, total_steps: int) -> None:
+    def __init__(self, tracker: Spool, folder: Path, total_steps: int) -> None:
         self._tracker, self._folder, self._total = tracker, folder, total_steps
         self._points: list[Point] = []  # not logged yet
         self._flushed = time.monotonic()

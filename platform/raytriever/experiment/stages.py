@@ -24,7 +24,8 @@ from raytriever.experiment.recorder import Recorder
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.miner import build_negatives_table
 from raytriever.store.commit import MANIFEST, committed_directory
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, closing
+from raytriever.tracking.spool import Spool
+from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.validation.records import FOLDER as EVALUATIONS
 from raytriever.training.validation.records import read_records, summarize
@@ -52,9 +53,7 @@ def find_negatives(
     """Mine the hard negatives of a stage's data sets; None if its groups use none.
 
     Args:
-        stage: opened.
         index_of: returns the BM25 index of a data set; called only if it is needed.
-        log: called with the number of negatives.
     """
     data, datasets = stage.stage.config.data, stage.training_data.datasets
     if not data.negatives_per_query:
@@ -74,18 +73,14 @@ def train_into(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: PersistentTracker,
+    tracker: Spool,
     here: bool = False,
     gpus: float = 1.0,
 ) -> Recorder:
     """Train in a new Ray session; write checkpoints, `steps.jsonl` and `model/` to a folder.
 
     Args:
-        folder: a run directory with its configuration.
-        stage: opened.
         config: its settings, with the encoder to start from.
-        negatives: see `find_negatives`.
-        tracker: receives the metrics of every step.
         here: whether a single worker runs in this process.
         gpus: GPUs of each worker; see `train_on_cluster`.
     """
@@ -115,12 +110,7 @@ def train_into(
 
 
 def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
-    """Return the checkpoint that became `model/` by its validation, for `metrics.json`; empty if the dev loss decided.
-
-    Args:
-        folder: the run directory.
-        config: its settings.
-    """
+    """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
     training = config.training
     values = {record.step: record.value for record in read_records(folder / EVALUATIONS)}
     summary = summarize(values, training.patience, training.min_delta)
@@ -134,19 +124,12 @@ def train_as_child(
     stage: OpenStage,
     config: Config,
     negatives: NegativesTable | None,
-    tracker: PersistentTracker,
+    tracker: Spool,
     log: Callable[[str], None],
     here: bool = False,
     gpus: float = 1.0,
 ) -> None:
-    """Train a stage in its own directory and with its own tracked run; `metrics.json` is written last.
-
-    Args:
-        run: the stage's directory with its configuration.
-        stage, config, negatives, here, gpus: see `train_into`.
-        tracker: new, for this stage.
-        log: called with a line about quarantined rows.
-    """
+    """Train a stage in its own directory and tracked run, see `train_into`; `metrics.json` is written last."""
     with closing(tracker):
         dataset, data = stage.training_data.datasets[0], config.data
         quarantine = dataset.quarantine.write(run.path)
@@ -165,15 +148,7 @@ def train_as_child(
 
 
 class Stages:
-    """Stages of training of one run that has started.
-
-    Args:
-        run: directory of the whole run.
-        opened: the checked run.
-        log: called with lines about the progress.
-        here: whether a stage with one worker trains in this process; see `train_on_cluster`.
-        gpus: GPUs of each worker; see `train_on_cluster`.
-    """
+    """Stages of training of one run that has started; see `train_on_cluster` for `here` and `gpus`."""
 
     def __init__(
         self,
@@ -198,12 +173,7 @@ class Stages:
         index_of: Callable[[RetrievalDataset], Bm25Index],
         known: dict[Hashable, NegativesTable | None] | None = None,
     ) -> None:
-        """Find the hard negatives of all stages before the first one begins.
-
-        Args:
-            index_of: returns the BM25 index of a data set.
-            known: negatives that earlier runs over the same data found; new ones are added.
-        """
+        """Find the hard negatives of all stages before the first one begins; `known` has those of earlier runs."""
         known = {} if known is None else known
         for number in self._remaining:
             stage = self._opened.stages[number]
@@ -218,12 +188,10 @@ class Stages:
                     # Checked now, not after the earlier stages. The workers of the first stage check theirs at once.
                     stage.training_data.train(self._negatives[number])
 
-    def train(self, tracker: PersistentTracker, run_name: str) -> None:
+    def train(self, tracker: Spool, run_name: str) -> None:
         """Train the unfinished stages. Afterwards the run's directory holds the model of the last stage.
 
-        Args:
-            tracker: Tracker of the whole run.
-            run_name: Name of the whole run; the names of child runs start with it.
+        Names of child runs begin with `run_name`.
         """
         for number in self._remaining:
             stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]

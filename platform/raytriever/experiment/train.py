@@ -10,28 +10,45 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from statistics import fmean
 
 from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.session import check_cluster
-from raytriever.config import Curriculum, check_curriculum, dump_config
+from raytriever.cluster.train.dev_sets import DEV
+from raytriever.config import Config, Curriculum, check_curriculum, dump_config
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.errors import DataError
+from raytriever.evaluation.calibration import check_apart, make_calibration, save_calibration
+from raytriever.evaluation.decision import decide_questions, questions_of
+from raytriever.evaluation.differences.significance import significance_points
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.files import PER_QUERY
+from raytriever.evaluation.measurements import pool_scores
+from raytriever.evaluation.protocol import AUC, Protocol, select_judged_queries
 from raytriever.evaluation.systems import Bm25System
-from raytriever.experiment.conclusion import calibrate_trained, conclude
-from raytriever.experiment.opening import open_run, open_run_directory, pin_sources
-from raytriever.experiment.stages import LexicalIndexes, Stages
+from raytriever.experiment.directory import LOSSES, RunDirectory
+from raytriever.experiment.opening import OpenRun, open_run, open_run_directory, pin_sources
+from raytriever.experiment.stages import LexicalIndexes, Stages, best_checkpoint
+from raytriever.losses.guide import MASKED
+from raytriever.metrics.answering import AnswerAim
+from raytriever.metrics.ranking import DEFAULT_METRICS
 from raytriever.mining.analyser import Analysis
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, pipelines
 from raytriever.models.files import stored_tensors
 from raytriever.models.resolution import resolve_model
 from raytriever.prompts import SIDES, Side
+from raytriever.report.evaluation import write_training_report
+from raytriever.search.calibration import FILE
 from raytriever.store.capacity import check_disk
 from raytriever.store.disk import files_below
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, closing, git_commit
+from raytriever.tracking.steps import end_to_end
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing, git_commit
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 
 
@@ -40,7 +57,6 @@ class RunResult:
     """Result of a run.
 
     Args:
-        path: the run directory.
         rows: metrics by system, with the names of `metrics.json`.
         quarantined: a line on quarantined rows, if any.
         is_new: False if an earlier call had already finished the run.
@@ -60,19 +76,7 @@ def run_experiment(
     log: Callable[[str], None],
     trackers: Sequence[str] = DEFAULT_TRACKERS,
 ) -> RunResult:
-    """Train and evaluate.
-
-    Args:
-        curriculum: settings of all stages.
-        output: the run directory.
-        run_name: name of the run at the tracker.
-        fresh: whether an earlier run in the directory is removed.
-        log: called with lines about the progress.
-        trackers: names of the trackers.
-
-    Raises:
-        UserError: a setting, a data set, the model or the directory is not usable.
-    """
+    """Train and evaluate."""
     started = time.monotonic()
     check_curriculum(curriculum)
     curriculum = pin_sources(curriculum, output, fresh)
@@ -137,3 +141,94 @@ def bytes_of_run(curriculum: Curriculum) -> int:
         checkpoints = 0 if stage.config.model.lora_rank else (stage.config.training.keep + 2) * 3 * weights
         total += checkpoints + (weights if curriculum.stages else 0)
     return total
+
+
+# The wanted value of a threshold is the user's, with `evaluate --calibrate`; the highest F1 needs none.
+AIMS: tuple[tuple[AnswerAim, float | None], ...] = (("f1", None),)
+
+
+def calibrate_trained(
+    dataset: RetrievalDataset, config: Config, trained: ModelConfig, tested: Evaluation, log: Callable[[str], None]
+) -> None:
+    """Calibrate a trained model on the dev split, check it on the test split, and write `model/calibration.json`.
+
+    A run with too few queries, or with the same queries in both splits, gets no calibration, and a line says why.
+    """
+    splits = config.data.dev_split, config.data.test_split
+    try:
+        if splits[0] not in dataset.judgements:
+            raise DataError(f"was opened without split {splits[0]!r}", dataset.name, "run `raytriever evaluate`")
+        check_apart(dataset, *splits)
+        log(f"calibrating the scores on {splits[0]}")
+        measured = evaluate_model(dataset, splits[0], trained, config.training.precision)
+        # Without BM25: to index a large corpus takes long, and `evaluate` can do it later.
+        choosing, checking = (
+            questions_of(select_judged_queries(dataset, split, Protocol()), one)
+            for split, one in zip(splits, (measured, tested), strict=True)
+        )
+        answers = decide_questions(dataset.name, choosing, checking, AIMS)
+        pools = pool_scores([measured]), pool_scores([tested])
+        made = make_calibration(dataset, trained, splits, pools, answers, int8=False)
+    except DataError as error:
+        log(f"the model gets no {FILE}: {error}")
+        return
+    log(save_calibration(made, trained))
+
+
+def conclude(
+    run: RunDirectory,
+    opened: OpenRun,
+    folders: Sequence[Path],
+    evaluations: Mapping[str, Evaluation],
+    tracker: Tracker,
+    started: float,
+) -> None:
+    """Write and log the results of a run. `metrics.json` is written last, because it marks the run as finished.
+
+    Args:
+        run: the run's directory, with `model/`.
+        folders: directories of the stages with their `steps.jsonl`, in order.
+        started: `time.monotonic()` at the start of the command.
+    """
+    base, dataset = opened.curriculum.base, opened.dataset
+    judged = select_judged_queries(dataset, base.data.test_split, Protocol())
+    analysis = Analysis.of(dataset.documents)
+    tests, pairs = write_training_report(
+        run.path,
+        f"{base.model.model} trained with {opened.curriculum.losses} on {dataset.name}",
+        base.data.test_split,
+        judged,
+        evaluations,
+        end_to_end(folders, "loss"),
+        end_to_end(folders, "dev_loss"),
+        {name: end_to_end(folders, DEV + name) for name in (*DEFAULT_METRICS, AUC)},
+        dump_config(opened.curriculum),
+        [*analysis.lines, *masking_lines(folders)],
+    )
+    rows = {name: evaluation.metrics for name, evaluation in evaluations.items()}
+    now = time.time_ns() // 1_000_000
+    steps = sum(stage.total_steps for stage in opened.stages)
+    points = [
+        Point(f"{system}/{name}", value, steps, now)
+        for system, values in rows.items()
+        for name, value in values.items()
+    ]
+    absent = judged.count_absent()
+    points += significance_points(tests, steps, now, several=False)
+    points += [Point(f"judged/{name}", float(count), steps, now) for name, count in absent.items()]
+    points.append(Point("total_seconds", time.monotonic() - started, steps, now))
+    tracker.log(points)
+    own = [LOSSES] * (run.path / LOSSES).exists()
+    for name in ("config.yaml", *own, "report.html", "figures", "model", PER_QUERY):
+        tracker.log_file(run.path / name)
+    best = best_checkpoint(folders[-1], opened.curriculum.all_stages[-1].config)
+    metrics = {"dataset": dataset.name, "split": base.data.test_split, **rows, **best}
+    run.finish(metrics | {"significance": tests, "pairs": pairs, "judged": absent, "bm25_analyser": analysis.content()})
+
+
+def masking_lines(folders: Sequence[Path]) -> list[str]:
+    """Return a line on the negatives that a guide masked in the stages of a run; none without a guide."""
+    shares = [share for _, share in end_to_end(folders, MASKED)]
+    if not shares:
+        return []
+    return [f"The guide masked {fmean(shares):.2%} of the negatives of a batch, at most {max(shares):.2%}"]

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytriever.evaluation.aims import aim_text
-from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table
+from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table, proportion_text
+from raytriever.evaluation.protocol import aim_text
 from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
@@ -49,7 +49,6 @@ class CardFacts:
     """Facts for a model card.
 
     Args:
-        description: pooling, similarity, lengths and prompts of the model.
         licence: an SPDX identifier of the hub, or None.
         config: settings of the run that trained the model; empty if no run of raytriever did.
         trained: `metrics.json` of that run; empty if there is none.
@@ -176,7 +175,6 @@ def _results(facts: CardFacts) -> list[str]:
 
 
 def _calibration(calibration: Calibration | None) -> list[str]:
-    """Return the section on answers and probabilities."""
     if calibration is None:
         return []
     kinds = list(dict.fromkeys(kind for one in calibration.thresholds for kind in one.unanswerable))
@@ -211,9 +209,7 @@ def _interval(bounds: tuple[float, float] | None) -> str:
 
 
 def _share(share: Proportion) -> str:
-    if not share.whole:
-        return "none"
-    return f"{share.part:,} of {share.whole:,} = {share.value:.3f} ({share.low:.3f} to {share.high:.3f})"
+    return proportion_text(share.part, share.whole, share.value, share.low, share.high) if share.whole else "none"
 
 
 def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -227,7 +223,6 @@ def _table(rows: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def _hub_results(facts: CardFacts) -> list[Any]:
-    """Return the metrics in the form of the hub."""
     from huggingface_hub import EvalResult
 
     measured: dict[str, tuple[str, Mapping[str, float | None]]] = {}

@@ -12,11 +12,7 @@ FORMATS = ("onnx", "openvino")
 
 
 def read_formats(text: str) -> str:
-    """Return the formats of a comma-separated list without repetitions.
-
-    Raises:
-        ValueError: a format is unknown.
-    """
+    """Return the formats of a comma-separated list without repetitions."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in FORMATS:
@@ -25,22 +21,14 @@ def read_formats(text: str) -> str:
 
 
 def read_licence(text: str) -> str:
-    """Return the identifier of a licence.
-
-    Raises:
-        ValueError: it has not the form of an SPDX identifier.
-    """
+    """Return the identifier of a licence."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}", text):
         raise ValueError("give an SPDX identifier such as apache-2.0")
     return text
 
 
 def read_repository(text: str) -> str:
-    """Return the name of a repository on the hub.
-
-    Raises:
-        ValueError: it has not the form OWNER/NAME.
-    """
+    """Return the name of a repository on the hub."""
     if len(text) > 96 or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ValueError("give the name of a repository as OWNER/NAME")
     return text

@@ -65,9 +65,6 @@ def write_graph(tower: Encoder, example: TokenBatch, form: str, directory: Path)
         example: a batch of at least two texts and two tokens; the graph accepts other sizes too.
         form: `onnx` or `openvino`.
         directory: directory of the tower; the file is written to `FILES[form]` in it.
-
-    Returns:
-        The path of the file.
     """
     path = directory / FILES[form]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,6 @@ class Parity:
     Args:
         form: `onnx` or `openvino`.
         side: `query` or `passage`; `passage` if both share a tower.
-        texts: number of compared texts.
         difference: largest difference of a component, relative to the length of the embedding.
         cosine: lowest cosine of two embeddings of one text.
     """
@@ -76,19 +75,7 @@ class Parity:
 
 
 def export(config: ModelConfig, settings: ExportConfig, output: Path, report: Callable[[str], None]) -> list[Parity]:
-    """Write a model, its graphs and its model card into a new directory.
-
-    Args:
-        settings: formats, evaluation, licence and repository.
-        report: called with a progress line before each graph.
-
-    Returns:
-        The comparison of each graph with its tower.
-
-    Raises:
-        UserError: the model or the evaluation cannot be read, a package is missing, the directory exists, or a
-            graph differs from its tower.
-    """
+    """Write a model, its graphs and its model card into a new directory; return the comparison of each graph."""
     for form in settings.format_names:
         check_packages(form)
     check_writable(output)
@@ -239,11 +226,6 @@ def _run_facts(model: str) -> dict[str, Mapping[str, Any]]:
 
 
 def _read_results(folder: Path, model: str) -> dict[str, Any]:
-    """Read an evaluation's results for one model.
-
-    Raises:
-        StorageError: the directory holds no evaluation, or an evaluation of other models.
-    """
     results = read_results(folder)
     names = [
         name
@@ -265,18 +247,7 @@ def _equivalent_paths(model: str) -> set[Path]:
 
 
 def push_to_hub(folder: Path, name: str) -> str:
-    """Upload a directory as one commit. Create the repository, private, if it does not exist.
-
-    Args:
-        folder: the directory, uploaded with all its files.
-        name: repository as OWNER/NAME.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        ModelError: the hub cannot be reached or refuses.
-    """
+    """Upload a directory as one commit to OWNER/NAME, made private if it does not exist; return its address."""
     from huggingface_hub import HfApi
 
     api = HfApi()

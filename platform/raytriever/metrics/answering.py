@@ -2,6 +2,17 @@
 
 A threshold is chosen on some questions for a wanted value, and checked on others. Both kinds of questions count: those
 that have an answer in the corpus, and those that have none, whose best document is never right.
+
+`wrong_answers` and `missed` give a guarantee for the next question: conformal risk control (Angelopoulos et al., ICLR
+2024). A threshold of n questions keeps the expected loss of a further one at or below alpha, whatever the distribution,
+if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation is over all
+n + 1: one set of n questions may give a threshold that is a little too low, another one that is a little too high.
+
+    threshold = inf { t : (n R(t) + 1) / (n + 1) <= alpha },   R(t) = mean loss of the n questions at threshold t
+
+The loss is 0 or 1, and does not rise with the threshold (or, for `missed_threshold`, does not fall). The confidence of
+a question must not depend on the n questions. If it was fitted on them, give what was fitted on the others
+(cross-fitting); then the guarantee is no longer exact, and `benchmarks/conformal.py` measures it.
 """
 
 from __future__ import annotations
@@ -11,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from raytriever.metrics.confidence import (
@@ -23,8 +34,7 @@ from raytriever.metrics.confidence import (
     held_out_confidence,
     out_of_fold,
 )
-from raytriever.metrics.conformal import fewest_questions, missed_threshold, wrong_answers_threshold
-from raytriever.metrics.inputs import MetricInputError
+from raytriever.metrics.inputs import MetricInputError, scores_of
 from raytriever.metrics.intervals import Proportion, wilson, wilson_by_query
 
 AnswerAim = Literal["top_precision", "answered", "f1", "wrong_answers", "missed"]
@@ -38,6 +48,7 @@ FEWEST_QUESTIONS, FEWEST_IN_ALL = 50, 20
 # Thresholds of the folds differ from that of all questions, and each is checked on a tenth: the intervals are those of
 # this share of the questions, with which they contain the true values often enough (`benchmarks/conformal.py`).
 _WORTH = 0.25
+_CONFORMAL = "conformal threshold"
 
 
 @dataclass(frozen=True)
@@ -59,19 +70,13 @@ class Threshold:
     value: float
 
 
-@dataclass(frozen=True)
-class TopAnswers:
-    """Best document of each question: how confident its ranking is, and whether it is relevant.
-
-    A question without a document has the confidence -inf. `answerable` says whether the corpus has an answer.
-    """
-
-    confidence: Float64[ndarray, " questions"]
-    right: Bool[ndarray, " questions"]
-    answerable: Bool[ndarray, " questions"]
-
-
-def choose_answer_threshold(answers: TopAnswers, aim: AnswerAim, wanted: float | None) -> Threshold:
+def choose_answer_threshold(
+    confidence: Float64[ndarray, " questions"],
+    right: Bool[ndarray, " questions"],
+    answerable: Bool[ndarray, " questions"],
+    aim: AnswerAim,
+    wanted: float | None,
+) -> Threshold:
     """Choose a threshold of confidence for a wanted value.
 
         top_precision(t) = right(t) / shown(t),   answered(t) = shown(t) with an answer / questions with an answer
@@ -85,11 +90,12 @@ def choose_answer_threshold(answers: TopAnswers, aim: AnswerAim, wanted: float |
       value between such thresholds.
     - `answered`: the highest threshold that has it.
     - `f1`: the highest threshold of the highest F1.
-    - `wrong_answers`, `missed`: at most the wanted share of later questions; see `conformal`.
+    - `wrong_answers`, `missed`: at most the wanted share of later questions; see above.
 
     Args:
-        answers: at least one question that has an answer.
-        aim: the value that is wanted.
+        confidence: of the ranking of each question, -inf without a document.
+        right: whether the best document is relevant.
+        answerable: whether the corpus has an answer; it has one for at least one question.
         wanted: above 0 and at most 1, below 1 for the last two; None for `f1`.
 
     Raises:
@@ -97,41 +103,36 @@ def choose_answer_threshold(answers: TopAnswers, aim: AnswerAim, wanted: float |
     """
     if (wanted is None) != (aim == "f1") or (wanted is not None and not 0 < wanted <= 1):
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a share above 0 and at most 1")
-    with_answer = int(answers.answerable.sum())
+    with_answer = int(answerable.sum())
     if not with_answer:
         raise MetricInputError("no question has an answer", "threshold", "give some that have one")
-    scores = np.unique(answers.confidence[np.isfinite(answers.confidence)])
-    shown, right, of_answerable = (
-        _at_least(answers.confidence[kept], scores) for kept in (slice(None), answers.right, answers.answerable)
+    scores = np.unique(confidence[np.isfinite(confidence)])
+    shown, right_shown, of_answerable = (
+        _at_least(confidence[kept], scores) for kept in (slice(None), right, answerable)
     )
     if aim in CONFORMAL:
-        return _conformal(answers, aim, float(wanted or 0), (scores, shown - right, of_answerable))
+        alpha = float(wanted or 0)
+        if aim == "wrong_answers":
+            chosen = wrong_answers_threshold(confidence, right, alpha)
+            values = (shown - right_shown) / len(right)
+        else:
+            chosen, values = missed_threshold(confidence[answerable], alpha), 1 - of_answerable / with_answer
+        if chosen is None:
+            return Threshold(aim, alpha, float("inf"), False, float(values.min(initial=1.0)))
+        return Threshold(aim, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
     if aim == "top_precision":
-        fewest = min(FEWEST_ANSWERED, (len(answers.right) + 1) // 2)
-        values = np.where(shown >= fewest, right / np.maximum(shown, 1), np.nan)
+        fewest = min(FEWEST_ANSWERED, (len(right) + 1) // 2)
+        values = np.where(shown >= fewest, right_shown / np.maximum(shown, 1), np.nan)
     elif aim == "answered":
         values = of_answerable / with_answer
     else:
-        values = 2 * right / (shown + with_answer)
+        values = 2 * right_shown / (shown + with_answer)
     best = float(np.nanmax(values)) if np.isfinite(values).any() else float("nan")
     enough = np.flatnonzero(values >= (best if wanted is None else wanted))
     if not len(enough) or best == 0:
         return Threshold(aim, wanted, float("inf"), False, best)
     index = int(enough[0] if aim == "top_precision" else enough[-1])
     return Threshold(aim, wanted, float(scores[index]), True, float(values[index]))
-
-
-def _conformal(answers: TopAnswers, aim: AnswerAim, alpha: float, at: tuple[ndarray, ndarray, ndarray]) -> Threshold:
-    scores, wrong, of_answerable = at
-    if aim == "wrong_answers":
-        chosen = wrong_answers_threshold(answers.confidence, answers.right, alpha)
-        values = wrong / len(answers.right)
-    else:
-        chosen = missed_threshold(answers.confidence[answers.answerable], alpha)
-        values = 1 - of_answerable / answers.answerable.sum()
-    if chosen is None:
-        return Threshold(aim, alpha, float("inf"), False, float(values.min(initial=1.0)))
-    return Threshold(aim, alpha, chosen, True, float(values[np.searchsorted(scores, chosen)]))
 
 
 def _at_least(values: ndarray, scores: ndarray) -> ndarray:
@@ -173,13 +174,7 @@ class AnswersAchieved:
 def achieve_answers(
     shown: Bool[ndarray, " questions"], questions: RankedQuestions, worth: float = 1.0
 ) -> AnswersAchieved:
-    """Compute the shares of questions that are shown their best document.
-
-    Args:
-        shown: whether each question is shown it.
-        questions: the questions.
-        worth: intervals are those of this share of the questions.
-    """
+    """Compute the shares of questions that are shown their best document; `worth` as many give the intervals."""
     right, answerable = shown & questions.right, questions.answerable
 
     def share(part: ndarray, whole: ndarray) -> Proportion:
@@ -199,27 +194,18 @@ def achieve_answers(
 
 
 @dataclass(frozen=True)
-class CheckedThreshold:
-    """Threshold, and what it achieves elsewhere; None if the aim is out of reach."""
-
-    threshold: Threshold
-    achieved: AnswersAchieved | None
-
-
-@dataclass(frozen=True)
 class AnswerDecision:
     """Decision of a model whether to answer the questions of a data set, and what it achieves.
 
     Args:
-        confidence: the confidence that decides.
-        thresholds: one for each aim.
+        thresholds: for each aim, with what they achieve elsewhere; None if the aim is out of reach.
         chosen: the questions that thresholds were chosen on, with their confidence, out of fold.
         checked: the questions that they were checked on, with their confidence; with cross-fitting the same ones.
         folds: number of folds of the cross-fitting; 0 if two splits had enough questions.
     """
 
     confidence: Confidence
-    thresholds: list[CheckedThreshold]
+    thresholds: list[tuple[Threshold, AnswersAchieved | None]]
     chosen: tuple[RankedQuestions, Float64[ndarray, " questions"]]
     checked: tuple[RankedQuestions, Float64[ndarray, " questions"]]
     folds: int
@@ -245,30 +231,22 @@ def decide(
     Raises:
         MetricInputError: both splits together have fewer than 20 questions, or no question has an answer.
     """
-    is_one = choosing is checking
-    if not is_one and min(len(choosing), len(checking)) >= FEWEST_QUESTIONS:
-        name = confidence or best_confidence(choosing)
-        held_out, fitted = held_out_confidence(name, choosing), fit_confidence(name, choosing)
-        chosen, checked = (choosing, held_out), (checking, fitted.of(checking))
-        thresholds = []
-        for aim, wanted in aims:
-            threshold = choose_answer_threshold(_answers(*chosen), aim, wanted)
-            achieved = achieve_answers(checked[1] >= threshold.score, checking) if threshold.reached else None
-            thresholds.append(CheckedThreshold(threshold, achieved))
-        return AnswerDecision(fitted, thresholds, chosen, checked, 0)
-    every = choosing if is_one else choosing.joined(checking)
-    check_enough(len(every))
+    is_split = choosing is not checking and min(len(choosing), len(checking)) >= FEWEST_QUESTIONS
+    every = choosing if is_split or choosing is checking else choosing.joined(checking)
+    if not is_split:
+        check_enough(len(every))
     name = confidence or best_confidence(every)
     held_out, fitted = held_out_confidence(name, every), fit_confidence(name, every)
-    thresholds = []
+    checked = (checking, fitted.of(checking)) if is_split else (every, held_out)
+    thresholds: list[tuple[Threshold, AnswersAchieved | None]] = []
     for aim, wanted in aims:
-        threshold = choose_answer_threshold(_answers(every, held_out), aim, wanted)
-        achieved = None
-        if threshold.reached:
-            shown = _shown_by_folds(every, name, aim, wanted)
-            achieved = achieve_answers(shown, every, _WORTH)
-        thresholds.append(CheckedThreshold(threshold, achieved))
-    return AnswerDecision(fitted, thresholds, (every, held_out), (every, held_out), FOLDS)
+        threshold, achieved = choose_answer_threshold(held_out, every.right, every.answerable, aim, wanted), None
+        if threshold.reached and is_split:
+            achieved = achieve_answers(checked[1] >= threshold.score, checking)
+        elif threshold.reached:
+            achieved = achieve_answers(_shown_by_folds(every, name, aim, wanted), every, _WORTH)
+        thresholds.append((threshold, achieved))
+    return AnswerDecision(fitted, thresholds, (every, held_out), checked, 0 if is_split else FOLDS)
 
 
 def check_enough(questions: int) -> None:
@@ -284,14 +262,10 @@ def _shown_by_folds(questions: RankedQuestions, name: str, aim: AnswerAim, wante
 
     def fit(some: RankedQuestions) -> Callable[[RankedQuestions], ndarray]:
         values, fitted = held_out_confidence(name, some), fit_confidence(name, some)
-        threshold = choose_answer_threshold(_answers(some, values), aim, wanted)
+        threshold = choose_answer_threshold(values, some.right, some.answerable, aim, wanted)
         return lambda others: fitted.of(others) >= threshold.score
 
     return out_of_fold(questions, fit) > 0
-
-
-def _answers(questions: RankedQuestions, values: ndarray) -> TopAnswers:
-    return TopAnswers(values, questions.right, questions.answerable)
 
 
 def unreachable(aim: str, wanted: float, questions: int) -> str:
@@ -300,3 +274,66 @@ def unreachable(aim: str, wanted: float, questions: int) -> str:
     if questions < needed:
         return f"{questions:,} questions are too few: a share of {wanted:g} needs {needed:,}"
     return "too many of the most confident best documents are wrong"
+
+
+def fewest_questions(alpha: float) -> int:
+    """Return the smallest number of questions with which a risk of `alpha`, above 0 and below 1, can be kept."""
+    if not 0 < alpha < 1:
+        raise MetricInputError(f"a share of {alpha:g}", _CONFORMAL, "give a share above 0 and below 1")
+    return int(np.ceil(1 / alpha - 1 - 1e-9))
+
+
+def wrong_answers_threshold(
+    confidence: Float[ndarray, " questions"], right: Bool[ndarray, " questions"], alpha: float
+) -> float | None:
+    """Choose the lowest threshold at which a further question is shown a wrong answer with probability at most alpha.
+
+    Args:
+        confidence: of each question; its best document is shown at or above the threshold.
+        alpha: share of all questions, above 0 and below 1.
+
+    Returns:
+        The threshold; None if the questions are too few, or if no confidence that occurs is high enough: then only
+        showing nothing keeps the promise.
+
+    Examples:
+        >>> confidence = np.arange(40) / 40
+        >>> round(wrong_answers_threshold(confidence, confidence >= 0.25, 0.05), 3)
+        0.2
+    """
+    confidence = scores_of(confidence, _CONFORMAL).astype(np.float64)
+    wrong = np.sort(confidence[~np.asarray(right, bool)])[::-1]
+    allowed = _allowed(alpha, len(confidence))
+    if allowed < 0:
+        return None
+    if allowed >= len(wrong):
+        return float(confidence.min())
+    threshold = float(np.nextafter(wrong[allowed], np.inf))
+    return threshold if (confidence >= threshold).any() else None
+
+
+def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
+    """Choose the highest threshold at which a further question with an answer is shown none with probability alpha.
+
+    Args:
+        confidence: of questions that have an answer.
+        alpha: share of such questions, above 0 and below 1.
+
+    Returns:
+        The threshold, a confidence that occurs; None if the questions are too few: then only showing every best
+        document keeps the promise.
+
+    Examples:
+        >>> missed_threshold(np.arange(40) / 40, 0.1)
+        0.075
+    """
+    confidence = np.sort(scores_of(confidence, _CONFORMAL).astype(np.float64))
+    allowed = _allowed(alpha, len(confidence))
+    return None if allowed < 0 else float(confidence[min(allowed, len(confidence) - 1)])
+
+
+def _allowed(alpha: float, questions: int) -> int:
+    """Return how many of the questions may have a loss of 1; -1 if they are too few for alpha."""
+    if questions < fewest_questions(alpha):
+        return -1
+    return int(np.floor(alpha * (questions + 1) + 1e-9)) - 1

@@ -103,13 +103,9 @@ def auc_per_query(
     Args:
         positives, negatives: scores in any order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0.
-        query_count: number of queries.
 
     Returns:
         Values from 0 to 1; NaN for a query without a positive or without a negative.
-
-    Raises:
-        MetricInputError: a score is NaN or has no query.
     """
     above, above_starts = _by_query(positives, positive_queries, query_count, "scores of positives")
     below, below_starts = _by_query(negatives, negative_queries, query_count, "scores of negatives")
@@ -145,9 +141,6 @@ class AucInterval:
     do not overlap. The bounds are NaN with fewer than two positives, negatives or clusters.
 
     Args:
-        auc: pooled AUC.
-        standard_error: its standard error.
-        low, high: bounds of the interval.
         misordered: number of clusters with a positive that is not above all negatives, or number of those with a
             negative that is not below all positives, whichever is smaller. Without queries scores are counted.
     """
@@ -212,13 +205,8 @@ def auc_interval(
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0; both or neither.
         confidence: share of such intervals that hold the true value, above 0 and below 1.
-
-    Raises:
-        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     check_confidence(confidence)
-    if (positive_queries is None) != (negative_queries is None):
-        raise MetricInputError("queries of one pool only", "AUC interval", "name those of both pools, or of neither")
     if positive_queries is None or negative_queries is None:
         positive_queries = np.arange(len(positives))
         negative_queries = len(positives) + np.arange(len(negatives))
@@ -306,9 +294,6 @@ def auc_pseudo_values(
         positives, negatives: scores of any range and order; infinities are allowed.
         positive_queries, negative_queries: index of the query of each score, from 0.
         count: number of queries, at least one.
-
-    Raises:
-        MetricInputError: a pool is empty, a score is NaN or has no query.
     """
     of_positives, of_negatives, ours, theirs = _placements(
         positives, negatives, positive_queries, negative_queries, "AUC pseudo-values"
@@ -361,10 +346,6 @@ def roc_curve(
         confidence: confidence of the band, above 0 and below 1.
     """
     check_confidence(confidence)
-    if points < 1 or not len(positives) or not len(negatives):
-        raise MetricInputError(
-            "a curve without points or a pool without scores", "ROC curve", "give at least one of each"
-        )
     above, below = sort_pools(positives, negatives)
     thresholds = np.unique(np.concatenate([pool[_spread(len(pool), points)] for pool in (above, below)]))[::-1]
     true = np.r_[0, 1 - np.searchsorted(above, thresholds) / len(above)]

@@ -81,11 +81,7 @@ def choose_pair_threshold(pools: ScoredPools, aim: PairAim, wanted: float) -> Th
 
     Args:
         pools: pooled scores, of at least one positive.
-        aim: what is wanted.
         wanted: above 0 and at most 1.
-
-    Raises:
-        MetricInputError: a score is NaN, there is no positive, or the value is out of range.
     """
     if not 0 < wanted <= 1:
         raise MetricInputError(f"a {aim} of {wanted}", "threshold", "give a precision or recall above 0 and at most 1")
@@ -123,18 +119,13 @@ def _points(positives: ndarray, negatives: ndarray) -> tuple[ndarray, ndarray, n
 
 @dataclass(frozen=True)
 class PairsAchieved:
-    """Shares of pairs that a threshold achieves on a split.
-
-    Args:
-        precision: relevant pairs, of all accepted pairs.
-        recall: accepted relevant pairs, of all relevant pairs.
-    """
+    """Relevant pairs of all accepted ones, and accepted ones of all relevant pairs."""
 
     precision: Proportion
     recall: Proportion
 
 
-def achieve_pairs(pools: ScoredPools, score: float, confidence: float = 0.95) -> PairsAchieved:
+def achieve_pairs(pools: ScoredPools, score: float) -> PairsAchieved:
     """Compute the shares of pairs that a threshold achieves on a split.
 
     Pairs of one query are not independent: the intervals are Wilson's for an effective number of pairs
@@ -152,6 +143,6 @@ def achieve_pairs(pools: ScoredPools, score: float, confidence: float = 0.95) ->
     all_relevant = np.bincount(ours, minlength=count)
     relevant = int(true.sum())
     return PairsAchieved(
-        Proportion(relevant, relevant + int(false.sum()), *wilson_by_query(parts, wholes, confidence)),
-        Proportion(relevant, len(true), *wilson_by_query(parts, all_relevant, confidence)),
+        Proportion(relevant, relevant + int(false.sum()), *wilson_by_query(parts, wholes)),
+        Proportion(relevant, len(true), *wilson_by_query(parts, all_relevant)),
     )

@@ -78,10 +78,7 @@ def combined_features(
 ) -> Float64[ndarray, "queries features"]:
     """Return the features of `combined`, in the order of `FEATURES`.
 
-    Args:
-        ranked: the result of `confidences`.
-        bm25: BM25's highest and second highest score for each query, and its score for the best document.
-        agrees: whether BM25 has the same best document.
+    `bm25` are BM25's highest and second highest score for each query, and its score for the best document.
     """
     highest, second, of_best = bm25.astype(np.float64).T
     return np.stack(
@@ -187,9 +184,6 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
     """Fit a confidence: the temperature of its softmax, and for `combined` the weights.
 
     The weights are those of a logistic regression of `right` on the standardised features, with a penalty of 5 Σ w².
-
-    Raises:
-        MetricInputError: the name is unknown, or BM25 was not asked for `combined`.
     """
     if name not in NAMES:
         raise MetricInputError(f"{name!r}", "confidence", f"give one of {', '.join(NAMES)}")
@@ -210,12 +204,7 @@ def fit_confidence(name: str, questions: RankedQuestions) -> Confidence:
 def out_of_fold(
     questions: RankedQuestions, fit: Callable[[RankedQuestions], Callable[[RankedQuestions], ndarray]]
 ) -> Float64[ndarray, " questions"]:
-    """Return a value of each question that was fitted on the other folds (cross-fitting).
-
-    Args:
-        questions: at least as many as there are folds; they are divided as they come, after a fixed shuffle.
-        fit: takes questions, and returns a function of further ones.
-    """
+    """Return a value of each question by a function that was fitted on the other folds (cross-fitting)."""
     fold = folds_of(len(questions))
     values = np.empty(len(questions))
     for number in range(FOLDS):

@@ -9,17 +9,13 @@ from jaxtyping import Int64
 from numpy import ndarray
 from scipy.special import ndtri, stdtrit
 
-from raytriever.metrics.inputs import MetricInputError, check_confidence
+# The probability below the upper bound of a 95 % interval.
+_UPPER = 0.975
 
 
 @dataclass(frozen=True)
 class Proportion:
-    """Share with its confidence interval. A share of nothing is NaN, with bounds 0 and 1.
-
-    Args:
-        part, whole: number of counted cases, and of all cases.
-        low, high: bounds of the interval.
-    """
+    """Share of counted cases, `part` / `whole`, with its interval. A share of nothing is NaN, with bounds 0 and 1."""
 
     part: int
     whole: int
@@ -32,25 +28,20 @@ class Proportion:
         return self.part / self.whole if self.whole else float("nan")
 
 
-def wilson(successes: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute Wilson's (1927) interval of a share of independent cases; 0 and 1 without trials.
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Compute Wilson's (1927) 95 % interval of a share of independent cases; 0 and 1 without trials.
 
         (p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)
 
     Unlike p ± z sqrt(p (1 - p) / n), the bounds stay within 0 and 1, and hold for shares near them.
     """
-    check_confidence(confidence)
-    if not 0 <= successes <= trials:
-        raise MetricInputError(f"{successes} of {trials}", "share", "give successes from 0 to the number of trials")
-    if not trials:
-        return 0.0, 1.0
-    return _wilson_bounds(successes / trials, trials, _normal_quantile(confidence))
+    return _wilson_bounds(successes / trials, trials, float(ndtri(_UPPER))) if trials else (0.0, 1.0)
 
 
 def wilson_by_query(
-    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], confidence: float = 0.95, worth: float = 1.0
+    parts: Int64[ndarray, " queries"], wholes: Int64[ndarray, " queries"], worth: float = 1.0
 ) -> tuple[float, float]:
-    """Compute an interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
+    """Compute a 95 % interval of `sum(parts) / sum(wholes)` if the cases of a query are alike; 0 and 1 without a case.
 
     It is Wilson's interval for an effective number of independent cases n, with Student's quantile t instead of z:
 
@@ -60,28 +51,17 @@ def wilson_by_query(
     Graubard, 1998), and t has Q - 1 degrees of freedom. n is at most the number of cases. If all cases count, or none,
     the variance within queries is unknown, and each query counts as one case: n = Q. `worth` times as many cases count.
     """
-    check_confidence(confidence)
-    if len(parts) != len(wholes) or bool((parts < 0).any()) or bool((parts > wholes).any()):
-        raise MetricInputError(
-            f"{len(parts)} parts of {len(wholes)} queries",
-            "share",
-            "give both for each query, with no part above its whole",
-        )
     parts, wholes = parts[wholes > 0].astype(np.float64), wholes[wholes > 0].astype(np.float64)
     queries, cases = len(wholes), float(wholes.sum())
     if not queries:
         return 0.0, 1.0
     share = float(parts.sum()) / cases
     if queries == 1:
-        return _wilson_bounds(share, worth, _normal_quantile(confidence))
+        return _wilson_bounds(share, worth, float(ndtri(_UPPER)))
     residuals = parts - share * wholes
     variance = queries / (queries - 1) * float(residuals @ residuals) / cases**2
     effective = min(share * (1 - share) / variance, cases) if variance > 0 else float(queries)
-    return _wilson_bounds(share, effective * worth, float(stdtrit(queries - 1, (1 + confidence) / 2)))
-
-
-def _normal_quantile(confidence: float) -> float:
-    return float(ndtri((1 + confidence) / 2))
+    return _wilson_bounds(share, effective * worth, float(stdtrit(queries - 1, _UPPER)))
 
 
 def _wilson_bounds(share: float, trials: float, z: float) -> tuple[float, float]:

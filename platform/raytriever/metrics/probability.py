@@ -89,9 +89,7 @@ def calibration_error(
     return _estimate(np.searchsorted(edges, probabilities, "right"), probabilities - relevant, queries, confidence)
 
 
-def calibration_error_of_scores(
-    choosing: ScoredPools, checking: ScoredPools, confidence: float = 0.95
-) -> CalibrationError:
+def calibration_error_of_scores(choosing: ScoredPools, checking: ScoredPools) -> CalibrationError:
     """Estimate the calibration error of scores as probabilities of relevance.
 
     Scores are cut into bins of equally many scores on the choosing split. The share of positives in a bin is the
@@ -113,7 +111,7 @@ def calibration_error_of_scores(
     # Only the bin below the lowest score of the choosing split can be empty there.
     share = chosen[0] / np.maximum(chosen[0] + chosen[1], 1)
     bin_of, relevant = np.searchsorted(edges, scores, "right"), np.arange(len(scores)) < len(others[0])
-    return _estimate(bin_of, share[bin_of] - relevant, queries, confidence)
+    return _estimate(bin_of, share[bin_of] - relevant, queries)
 
 
 def checked_pairs(
@@ -139,7 +137,7 @@ def _edges(values: ndarray, bins: int) -> ndarray:
     return np.unique(np.sort(values)[np.arange(1, bins) * len(values) // bins])
 
 
-def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float) -> CalibrationError:
+def _estimate(bin_of: ndarray, differences: ndarray, queries: ndarray, confidence: float = 0.95) -> CalibrationError:
     """Estimate the error, and its interval from resampled queries."""
     sums, counts = _by_query(bin_of, differences, queries)
     rng, count = np.random.default_rng(_SEED), len(sums)
@@ -229,12 +227,7 @@ class ScoreMap(ABC):
 
 @dataclass(frozen=True)
 class IsotonicMap(ScoreMap):
-    """Map with straight lines between knots; scores outside have the probability of the nearest knot.
-
-    Args:
-        scores: scores of the knots, ascending.
-        probabilities: their probabilities, not descending.
-    """
+    """Map with straight lines between ascending knots; scores outside have the probability of the nearest knot."""
 
     scores: list[float]
     probabilities: list[float]
@@ -256,12 +249,7 @@ class IsotonicMap(ScoreMap):
 
 @dataclass(frozen=True)
 class PlattMap(ScoreMap):
-    """Logistic curve, 1 / (1 + exp(-(slope * score + intercept))).
-
-    Args:
-        slope: change of the log-odds per unit of score, at least 0.
-        intercept: log-odds of a score of 0.
-    """
+    """Logistic curve, 1 / (1 + exp(-(slope * score + intercept))), with a slope of at least 0."""
 
     slope: float
     intercept: float

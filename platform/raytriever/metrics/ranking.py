@@ -106,14 +106,9 @@ class Relevance:
 
 @dataclass(frozen=True)
 class JudgedRanks:
-    """Ranks of the judged documents; judgements are sorted by query.
+    """Ranks of the judged documents, from 0, sorted by query; `NOWHERE` outside the ranking.
 
-    Args:
-        queries: position of the query of each judgement.
-        grades: grade of each judgement.
-        ranks: rank of each judged document, from 0; `NOWHERE` if it is not in the ranking.
-        lengths: number of results of each query, without padding.
-        level: lowest grade of a relevant document.
+    Lengths are those of the rankings, without padding.
     """
 
     queries: Int64[ndarray, " judgements"]
@@ -287,7 +282,6 @@ def accuracy(hits: Bool[ndarray, "queries depth"], cutoff: int) -> PerQuery:
 
     Args:
         hits: True if the passage of a rank holds an answer of its query; False without a passage.
-        cutoff: k, the number of passages.
     """
     return np.any(hits[:, :cutoff], axis=1).astype(np.float64)
 

@@ -94,23 +94,6 @@ def answer_f1(
     return in_blocks(f1, weights, len(scores))
 
 
-def best_answer_threshold(
-    scores: Float[ndarray, " queries"], right: Bool[ndarray, " queries"], answerable: Bool[ndarray, " queries"]
-) -> float:
-    """Choose the threshold with the highest `answer_f1`; the highest such score."""
-    scores, is_right = _check(scores, np.asarray(right, bool))
-    _, is_answerable = _check(scores, np.asarray(answerable, bool))
-    if not 0 < is_right.sum() < len(scores):
-        raise MetricInputError(
-            f"{int(is_right.sum())} of {len(scores)} best documents are relevant",
-            "threshold",
-            "choose it on queries with and without a relevant best document",
-        )
-    order, ends = _order(scores)
-    f1 = 2 * np.cumsum(is_right[order])[ends] / (ends + 1 + is_answerable.sum())
-    return float(scores[order][ends][f1.argmax()])
-
-
 def pseudo_values(statistic: Statistic, count: int) -> Float64[ndarray, " queries"]:
     """Compute the jackknife pseudo-value of each query: n θ - (n - 1) θ without it (Tukey, 1958).
 

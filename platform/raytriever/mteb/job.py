@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
-from raytriever.evaluation.aims import parse_aims
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import metric_title, read_metrics
+from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
@@ -205,9 +204,6 @@ def run_mteb(
     fails, the others go on.
 
     `fresh` removes earlier results of the models in the output. `on_result` gets our figures on each task.
-
-    Raises:
-        UserError: the output, a model or the disk has an error that a user can correct; see `errors`.
     """
     from mteb import ResultCache
 
@@ -239,7 +235,6 @@ def run_mteb(
 
 
 def _description(job: MtebJob, encoders: Encoders) -> tuple[dict[str, Any], DatasetRecord]:
-    """Return the settings and the tasks for the tracker."""
     models = {model.name: encoders.systems[model.name] for model in job.models}
     tasks = {task.metadata.name: str(task.metadata.revision) for task in job.tasks}
     digest = hashlib.sha256(repr(sorted(tasks.items())).encode()).hexdigest()
@@ -256,8 +251,6 @@ def _check_output(output: Path) -> None:
 
 @dataclass
 class _ModelRun:
-    """One model on all tasks."""
-
     job: MtebJob
     model: EvaluatedModel
     encoders: Encoders
@@ -266,11 +259,7 @@ class _ModelRun:
     log: Callable[[str], None]
 
     def check_revision(self, fresh: bool) -> None:
-        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`.
-
-        Raises:
-            ConfigError: the folder of the model holds another revision.
-        """
+        """Refuse results of another revision of the model, or remove all of the model's results if `fresh`."""
         meta = self._searcher(self.job.tasks[0]).mteb_model_meta
         revision = self.cache.get_task_result_path("TASK", meta.model_copy(update={"experiment_kwargs": None})).parent
         if fresh:
@@ -286,8 +275,7 @@ class _ModelRun:
     def evaluate(self, task: Any) -> TaskScore:
         """Return the result of a task: the stored one, or a new one, which is stored.
 
-        Raises:
-            DataError: the data of the task cannot be loaded or read, or MTEB's code fails. The traceback is kept.
+        If its data cannot be loaded or read, or MTEB's code fails, it raises `DataError` and keeps the traceback.
         """
         from mteb.abstasks import AbsTaskRetrieval
         from mteb.abstasks.aggregated_task import AbsTaskAggregate

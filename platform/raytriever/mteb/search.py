@@ -24,19 +24,24 @@ from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.data.sources import Files, Row, Rows
 from raytriever.errors import DataError, StorageError
-from raytriever.evaluation.aims import PAIR_AIMS, WantedAim
 from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
 from raytriever.evaluation.evaluate import Evaluation, evaluate
 from raytriever.evaluation.files import write_measured_files, write_summary_files
-from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, auc_rows
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.pooled_scores import auc_rows
-from raytriever.evaluation.protocol import AUC, REMOVED, JudgedQueries, Protocol, select_judged_queries
-from raytriever.evaluation.request import OpenPart
+from raytriever.evaluation.protocol import (
+    AUC,
+    PAIR_AIMS,
+    REMOVED,
+    JudgedQueries,
+    Protocol,
+    WantedAim,
+    select_judged_queries,
+)
+from raytriever.evaluation.request import OpenPart, add_unanswerable
 from raytriever.evaluation.results import Results, read_results
 from raytriever.evaluation.systems import DenseSystem, EncodedQueries, RetrievalBackend
-from raytriever.evaluation.unanswerable import add_unanswerable
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever
 from raytriever.mteb.encoder import MtebEncoder
@@ -62,9 +67,6 @@ def open_split(
     """Return a split of a task as a prepared data set with the split `SPLIT`.
 
     `relevant` has the grades of documents by query.
-
-    Raises:
-        DataError: too many rows are bad, such as repeated ids.
     """
     texts = dict(zip(queries["id"], query_texts(queries, task_metadata), strict=True))
 

@@ -7,7 +7,9 @@ one of its collections.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -15,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.errors import StorageError, flag_of
-from raytriever.operation.disk_usage import last_use_time, size_of
 from raytriever.reading.structured import read_json
 from raytriever.store.cache import BOUNDS, cache_folder, is_held
 from raytriever.store.commit import MANIFEST
-from raytriever.store.disk import disk_errors
+from raytriever.store.disk import disk_errors, walk
 from raytriever.store.lock import LOCK, owner_of
 from raytriever.store.owner import Owner
 
@@ -43,9 +44,6 @@ class CacheEntry:
     """One entry of the cache.
 
     Args:
-        path: path of the folder or file.
-        content: description of the entry.
-        size: size in bytes.
         used_at: time of the last use, in seconds since 1970.
         owner: the process that writes the entry now, or None.
         is_open: True if a process has the entry open.
@@ -83,12 +81,8 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def entries_to_prune(entries: Iterable[CacheEntry], limit: float = inf, before: float = -inf) -> list[CacheEntry]:
-    """Return the entries that are pruned.
-
-    Args:
-        entries: all entries.
-        limit: bytes that may be left, if that is possible; the least recently used entries are pruned first.
-        before: entries that were last used before this time are pruned, in seconds since 1970.
+    """Return the entries that are pruned: those last used before a time, in seconds since 1970, and the least recently
+    used ones until at most `limit` bytes are left.
     """
     entries = list(entries)
     total, chosen = sum(entry.size for entry in entries), []
@@ -117,7 +111,6 @@ def _entry(path: Path, collection: str) -> CacheEntry | None:
 
 
 def _describe(path: Path, collection: str) -> str:
-    """Return a description of an entry."""
     if path.name.startswith("."):
         return "leftover of a killed command"
     meta = _meta(path)
@@ -146,3 +139,39 @@ def _meta(path: Path) -> dict[str, Any]:
     except (OSError, StorageError):
         return {}
     return meta if isinstance(meta, dict) else {}
+
+
+def format_time(seconds: float | None) -> str:
+    """Return a time in seconds since 1970 as local date and time; `-` if it is None."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds is not None else "-"
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; links are not followed.
+
+    A file that another process removes during the count is skipped.
+    """
+    return sum(status.st_size for status in _statuses(path))
+
+
+def last_use_time(path: Path) -> float:
+    """Return the time of the last use of an entry, in seconds since 1970.
+
+    It is the newest of the modification time of the entry and of the access times of its files. The manifest is
+    ignored, because listing the cache reads it. Most file systems update an access time at most once a day
+    (`relatime`).
+    """
+    return max([path.lstat().st_mtime, *(status.st_atime for status in _statuses(path, without=MANIFEST))])
+
+
+def _statuses(path: Path, without: str = "") -> Iterator[os.stat_result]:
+    """Yield the status of a file, or of each file below a folder except files of one name."""
+    if path.is_symlink() or not path.is_dir():
+        paths: Iterator[Path] = iter([path])
+    else:
+        paths = (Path(here, name) for here, _, names in walk(path) for name in names if name != without)
+    for one in paths:
+        try:
+            yield one.lstat()
+        except FileNotFoundError:
+            continue

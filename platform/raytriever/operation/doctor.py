@@ -55,14 +55,7 @@ _UNLIMITED = 1 << 60  # above it, version 1 of cgroups means no limit
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor.
-
-    Args:
-        level: `ok`, `warning` or `error`.
-        about: the thing that was checked.
-        text: the fact.
-        remedy: the action that solves a problem.
-    """
+    """One line of the doctor; its level is `ok`, `warning` or `error`."""
 
     level: str
     about: str
@@ -74,11 +67,7 @@ class Finding:
 
 
 def examine(seconds: float = SECONDS) -> list[Finding]:
-    """Return the findings of all checks, in the order of `CHECKS`; a check that takes longer is an error.
-
-    Args:
-        seconds: time for all checks together.
-    """
+    """Return the findings of all checks, in the order of `CHECKS`; a check that takes longer is an error."""
     findings: dict[str, list[Finding]] = {}
 
     def run(name: str, check: Callable[[], Iterator[Finding]]) -> None:
@@ -293,25 +282,19 @@ def _disks() -> Iterator[Finding]:
     else:
         yield Finding(ERROR, "home", f"{former} cannot be written", "set HOME or RAYTRIEVER_CACHE to a folder of yours")
     for about, path in (("runs", runs_folder()), ("cache", cache_folder()), ("temporary", Path(tempfile.gettempdir()))):
-        line = _writable(about, path, str(path))
-        if line.level == OK:
-            existing = Path(os.path.abspath(path))
-            while not existing.exists():
-                existing = existing.parent
-            space = shutil.disk_usage(existing)
-            text = f"{path}: {format_size(space.free)} free of {format_size(space.total)}"
-            short = space.free < MIN_FREE
-            remedy = "free space: `raytriever runs clean`, `raytriever cache prune`" if short else ""
-            line = Finding(WARNING if short else OK, about, text, remedy)
-        yield line
-
-
-def _writable(about: str, path: Path, name: str) -> Finding:
-    try:
-        check_writable(path)
-    except UserError as error:
-        return Finding(ERROR, about, f"{name}: {error.what}", error.remedy or "")
-    return Finding(OK, about, f"{name} is writable")
+        try:
+            check_writable(path)
+        except UserError as error:
+            yield Finding(ERROR, about, f"{path}: {error.what}", error.remedy or "")
+            continue
+        existing = Path(os.path.abspath(path))
+        while not existing.exists():
+            existing = existing.parent
+        space = shutil.disk_usage(existing)
+        text = f"{path}: {format_size(space.free)} free of {format_size(space.total)}"
+        short = space.free < MIN_FREE
+        remedy = "free space: `raytriever runs clean`, `raytriever cache prune`" if short else ""
+        yield Finding(WARNING if short else OK, about, text, remedy)
 
 
 def _compiler() -> Iterator[Finding]:

@@ -16,12 +16,11 @@ from typing import Any
 from raytriever.config import Config, to_dict
 from raytriever.errors import ConfigError, StorageError, UserError, flag_of
 from raytriever.experiment.directory import CONFIG, METRICS
-from raytriever.operation.disk_usage import size_of
+from raytriever.operation.cache import size_of
 from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
-from raytriever.store.owner import Owner
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING = "training"
@@ -33,13 +32,7 @@ _METRICS = ("ndcg_at_10", "mrr_at_10", "recall_at_100", "auc")  # the main metri
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a run.
-
-    Args:
-        path: its folder.
-        step: the step after which it was written.
-        size: size in bytes.
-    """
+    """One checkpoint of a run, written after a step."""
 
     path: Path
     step: int
@@ -51,15 +44,11 @@ class RunEntry:
     """One directory that a stage wrote.
 
     Args:
-        path: path of the directory.
         kind: `training`, `evaluation`, `sweep`, `study`, or the kind in its manifest.
         state: `running`, `interrupted`, `finished` or `damaged`.
         detail: the process that writes it, its progress, or the damage.
         started, ended: seconds since 1970; None if not recorded.
-        size: size in bytes.
-        loss: the last training loss.
         metric: name and value of the main metric.
-        checkpoints: checkpoints in the order of their steps.
         settings: settings of a training run that differ from the defaults, as `section.setting`.
         figures: metrics by system: `bm25`, `before`, `after`.
     """
@@ -88,12 +77,7 @@ class RunEntry:
 
 
 def find_runs(folders: Iterable[Path]) -> list[RunEntry]:
-    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it.
-
-    Raises:
-        ConfigError: a folder does not exist.
-        StorageError: a folder cannot be read.
-    """
+    """Return the entries of folders: the folder itself if it is an entry, else the entries directly below it."""
     entries: list[RunEntry] = []
     for folder in folders:
         if not folder.is_dir():
@@ -112,12 +96,14 @@ def read_run(folder: Path) -> RunEntry | None:
         entry = _read(folder)
     except UserError as error:
         detail = str(error).removesuffix("; ")
-        entry = RunEntry(folder, _kind_of_damaged(folder), DAMAGED, detail, size=size_of(folder))
+        kind = TRAINING if (folder / CONFIG).is_file() else "unknown"  # the manifest may be unreadable
+        entry = RunEntry(folder, kind, DAMAGED, detail, size=size_of(folder))
     if entry is None and owner is None:
         return None
     if entry is None:
         assert owner is not None
-        return RunEntry(folder, _kind_of_command(owner), RUNNING, str(owner), size=size_of(folder))
+        kind = owner.command.removeprefix("raytriever ")
+        return RunEntry(folder, kind, RUNNING, str(owner), size=size_of(folder))
     if owner is not None:
         return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
     return entry
@@ -138,12 +124,7 @@ def describe_loss(run: RunEntry) -> str:
 
 
 def remove_checkpoints(run: RunEntry) -> int:
-    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes.
-
-    Raises:
-        InUseError: a process has begun to write the run.
-        StorageError: a file may not be removed, or the run has changed.
-    """
+    """Remove the checkpoints of a run that no process writes, and return the number of freed bytes."""
     freed = 0
     with one_writer(run.path, remedy="wait for it"):
         now = _read(run.path)  # read again: it may have been resumed between the listing and the lock
@@ -193,11 +174,6 @@ def _kind(folder: Path) -> str | None:
         kind = meta.get("kind") if isinstance(meta, dict) else None
         return str(kind) if kind else "committed directory"
     return "unfinished store" if (folder / _PLAN).is_file() else None
-
-
-def _kind_of_damaged(folder: Path) -> str:
-    """Return the kind of a damaged entry, whose manifest may be unreadable."""
-    return TRAINING if (folder / CONFIG).is_file() else "unknown"
 
 
 def _has_sections(file: Path) -> bool:
@@ -257,7 +233,6 @@ def _total_steps(config: Mapping[str, Any], checkpoints: Sequence[Checkpoint]) -
 
 
 def _changed_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the defaults."""
     defaults = to_dict(Config())
     return {
         f"{section}.{name}": value
@@ -324,10 +299,6 @@ def _yaml(file: Path) -> dict[str, Any]:
 def _number(folder: Path) -> tuple[int, str]:
     number = folder.name.split("-")[0]
     return (int(number) if number.isdigit() else 0, folder.name)
-
-
-def _kind_of_command(owner: Owner) -> str:
-    return owner.command.removeprefix("raytriever ")
 
 
 def _progress(entry: RunEntry) -> str:

@@ -81,11 +81,7 @@ class PlanConfig:
 
 
 def check_plan(config: PlanConfig) -> None:
-    """Check that the model is a known name, a path or a hub name, and that the nodes hold the GPUs.
-
-    Raises:
-        ConfigError: it is none, or there are more GPUs than the nodes have.
-    """
+    """Check that the model is a known name, a path or a hub name, and that the nodes hold the GPUs."""
     name = config.model
     if name not in _MODEL.names and "/" not in name and not expanded(name).exists():
         raise ConfigError(f"unknown model {name!r}", setting("model"), did_you_mean(name, _MODEL.names))

@@ -11,7 +11,7 @@ from raytriever.errors import flag_of
 from raytriever.planning.config import PlanConfig
 from raytriever.planning.stages import HEAPS, MINING, REQUEST_BYTES, StageNeeds, stages
 from raytriever.planning.workload import CHUNK, GB, Measurement, Workload
-from raytriever.terminal import text_table
+from raytriever.terminal import counted, text_table
 
 _SIZES = (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 _FIXED = (
@@ -62,12 +62,7 @@ _REMEDIES = {
 
 
 def lines(work: Workload, measurements: Sequence[Measurement]) -> Iterator[str]:
-    """Yield the text of a plan.
-
-    Args:
-        work: the plan.
-        measurements: the coefficients with their origin.
-    """
+    """Yield the text of a plan."""
     yield from summary(work)
     yield ""
     yield "Assumptions, by flag:"
@@ -89,8 +84,8 @@ def summary(work: Workload) -> Iterator[str]:
     config, model = work.config, work.model
     yield (
         f"{config.documents:,} documents, {config.queries:,} training queries; {config.model}: "
-        f"{model.weights / 1e6:,.0f} M weights, width {model.width:,}; {_count(config.all_nodes, 'node')}, "
-        f"{_count(config.gpus, 'GPU')}"
+        f"{model.weights / 1e6:,.0f} M weights, width {model.width:,}; {counted(config.all_nodes, 'node')}, "
+        f"{counted(config.gpus, 'GPU')}"
     )
     yield text_table(_rows(work), left=0)
     yield _first_line(work)
@@ -144,7 +139,6 @@ def _first_line(work: Workload) -> str:
 
 
 def _amount(excess: Excess) -> str:
-    """Format the need of a stage."""
     return size(excess.need) if excess.resource in (DRIVER, WORKERS, DISK) else f"{excess.need:,.0f}"
 
 
@@ -153,10 +147,6 @@ def size(amount: float) -> str:
     unit, factor = next((pair for pair in _SIZES if amount >= pair[1]), _SIZES[-1])
     value = amount / factor
     return f"{value:,.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _number(value: object) -> str:
@@ -176,13 +166,7 @@ def cost(stage: StageNeeds, config: PlanConfig) -> float:
 
 @dataclass(frozen=True)
 class Excess:
-    """Need of a stage that exceeds a limit.
-
-    Args:
-        stage: its name.
-        resource: one of the names of this module.
-        need, limit: bytes, hours or documents.
-    """
+    """Need of a stage that exceeds the limit of a resource: bytes, hours or documents."""
 
     stage: str
     resource: str

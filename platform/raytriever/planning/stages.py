@@ -42,7 +42,6 @@ class StageNeeds:
     """Needs of a stage.
 
     Args:
-        name: Name of the stage.
         disk: bytes that it writes, at their largest.
         driver: memory of the process of the command, bytes.
         worker: memory of each worker, bytes; 0 without workers. Of a training worker that on its GPU.

@@ -53,7 +53,6 @@ class Measurement:
         kind: `measured` or `computed`.
         machine: processor with its vector instructions, or what was computed.
         date: Date of the measurement, YYYY-MM-DD.
-        command: that wrote the values.
         values: coefficients by name; seconds are those of one core.
     """
 
@@ -80,7 +79,6 @@ class ModelSize:
     """Sizes of an encoder.
 
     Args:
-        weights: number of weights.
         width: components of an embedding.
         per_token, per_pair: FLOPs of a forward pass for each token, and for each pair of tokens of one text.
         longest: tokens at which a text is cut.
@@ -98,11 +96,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, config: PlanConfig) -> ModelSize:
-        """Build the model of a plan without data, and measure it.
-
-        Raises:
-            ModelError: the model does not exist, or transformers does not know its architecture.
-        """
+        """Build the model of a plan without data, and measure it."""
         device, precision = ("cuda", "bf16") if config.gpus else ("cpu", "fp32")
         if config.model in SHAPES:
             simulated, towers, longest = _of_shape(config.model, device, precision), 1, _POSITIONS - SPECIAL_TOKENS
@@ -151,13 +145,7 @@ def tokens_of(words: float, config: PlanConfig, longest: int) -> float:
 
 @dataclass(frozen=True)
 class Workload:
-    """Corpus, model and cluster of a plan.
-
-    Args:
-        config: settings.
-        model: sizes of the encoder.
-        rates: coefficients by name; seconds are those of one core.
-    """
+    """Corpus, model and cluster of a plan, and coefficients by name, in seconds of one core."""
 
     config: PlanConfig
     model: ModelSize

@@ -38,15 +38,8 @@ RECIPES: dict[str, Callable[[], Config]] = {
 
 
 def base_config(recipe: str | None, dataset: str | None, has_file: bool = False) -> Config:
-    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data sets, or the defaults.
-
-    Args:
-        recipe: its name, if any.
-        dataset: the data set that was given, if any.
-        has_file: True if a configuration file overrides them; the quickstart is then not used.
-
-    Raises:
-        ConfigError: there is no such recipe.
+    """Return the lowest layer of settings: a recipe, the quickstart for the embedded data sets unless there is a
+    configuration file, or the defaults.
     """
     if recipe:
         if recipe not in RECIPES:

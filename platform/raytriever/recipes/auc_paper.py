@@ -21,13 +21,7 @@ DEV_QUERIES = 1024
 
 
 def auc_paper(model: str, batch_size: int, learning_rate: float) -> Config:
-    """Return the settings of the paper for an encoder.
-
-    Args:
-        model: name of the encoder.
-        batch_size: queries of a step, over all workers.
-        learning_rate: peak learning rate of AdamW.
-    """
+    """Return the settings of the paper for an encoder, with a batch over all workers and AdamW's peak learning rate."""
     return Config(
         data=DataConfig(negatives_per_query=5),
         model=ModelConfig(model=model, query_length=64, passage_length=256),

@@ -1,4 +1,4 @@
-"""Figures and page of an evaluation, made only from the files of its directory."""
+"""Figures and page of an evaluation, made only from the files of its directory, and of a training run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.activity import activity
-from raytriever.evaluation.differences.significance import read_best_rows
-from raytriever.evaluation.files import read_queries
-from raytriever.evaluation.measurements import format_copies
+from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.differences.significance import (
+    best_models,
+    pair_rows,
+    read_best_rows,
+    significance_rows,
+    testable_values,
+)
+from raytriever.evaluation.evaluate import Evaluation
+from raytriever.evaluation.files import PER_QUERY, per_query_content, read_pools, read_queries, scores_file, write_run
+from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies, pool_scores
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.protocol import format_absent, metric_title
+from raytriever.evaluation.protocol import JudgedQueries, format_absent, metric_title
 from raytriever.evaluation.results import bm25_analysers, bm25_warnings, read_results
-from raytriever.metrics.calibration import ScoredPools
-from raytriever.reading.arrays import read_arrays
-from raytriever.report.figures import save_gains, save_sizes, save_thresholds, styles_of
+from raytriever.report.figures import (
+    save_curves,
+    save_gains,
+    save_score_figures,
+    save_sizes,
+    save_thresholds,
+    styles_of,
+)
 from raytriever.report.page import Page, Picture, write_page
-from raytriever.report.score_figures import save_score_figures
 from raytriever.report.tables import (
     Values,
     auc_table,
@@ -28,11 +40,9 @@ from raytriever.report.tables import (
     result_tables,
     threshold_table,
 )
-from raytriever.store.disk import disk_errors
+from raytriever.store.commit import write_atomically
 
-REPORT, FIGURES, SCORES = "report.html", "figures", "scores"
-# Types and shape of the arrays of scores.
-SCORES_KIND = (["float32", "float64"], (None,))
+REPORT, FIGURES = "report.html", "figures"
 GAIN_METRICS = ("auc", "mrr", "ndcg")  # the metrics of Figure 4, at any cutoff
 
 
@@ -46,6 +56,8 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
     models, significance = results["models"], results.get("significance", [])
     calibration, forms = results.get("calibration") or [], results.get("forms") or []
     datasets, figures = datasets_of(models), folder / FIGURES
+    named = dict.fromkeys(str(row["against"]) for row in significance)
+    baselines = [name for name in named if name in models] or list(models)[:1]
     page = Page(
         title=title,
         about=[*about_lines(results["about"]), *map(str, results.get("missing", ()))],
@@ -58,7 +70,7 @@ def write_evaluation_report(folder: Path, title: str = "Evaluation") -> None:
         ],
         pictures=[
             *(picture for name in datasets for picture in form_pictures(figures, name, _rows_of(forms, name))),
-            *gain_pictures(figures, models, _baselines(models, significance)),
+            *gain_pictures(figures, models, baselines),
             *(picture for name in datasets for picture in score_pictures(folder, name, list(models))),
             *(
                 picture
@@ -94,11 +106,7 @@ def gain_pictures(figures: Path, models: Values, baselines: Sequence[str]) -> li
 
 def score_pictures(folder: Path, dataset: str, models: Sequence[str]) -> list[Picture]:
     """Draw ROC curves, histograms and calibration of one data set for the models with stored scores."""
-    pools = {
-        name: stored
-        for name in models
-        if (stored := _read_pools(folder / SCORES / f"{dataset}.{safe_name(name)}.npz")) is not None
-    }
+    pools = {name: read_pools(folder, name, dataset) for name in models if scores_file(folder, name, dataset).is_file()}
     if not pools:
         return []
     captions = save_score_figures(folder / FIGURES, pools, dataset, styles_of(models))
@@ -132,14 +140,6 @@ def form_pictures(figures: Path, dataset: str, rows: Sequence[Mapping[str, Any]]
     return [Picture(caption, path.with_suffix(".svg"), "Stored forms")]
 
 
-def _read_pools(path: Path) -> ScoredPools | None:
-    if not path.is_file():
-        return None
-    with disk_errors(path, reading=True):
-        arrays = read_arrays(path, dict.fromkeys(("positives", "negatives"), SCORES_KIND), "evaluate again")
-    return ScoredPools(arrays["positives"], arrays["negatives"])
-
-
 def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, float]]:
     gains: dict[str, dict[str, float]] = {}
     for model, sets in models.items():
@@ -153,12 +153,6 @@ def _gains(models: Values, metric: str, baseline: str) -> dict[str, dict[str, fl
     return gains
 
 
-def _baselines(models: Mapping[str, Any], significance: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the models of `against` in the tests; the first model if there are no tests."""
-    named = dict.fromkeys(str(row["against"]) for row in significance)
-    return [name for name in named if name in models] or list(models)[:1]
-
-
 def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return one line per data set, with its absent documents and warnings, and a last line on the analyser of BM25."""
     lines = []
@@ -170,3 +164,67 @@ def about_lines(about: Mapping[str, Mapping[str, Any]]) -> list[str]:
             " ".join(filter(None, [f"{name}: {measured}", format_absent(one), format_copies(one), *bm25_warnings(one)]))
         )
     return [*lines, *(f"{line}." for line in bm25_analysers(about))]
+
+
+Curve = Sequence[tuple[int, float]]
+
+
+@activity("drawing the figures and the report")
+def write_training_report(
+    folder: Path,
+    title: str,
+    split: str,
+    judged: JudgedQueries,
+    evaluations: Mapping[str, Evaluation],
+    losses: Curve,
+    dev_losses: Curve,
+    dev_metrics: Mapping[str, Curve],
+    config_yaml: str,
+    notes: Sequence[str],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Write `runs/*.trec`, `per_query/DATASET.json`, `figures/*` (PNG and SVG) and `report.html`.
+
+    The figures show the systems `before` and `after`, and the metrics of checkpoints on dev data if there are any.
+    `notes` are lines above the tables, at least one. Return the tests of every system against `before`, as
+    `significance_rows` does, and of all pairs, as `pair_rows` does.
+    """
+    dataset = judged.dataset
+    for name, evaluation in evaluations.items():
+        write_run(folder / "runs" / f"{name}.trec", evaluation, dataset, name)
+    dense = {name: pool_scores([evaluations[name]]) for name in ("before", "after")}
+    figures = folder / "figures"
+    captions = save_score_figures(figures, dense) | {figures / "loss.png": "Loss"}
+    save_curves(figures / "loss.png", {"train": losses, "dev": dev_losses}, "loss")
+    dev_curves = {metric_title(name): points for name, points in dev_metrics.items() if points}
+    if dev_curves:
+        save_curves(figures / "dev.png", dev_curves, "dev data")
+        captions[figures / "dev.png"] = "Metrics of checkpoints on dev data, measured during training"
+    measured = DatasetMeasurement(
+        EvaluationDataset(dataset.name, {dataset.name: dataset.name}, split),
+        [PartMeasurement(dataset.name, dataset, judged, dict(evaluations))],
+    )
+    per_query = per_query_content(measured)
+    write_atomically(folder / PER_QUERY / f"{safe_name(dataset.name)}.json", per_query)
+    figures_of = {name: {dataset.name: evaluation.metrics} for name, evaluation in evaluations.items()}
+    values = {name: {dataset.name: testable_values(evaluation)} for name, evaluation in evaluations.items()}
+    tests, pairs = significance_rows(values, ["before"]), pair_rows(values)
+    queries, documents = len(evaluations["after"].queries), len(dataset.documents)
+    page = Page(
+        title=title,
+        about=list(
+            filter(
+                None,
+                [
+                    f"Measured on the {queries:,} queries of split {split}, searched in all {documents:,} documents.",
+                    format_absent(judged.count_absent()),
+                    f"{'. '.join(notes).rstrip('.')}.",
+                ],
+            )
+        ),
+        tables=result_tables(figures_of, tests, best_models(figures_of, values), pairs),
+        pictures=[Picture(caption, path.with_suffix(".svg")) for path, caption in captions.items()],
+        queries=read_queries(folder),
+        settings=config_yaml,
+    )
+    write_page(folder / "report.html", page)
+    return tests, pairs

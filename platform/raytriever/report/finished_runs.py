@@ -40,14 +40,11 @@ class FinishedRun:
     """Finished run of a comparison.
 
     Args:
-        name: name on the page.
         figures: metrics by model and data set. The models of a training run are `after` and its baselines `before`
             and `bm25`; the models of an evaluation have their own names.
-        splits: split by data set.
         settings: values as text, by `section.name`.
         curves: `loss` and `dev_loss` by step; empty for an evaluation.
         queries: content of `per_query/DATASET.json`, by data set.
-        trained: whether it is a training run.
     """
 
     name: str
@@ -93,7 +90,8 @@ def _training(folder: Path, name: str) -> FinishedRun:
         figures=figures,
         splits=splits,
         settings=_settings(folder / CONFIG),
-        curves=_curves(folder),
+        # In a run with stages, the file of the whole run has only the last values.
+        curves={name: end_to_end(stage_folders(folder), name) for name in CURVES},
         queries=read_queries(folder),
         trained=True,
     )
@@ -119,18 +117,8 @@ def _settings(path: Path) -> dict[str, str]:
     return flatten({key: value for key, value in content.items() if key not in NOT_SETTINGS})
 
 
-def _curves(folder: Path) -> dict[str, Curve]:
-    """Return the curves of a run. The curves of the stages of a curriculum are joined."""
-    # In a run with stages, the file of the whole run has only the last values.
-    return {name: end_to_end(stage_folders(folder), name) for name in CURVES}
-
-
 class MlflowRuns:
-    """Runs of the tracking server or database of `tracking_uri`.
-
-    Raises:
-        ConfigError: the database does not exist, or the server does not answer.
-    """
+    """Runs of the tracking server or database of `tracking_uri`."""
 
     def __init__(self) -> None:
         self._uri = tracking_uri()

@@ -40,7 +40,6 @@ class Cell:
     """One value of a table.
 
     Args:
-        text: text on the page.
         value: sort key of the column; a cell without a value is sorted last.
         mark: superscript after the text.
         hint: explanation of the mark, shown as a tooltip.
@@ -79,12 +78,10 @@ class Page:
     """Content of a page, in this order.
 
     Args:
-        title: heading of the page.
         about: paragraphs below the heading.
         tables: tables; the tables of one group follow each other.
         pictures: figures; the figures of one heading follow each other.
         queries: content of `per_query/` by data set, of which the page shows some; see `choose_queries`.
-        settings: settings of the run, as text.
     """
 
     title: str
@@ -162,10 +159,11 @@ def _without_data_set(table: HtmlTable) -> HtmlTable:
 
 def _table(table: HtmlTable) -> str:
     table = _without_data_set(table)
-    textual = [all(isinstance(row[column], str) for row in table.rows) for column in range(len(table.columns))]
+    columns = [[row[number] for row in table.rows] for number in range(len(table.columns))]
+    classes = [' class="text"' if all(isinstance(cell, str) for cell in column) else "" for column in columns]
     head = "".join(
-        f'<th scope="col"{_class_attribute(text)}><button type="button">{escape(name)}</button></th>'
-        for name, text in zip(table.columns, textual, strict=True)
+        f'<th scope="col"{text}><button type="button">{escape(name)}</button></th>'
+        for name, text in zip(table.columns, classes, strict=True)
     )
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
@@ -185,10 +183,6 @@ def _cell(cell: str | Cell) -> str:
     # A figure and its interval: two lines keep the columns narrow.
     text = escape(cell.text).replace(" (", "<br>(", 1) if len(cell.text) > WIDE else escape(cell.text)
     return f"<td{best}{value}{hint}>{text}<sup>{escape(cell.mark)}</sup></td>"
-
-
-def _class_attribute(text: bool) -> str:
-    return ' class="text"' if text else ""
 
 
 def _pictures(pictures: Sequence[Picture]) -> str:

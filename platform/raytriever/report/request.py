@@ -14,16 +14,7 @@ _FILTER = re.compile(r"[=<>]|\b(?i:like|in)\b")
 
 
 def check_comparison(runs: Sequence[str], output: Path) -> None:
-    """Check that each argument can name runs and that the page can be written.
-
-    Args:
-        runs: directories, run ids of MLflow, and filters of its search.
-        output: path of the page.
-
-    Raises:
-        ConfigError: an argument is none of these, or `output` is a directory.
-        StorageError: the directory of the page is not writable.
-    """
+    """Check that each argument is a directory, a run id or a filter of MLflow, and that the page can be written."""
     for word in runs:
         if not (Path(word).is_dir() or RUN_ID.fullmatch(word) or _FILTER.search(word)):
             raise ConfigError(

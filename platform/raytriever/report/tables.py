@@ -7,11 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from raytriever.evaluation.decision_tables import calibration_notes, confidence_cells, threshold_cells
+from raytriever.evaluation.decision_tables import (
+    Cells,
+    calibration_notes,
+    confidence_cells,
+    form_cells,
+    form_note,
+    threshold_cells,
+)
 from raytriever.evaluation.differences.significance import Best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.quantised import form_cells, form_note
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS
 from raytriever.report.page import Cell, HtmlTable
 
@@ -55,7 +61,7 @@ def table_of(title: str, rows: Rows, columns: Columns, note: str) -> list[HtmlTa
 
 
 def auc_table(rows: Rows) -> list[HtmlTable]:
-    """Return a table of the pooled AUC with its interval, from rows of `evaluation.pooled_scores.auc_rows`."""
+    """Return a table of the pooled AUC with its interval, from rows of `evaluation.measurements.auc_rows`."""
     columns: Columns = {
         "data set": lambda row: str(row["dataset"]),
         "model": lambda row: str(row["model"]),
@@ -92,7 +98,7 @@ def confidence_table(rows: Rows) -> list[HtmlTable]:
     return _of_cells("Confidences", confidence_cells(rows), note)
 
 
-def _of_cells(title: str, cells: Sequence[Mapping[str, tuple[str, float | None]]], note: str) -> list[HtmlTable]:
+def _of_cells(title: str, cells: Cells, note: str) -> list[HtmlTable]:
     if not cells:
         return []
     numeric = {name for line in cells for name, (_, number) in line.items() if number is not None}
@@ -104,20 +110,7 @@ def _of_cells(title: str, cells: Sequence[Mapping[str, tuple[str, float | None]]
 
 def form_tables(rows: Rows) -> list[HtmlTable]:
     """Return a table of stored forms, with quality and threshold against bytes, from rows of `form_rows`."""
-    cells = [form_cells(row) for row in rows]
-    texts: list[list[str | Cell]] = [
-        [text if number < 2 else Cell(text, _number(text)) for number, text in enumerate(line.values())]
-        for line in cells
-    ]
-    return [HtmlTable("Stored forms", list(cells[0]), texts, form_note(rows))] if rows else []
-
-
-def _number(text: str) -> float | None:
-    """Return the number of a cell, which sorts its column; None for a word."""
-    try:
-        return float(text.replace(",", "").rstrip(" %"))
-    except ValueError:
-        return None
+    return _of_cells("Stored forms", form_cells(rows), form_note(rows))
 
 
 def _metric_table(models: Values, metric: str, significance: Rows, best: Best) -> HtmlTable:
@@ -152,7 +145,9 @@ def _column(models: Values, dataset: str, metric: str, significance: Rows, best:
     for row in significance:
         if (row["dataset"], row["metric"]) == (dataset, metric) and row["model"] in cells:
             cell = cells[row["model"]]
-            hint = "; ".join(filter(None, [cell.hint, _hint(row)]))
+            difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
+            hint = f"{difference} against {row['against']}, p after Holm {p}"
+            hint = "; ".join(filter(None, [cell.hint, hint]))
             cells[row["model"]] = replace(cell, mark=cell.mark + str(row["mark"] or ""), hint=hint)
     return cells
 
@@ -215,11 +210,6 @@ def probability_cell(value: float | None) -> Cell:
     if value is None:
         return Cell("–")
     return Cell("<0.0001" if value < 1e-4 else f"{value:.4f}", float(value))
-
-
-def _hint(row: Mapping[str, Any]) -> str:
-    difference, p = figure_cell(row["difference"], signed=True).text, probability_cell(row["p_holm"]).text
-    return f"{difference} against {row['against']}, p after Holm {p}"
 
 
 def _notes(models: Values, significance: Rows, best: Best) -> str:

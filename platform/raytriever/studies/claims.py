@@ -22,12 +22,7 @@ HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within nois
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim.
-
-    Args:
-        word: one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_MEASURED`.
-        because: the compared values, in a sentence.
-    """
+    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE` and `NOT_MEASURED`, with the compared values."""
 
     word: str
     because: str
@@ -40,13 +35,7 @@ Comparisons = Iterable[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of a paper.
-
-    Args:
-        text: the sentence of the paper, or a shorter one.
-        source: its section, table or figure, as `section 5.2`.
-        judge: pure function of the results; `above`, `alike`, `best` and `smallest` return most of them.
-    """
+    """Claim of a paper, from its `section 5.2`, with a pure function of the results that judges it, such as `above`."""
 
     text: str
     source: str
@@ -165,9 +154,6 @@ def mean_difference(
     """Compare `row` - `other` with a number, on average over data sets of equal weight.
 
     Args:
-        results: results of the study.
-        row, other: labels of the rows.
-        metric: metric to average.
         datasets: names of the data sets; empty for all that have both rows.
         by: the difference is tested against this number.
 

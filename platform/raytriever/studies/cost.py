@@ -36,13 +36,7 @@ GPU, GPU_SHARE = "NVIDIA H100", 0.3
 
 @dataclass(frozen=True)
 class ArmCost:
-    """Cost of one training of an arm.
-
-    Args:
-        name: name of the arm.
-        steps: largest number of steps.
-        operations: operations of the encoder, forward and backward.
-    """
+    """Cost of one training of an arm."""
 
     name: str
     steps: int
@@ -51,13 +45,7 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a study.
-
-    Args:
-        arms: cost of one training of each arm.
-        gpu_hours: hours of all arms and seeds on one GPU, at the assumed rate.
-        cpu_hours: hours of all arms and seeds on 2 CPU cores, at the measured rate.
-    """
+    """Hours of all arms and seeds on a GPU, at the assumed rate, and on 2 CPU cores, at the measured one."""
 
     arms: tuple[ArmCost, ...]
     gpu_hours: float
@@ -65,11 +53,7 @@ class Cost:
 
 
 def cost_of(study: Study, seeds: int) -> Cost:
-    """Estimate the cost of a study.
-
-    Raises:
-        ValueError: the recipe names an encoder that is not in `ENCODERS`, or epochs without a number of queries.
-    """
+    """Estimate the cost of a study."""
     arms = tuple(_arm_cost(arm) for arm in study.arms if arm.curriculum is not None)
     operations = seeds * sum(arm.operations for arm in arms)
     peak = peak_flops(GPU, "bf16")
@@ -116,15 +100,12 @@ def _steps(arm: Arm, config: Config) -> int:
     training = config.training
     if training.max_steps is not None:
         return training.max_steps
-    if arm.queries is None:
-        raise ValueError(f"{arm.name}: its recipe does not give the number of queries of an epoch")
+    assert arm.queries is not None  # every recipe gives the queries of an epoch
     return math.ceil((training.epochs or 1.0) * arm.queries / training.batch_size)
 
 
 def _operations_of_text(encoder: str, length: float) -> float:
     """Return the operations of one text, forward and backward."""
-    if encoder not in ENCODERS:
-        raise ValueError(f"{encoder!r} is not among the encoders of known size")
     layers, width = ENCODERS[encoder]
     return 6 * 12 * layers * width**2 * length + 12 * layers * width * length**2
 

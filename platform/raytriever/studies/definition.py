@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from raytriever.config.curriculum import NAME, Curriculum
+from raytriever.config.curriculum import Curriculum
 from raytriever.errors import UserError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults
 from raytriever.studies.claims import Claim
@@ -30,7 +30,6 @@ class MeasuredDataset:
     Args:
         name: name in tables; in one study, one name means one data set and split.
         dataset: path, URI or name.
-        split: judged split.
         metrics: metrics as `evaluate --metrics` names them: `auc`, `mrr_at_10`, `ndcg_at_10`, `accuracy_at_20` ...
         level: lowest grade of a relevant document.
         drop_own: whether a document with the id of the query is left out.
@@ -65,7 +64,6 @@ class Arm:
     Args:
         name: unique name of its directory and its run at the tracker.
         row: row of the table; arms that are measured on different data sets may share one.
-        datasets: the data sets it is measured on.
         curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
         model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
         lengths: longest query and passage of an untrained encoder, in tokens; None for its own limits.
@@ -94,13 +92,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class PaperFigures:
-    """Table of a paper, or the points of a figure, as printed there.
-
-    Args:
-        title: title, for example `Table 1 of Optimizing What Matters`.
-        columns: titles of the columns; the first one is above the names of the rows.
-        rows: rows as printed.
-    """
+    """Table of a paper, or the points of a figure, as printed there; the first column has the names of the rows."""
 
     title: str
     columns: tuple[str, ...]
@@ -116,8 +108,6 @@ class Drawing:
             panel for each `coordinates[panel]`. `gains`: each row minus the first baseline, by data set. `curves`: dev
             loss or `metric` by step, with a curve for each arm. `roc`: ROC curves. `scores`: histograms of positives
             and best non-positives, of the first seed of each row.
-        name: name of its file.
-        metric: metric to draw.
         x, by, panel: keys of `Arm.coordinates`.
     """
 
@@ -131,13 +121,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Evaluation of an arm with one seed on one data set.
-
-    Args:
-        seed: seed of the training; None if nothing is trained.
-        folder: evaluation directory.
-        model, dataset: names in this directory.
-    """
+    """Evaluation of an arm on one data set, by their names in its folder; the seed is None if nothing is trained."""
 
     seed: int | None
     folder: Path
@@ -172,21 +156,12 @@ class Study:
 
     Args:
         name: name on the command line.
-        title: title of the page.
-        source: table of the paper.
-        arms: arms in the order of the table.
         seeds: default number of trainings of each arm; their seeds are 0 to seeds - 1.
         baselines: one or two rows that the others are compared with. In each block that has them, marks are `+` and
             `-` against the first, `◆` and `◇` against the second.
         heading: lines about the training and the data, printed above the table.
-        paper: tables of the paper.
-        claims: claims of the paper.
-        drawings: figures.
         analyse: computes what the study reports from its evaluations, by row and data set; None to report their
             metrics.
-
-    Raises:
-        ValueError: the recipe contradicts itself.
     """
 
     name: str
@@ -200,20 +175,6 @@ class Study:
     claims: tuple[Claim, ...] = ()
     drawings: tuple[Drawing, ...] = ()
     analyse: Analyse | None = None
-
-    def __post_init__(self) -> None:
-        names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names) or not all(NAME.fullmatch(name) for name in names):
-            raise ValueError(f"{self.name}: arms need unique names of letters, digits, '.', '_' and '-': {names}")
-        cells = [(arm.label, one.name) for arm in self.arms for one in arm.datasets]
-        if len(set(cells)) < len(cells):
-            raise ValueError(f"{self.name}: two arms fill the same row on the same data set")
-        for arm in self.arms:
-            if not arm.datasets or (arm.curriculum is None) != bool(arm.model):
-                raise ValueError(f"{self.name}: {arm.name} is measured on nothing, or lacks a curriculum or a model")
-        rows = {arm.row for arm in self.arms}
-        if self.analyse is None and not set(self.baselines) <= rows:
-            raise ValueError(f"{self.name}: baselines {self.baselines} are not among the rows {sorted(rows)}")
 
 
 @contextmanager

@@ -1,22 +1,21 @@
 """Tables and page of a study (`study.md`): results, marks of significance, tables of the paper, verdicts on claims.
 
 Metrics are printed times 100, with their deviation over seeds. Each block of rows (for example one size of encoder)
-has its own table, and p-values are corrected over its data sets. Up to `WIDE` data sets are columns; more data sets
-are rows, in one table per metric, as in `evaluation.tables`."""
+has its own table, in the form of `evaluation.tables`, and p-values are corrected over its data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import partial
 
 import numpy as np
 
 from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults
-from raytriever.evaluation.differences.significance import best_rule
+from raytriever.evaluation.differences.significance import best_rule, find_best
 from raytriever.evaluation.names import unique_names
 from raytriever.evaluation.protocol import metric_title
-from raytriever.evaluation.tables import AVERAGE, WIDE, Figure, PaperTable, markdown
+from raytriever.evaluation.tables import Figure, PaperTable, arrange, markdown
 from raytriever.metrics.significance import FIRST_MARKS, LEVEL, SECOND_MARKS, holm
 from raytriever.studies.claims import Claim, Verdict
 from raytriever.terminal import markdown_table
@@ -83,38 +82,25 @@ def marks_of_block(results: SeededResults, block: Block) -> dict[tuple[str, str,
 
 
 def best_of_block(results: SeededResults, block: Block, metrics: Collection[str]) -> dict[tuple[str, str], list[str]]:
-    """Find the rows of a block that are the best of a column by more than noise.
-
-    A row is the best if it is above each other row by the test, at the largest of these p-values after Holm's
-    correction over the data sets. It is the second if it is so above each of the rest.
-
-    Args:
-        results: results of the study.
-        block: rows to compare.
-        metrics: metrics of which a higher value is better.
-
-    Returns:
-        By data set and metric the best row, or the best and the second.
-    """
+    """Find the best rows of a block by data set and metric, as `find_best`; of the metrics higher values are better."""
     best: dict[tuple[str, str], list[str]] = {}
     for metric in metrics:
-        measured = {one: [row for row in block.rows if results.has(row, one, metric)] for one in results.datasets}
-        means = {(one, row): results.mean(row, one, metric) for one, rows in measured.items() for row in rows}
         ordered = {
-            one: [row for _, row in sorted(((-means[one, row], row) for row in rows), key=itemgetter(0))]
-            for one, rows in measured.items()
+            one: sorted(
+                (row for row in block.rows if results.has(row, one, metric)),
+                key=lambda row: -results.mean(row, one, metric),
+            )
+            for one in results.datasets
         }
-        for rank in (0, 1):
-            tests: dict[str, float] = {}
-            for one, rows in ordered.items():
-                others = rows[rank + 1 :]
-                if others and len(best.get((one, metric), ())) == rank:
-                    comparisons = [results.compare(rows[rank], other, one, metric) for other in others]
-                    tests[one] = max(each.p if each.outcome == ABOVE else 1.0 for each in comparisons)
-            for one, p in zip(tests, holm(list(tests.values())), strict=True):
-                if p < LEVEL:
-                    best.setdefault((one, metric), []).append(ordered[one][rank])
+        found = find_best(ordered, partial(_p_above, results, metric))
+        best |= {(dataset, metric): rows for dataset, rows in found.items()}
     return best
+
+
+def _p_above(results: SeededResults, metric: str, dataset: str, row: str, other: str) -> float:
+    """Return the p-value of a row that is above another one; 1 for a row that is not."""
+    one = results.compare(row, other, dataset, metric)
+    return one.p if one.outcome == ABOVE else 1.0
 
 
 def metrics_of(results: SeededResults, dataset: str) -> list[str]:
@@ -124,14 +110,7 @@ def metrics_of(results: SeededResults, dataset: str) -> list[str]:
 
 
 def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, caption: str) -> list[PaperTable]:
-    """Return the tables of a study.
-
-    Args:
-        results: results of the study.
-        blocks: blocks with all rows.
-        paper: results of the paper, in the units of ours.
-        caption: source and scale of the study.
-    """
+    """Return the tables of a study."""
     seeds = max(len(cell) for cell in results.cells.values())
     tables = []
     for block in blocks:
@@ -143,11 +122,12 @@ def study_tables(results: SeededResults, blocks: Sequence[Block], paper: Paper, 
         ]
         marks = marks_of_block(results, block)
         best = best_of_block(results, block, dict.fromkeys(metric for _, metric in cells if metric not in PLAIN))
-        columns = {cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells}
+        columns: dict[tuple[str | None, str], list[Figure]] = {
+            cell: _column(results, block, *cell, paper, marks, best.get(cell, ())) for cell in cells
+        }
+        columns |= _averages(results, block, cells)
         text = _caption(block, caption, seeds, bool(paper), bool(marks))
-        tables += _arrange(columns, block, text)
-        if average := _averages(results, block, cells):
-            _append(tables, average, cells)
+        tables += arrange(columns, unique_names(list(block.rows.values())), "", text, title_of)
     return tables
 
 
@@ -172,7 +152,6 @@ def _column(
     marks: Mapping[tuple[str, str, str], str],
     best: Sequence[str],
 ) -> list[Figure]:
-    """Return the figure of each row."""
     is_measured = {row: results.has(row, dataset, metric) for row in block.rows}
     texts = {
         row: value_text(metric, results.mean(row, dataset, metric)) if is_measured[row] else "-" for row in block.rows
@@ -196,54 +175,22 @@ def _suffix(results: SeededResults, row: str, dataset: str, metric: str, paper: 
     return " ".join(parts)
 
 
-def _arrange(columns: Mapping[tuple[str, str], list[Figure]], block: Block, caption: str) -> list[PaperTable]:
-    datasets = list(dict.fromkeys(dataset for dataset, _ in columns))
-    metrics = list(dict.fromkeys(metric for _, metric in columns))
-    names = unique_names(list(block.rows.values()))
-    if len(datasets) <= WIDE:
-        groups = [(one, sum(dataset == one for dataset, _ in columns)) for one in datasets]
-        rows = [(name, [column[index] for column in columns.values()]) for index, name in enumerate(names)]
-        return [PaperTable(caption, groups, ["", *(title_of(metric) for _, metric in columns)], rows)]
-    return [
-        PaperTable(
-            f"{title_of(metric)}. {caption}",
-            [],
-            unique_names(["Data set", *names]),
-            [(one, columns[one, metric]) for one in datasets if (one, metric) in columns],
-        )
-        for metric in metrics
-    ]
-
-
-def _averages(results: SeededResults, block: Block, cells: Sequence[tuple[str, str]]) -> dict[str, list[Figure]] | None:
-    """Return the mean of each row over the data sets, by metric; None if a row or metric is missing on one of them."""
+def _averages(
+    results: SeededResults, block: Block, cells: Sequence[tuple[str, str]]
+) -> dict[tuple[str | None, str], list[Figure]]:
+    """Return the mean of each row over the data sets; nothing if a row or metric is missing on one of them."""
     datasets = list(dict.fromkeys(dataset for dataset, _ in cells))
     metrics = [metric for metric in dict.fromkeys(metric for _, metric in cells) if metric not in PLAIN]
     is_complete = all(results.has(row, one, metric) for row in block.rows for one in datasets for metric in metrics)
-    if len(datasets) < 2 or not metrics or not is_complete:
-        return None
+    if len(datasets) < 2 or not is_complete:
+        return {}
     return {
-        metric: [
+        (None, metric): [
             Figure(value_text(metric, float(np.mean([results.mean(row, one, metric) for one in datasets]))))
             for row in block.rows
         ]
         for metric in metrics
     }
-
-
-def _append(tables: list[PaperTable], average: Mapping[str, list[Figure]], cells: Sequence[tuple[str, str]]) -> None:
-    """Append the averages to the tables of the last block."""
-    if tables[-1].groups:
-        last = tables[-1]
-        last.groups.append((AVERAGE, len(average)))
-        last.columns.extend(title_of(metric) for metric in average)
-        for index, (_, figures) in enumerate(last.rows):
-            figures.extend(column[index] for column in average.values())
-        return
-    metrics = list(dict.fromkeys(metric for _, metric in cells))
-    for metric, table in zip(metrics, tables[-len(metrics) :], strict=True):
-        if metric in average:
-            table.rows.append((AVERAGE, average[metric]))
 
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
@@ -276,10 +223,7 @@ def page_text(
     """Return the page in Markdown.
 
     Args:
-        title: heading of the page.
         lines: source, scale and data of the study.
-        tables: tables of our results.
-        claims: claims of the paper and the verdicts on them.
         trainings: row of titles, and one row for each training.
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.

@@ -7,8 +7,7 @@ subset of the same data set gives the same bytes."""
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from raytriever.annotation.output import JUDGEMENT_COLUMNS, judgement_lines, write_beir
 from raytriever.data.dataset import Judgements, RetrievalDataset
-from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
 from raytriever.data.keys import normalise
 from raytriever.data.records import ORIGINS, SOURCES
 from raytriever.errors import DataError, StorageError
@@ -54,16 +53,11 @@ def write_subset(folder: Path, source: str, subset: Subset, open_source: Callabl
     Args:
         folder: folder of the subset; another subset in it is replaced.
         source: name of the data set in this study; a subset of another source is written again.
-        subset: size of the subset.
         open_source: function that opens the data set, with splits named `train`, `dev` and `test`, or some of these;
             called only if the subset is not stored.
 
     Returns:
         The folder, as a value of `--dataset`.
-
-    Raises:
-        DataError: a split has no query.
-        StorageError: the folder cannot be written.
     """
     meta = {"kind": "cut", "version": _VERSION, "source": source, **asdict(subset)}
     if not is_stored(folder, meta):
@@ -91,33 +85,6 @@ def is_stored(folder: Path, meta: Mapping[str, Any]) -> bool:
         return False
 
 
-def write_beir(
-    folder: Path,
-    documents: Iterable[Mapping[str, str]],
-    queries: Iterable[Mapping[str, str]],
-    judgements: Mapping[str, Iterable[Sequence[object]]],
-    columns: Sequence[str] = (),
-    unanswerable: Mapping[str, Iterable[str]] | None = None,
-) -> None:
-    """Write a data set in BEIR layout; `columns` are further columns of the judgements, given by split, and
-    `unanswerable` the ids of the queries that no document answers, by split."""
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        _write_lines(folder / f"{name}.jsonl", (json.dumps(row, ensure_ascii=False) for row in rows))
-    (folder / "qrels").mkdir()
-    for split, judged in judgements.items():
-        lines = ("\t".join(map(str, row)) for row in ([*QRELS_HEADER, *columns], *judged))
-        _write_lines(folder / "qrels" / f"{split}.tsv", lines)
-    if unanswerable:
-        (folder / UNANSWERABLE).mkdir()
-    for split, names in (unanswerable or {}).items():
-        _write_lines(folder / UNANSWERABLE / f"{split}.tsv", [*UNANSWERABLE_HEADER, *names])
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(f"{line}\n" for line in lines)
-
-
 def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
     judgements = {split: _select_judgements(dataset, split, subset) for split in dataset.judgements}
     judged = np.unique(np.concatenate([rows.documents for rows in judgements.values()]))
@@ -129,18 +96,10 @@ def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
     }
     chosen = [rows.queries for rows in judgements.values()]
     queries = np.unique(np.concatenate([*chosen, *unanswerable.values()])).tolist()
-    lines: dict[str, list[Sequence[object]]] = {}
+    lines: dict[str, list[list[object]]] = {}
     for split, rows in judgements.items():
-        columns = (rows.queries.tolist(), rows.documents.tolist(), rows.scores, rows.sources, rows.ranks)
-        lines[split] = [
-            (names[query], documents.ids[document], score, SOURCES[source], rank)
-            for query, document, score, source, rank in zip(*columns, strict=True)
-        ]
-        if split in dataset.absent:
-            lost = dataset.absent[split]
-            lost = lost.where(np.isin(lost.queries, rows.queries))
-            for query, absent, score in zip(lost.queries.tolist(), lost.documents, lost.scores, strict=True):
-                lines[split].append((names[query], absent, score, SOURCES[0], 0))
+        lost = dataset.absent.get(split)
+        lines[split] = judgement_lines(dataset, rows, lost and lost.where(np.isin(lost.queries, rows.queries)))
     write_beir(
         folder,
         (
@@ -149,7 +108,7 @@ def _write(dataset: RetrievalDataset, subset: Subset, folder: Path) -> None:
         ),
         ({"_id": names[row], "text": dataset.queries.texts[row]} for row in queries),
         lines,
-        ("source", "rank"),
+        JUDGEMENT_COLUMNS,
         {split: [names[row] for row in kept.tolist()] for split, kept in unanswerable.items()},
     )
 

@@ -22,7 +22,7 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, StorageError, setting
 from raytriever.masking import masked
 from raytriever.store.disk import check_writable, disk_errors
-from raytriever.tracking.tracker import DatasetRecord, Point
+from raytriever.tracking.tracker import DatasetRecord, Point, RemoteRun
 
 PROJECT = "raytriever"
 EXPERIMENT_NAME = "MLFLOW_EXPERIMENT_NAME"
@@ -145,15 +145,7 @@ def experiment_name() -> str:
 
 
 class MlflowServer:
-    """MLflow tracking server or database.
-
-    Args:
-        uri: its address; users and passwords in it are never shown.
-
-    Raises:
-        ConfigError: it does not answer.
-        StorageError: the database is not writable.
-    """
+    """MLflow tracking server or database."""
 
     name, title = "mlflow", "MLflow"
 
@@ -204,11 +196,7 @@ class MlflowServer:
             ) from error
 
     def experiment(self) -> str:
-        """Return the id of the experiment of all runs, which is created if it does not exist.
-
-        Raises:
-            ConfigError: it was deleted.
-        """
+        """Return the id of the experiment of all runs, which is created if it does not exist."""
         name = experiment_name()
         experiment = self.client.get_experiment_by_name(name)
         if experiment is not None:
@@ -242,14 +230,11 @@ class MlflowServer:
 
         A new run is created if `run_id` is None, or the server does not know it or has deleted it. A point that is sent
         twice is kept once.
-
-        Raises:
-            ConfigError: the server does not answer.
         """
         return MlflowTracker(self, run_name, run_id, parent, key, points)
 
 
-class MlflowTracker:
+class MlflowTracker(RemoteRun):
     """One MLflow run: a `Tracker` that raises an error if the server fails. `MlflowServer.connect` makes it."""
 
     def __init__(
@@ -316,11 +301,7 @@ class MlflowTracker:
                 self._client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """Copy a file or a directory into the run's artifacts.
-
-        Raises:
-            StorageError: this machine cannot write the artifacts.
-        """
+        """Copy a file or a directory into the run's artifacts."""
         root = self._artifact_root
         if root is not None and self._is_remote and not root.exists():
             raise StorageError(*_server_folder(root))

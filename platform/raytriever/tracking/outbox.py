@@ -52,14 +52,7 @@ def state_file(tracker: str) -> str:
 class Outbox:
     """Outbox of one run for one tracker. The driver adds data, and the thread of an `OutboxSender` removes it.
 
-    Args:
-        steps: points of the run, in the run directory.
-        client: the tracker.
-        parent: outbox of the parent run.
-        output: directory of the run's files; by default that of its points.
-
-    Raises:
-        StorageError: the state is damaged or was changed.
+    Files are those of `output`, by default the directory of the points.
     """
 
     def __init__(
@@ -273,12 +266,7 @@ def has_unsent_data(folder: Path, tracker: str) -> bool:
 
 
 class OutboxSender:
-    """Thread that sends the data of outboxes to one tracker until it is closed.
-
-    Args:
-        client: the tracker.
-        log: called with lines for the user, from the thread.
-    """
+    """Thread that sends the data of outboxes to one tracker until it is closed."""
 
     def __init__(self, client: TrackerClient, log: Callable[[str], None]) -> None:
         self.client, self._log = client, log
@@ -322,8 +310,7 @@ class OutboxSender:
     def close(self, patience: float) -> bool:
         """Send all data, then stop the thread. Return whether all was sent. Refused files are tried once more.
 
-        Args:
-            patience: seconds, since `end`, to wait for a failing tracker. One that accepts data gets the time it needs.
+        A failing tracker has `patience` seconds since `end`. One that accepts data gets the time it needs.
         """
         self.end()
         if self._wait(patience) and sum(outbox.retry_files() for outbox in self._outboxes):
@@ -352,15 +339,12 @@ class OutboxSender:
         due = (one for one in self._outboxes if one.has_data_to_send and (self._ending_since or not one.due_in))
         return next(due, None)
 
-    def _seconds_until_due(self) -> float | None:
-        """Return the seconds until the next outbox is due; None without data."""
-        return min((outbox.due_in for outbox in self._outboxes if outbox.has_data_to_send), default=None)
-
     def _run(self) -> None:
         while True:
             with self._changed:
                 while (outbox := self._due_outbox()) is None and not self._is_closed:
-                    self._changed.wait(self._seconds_until_due())
+                    waiting = (one.due_in for one in self._outboxes if one.has_data_to_send)
+                    self._changed.wait(min(waiting, default=None))
                 if outbox is None or self._is_closed:
                     return
             try:

@@ -24,7 +24,7 @@ from raytriever.store.disk import disk_errors, files_below
 from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.outbox import Outbox, OutboxSender, has_unsent_data, state_file
 from raytriever.tracking.steps import StepLog
-from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, TrackerClient
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Point, Tracker, TrackerClient
 from raytriever.tracking.trackers import TITLES, open_trackers
 
 # Seconds to wait for a failing server at the end of a run, and of one that was interrupted or failed.
@@ -34,17 +34,10 @@ _ADJACENT = ".tracking"  # end of the name of a folder next to an output
 Log = Callable[[str], None]
 
 
-class Spool:
-    """A `PersistentTracker` that stores its data in a run directory, and sends it to any number of trackers.
+class Spool(Tracker):
+    """Tracker that stores its data in a run directory, and sends it to any number of trackers.
 
-    Args:
-        folder: the run directory.
-        senders: one for each tracker. They are closed when the run is finished, unless the run has a parent.
-        log: called with lines for the user.
-        parent: the parent run.
-
-    Raises:
-        StorageError: a file of the tracking is damaged, was changed, or cannot be written.
+    Its senders, one for each tracker, are closed when the run is finished, unless it has a parent.
     """
 
     def __init__(self, folder: Path, senders: Sequence[OutboxSender], log: Log, parent: Spool | None = None) -> None:
@@ -72,18 +65,7 @@ class Spool:
         run_name: str,
         log: Log = log_above_progress,
     ) -> Self:
-        """Start or resume a run.
-
-        Args:
-            clients: the trackers; an MLflow server answers.
-            folder: the run directory, which exists.
-            run_name: shown by the trackers.
-            log: called with lines for the user, from another thread.
-
-        Raises:
-            ConfigError: the server of MLflow refuses the run.
-            StorageError: see `Spool`.
-        """
+        """Start or resume a run."""
         spool = cls(folder, [OutboxSender(client, log) for client in clients], log)
         for outbox in spool._outboxes:
             outbox.begin(run_name)
@@ -103,7 +85,10 @@ class Spool:
         return self._outboxes[0].run_id if self._outboxes else None
 
     def child(self, run_name: str, folder: Path) -> Spool:
-        """See `PersistentTracker`; a child can be started while a tracker does not answer."""
+        """Return a child run with its own settings, metrics, files and run directory.
+
+        It can be started while a tracker does not answer.
+        """
         name = os.path.relpath(folder, self.folder)
         for outbox in self._outboxes:
             outbox.put_child(name)
@@ -130,11 +115,7 @@ class Spool:
         self._wake()
 
     def log_file(self, path: Path, folder: str = "") -> None:
-        """See `Tracker`; the file must exist until it is sent.
-
-        Raises:
-            StorageError: the file does not exist.
-        """
+        """See `Tracker`; the file must exist until it is sent."""
         if not path.exists():
             raise StorageError("does not exist, so it cannot be logged as an artifact", str(path), "write it first")
         for outbox in self._outboxes:
@@ -151,7 +132,7 @@ class Spool:
             sender.wake()
 
     def backlog(self) -> Backlog:
-        """See `PersistentTracker`; includes all runs and trackers, each point and file once for each tracker."""
+        """Return the unsent data of this run and its child runs, each point and file once for each tracker."""
         return sum((sender.backlog() for sender in self._senders), Backlog())
 
     def finish(self, status: str) -> None:
@@ -164,11 +145,7 @@ class Spool:
 
     @activity("sending what remains to the trackers")
     def drain(self, patience: float) -> bool:
-        """Send all remaining data, then stop the threads. Return whether all data was sent.
-
-        Args:
-            patience: seconds to wait for failing trackers.
-        """
+        """Send all remaining data, and stop; failing trackers get `patience` seconds. Return whether all was sent."""
         for sender in self._senders:
             sender.end()
             before = sender.backlog()
@@ -197,12 +174,9 @@ class Spool:
 
 
 def send_pending(folder: Path, trackers: Sequence[str], log: Log) -> bool:
-    """Send the unsent data of a finished run and its child runs to some trackers.
+    """Send the unsent data of a finished run and its child runs to some trackers; return whether all has been sent.
 
     A tracker that does not answer is no error here, because the run is finished and its results are stored.
-
-    Returns:
-        Whether all data has been sent.
     """
     sent = [_send_pending(folder, name, log) for name in trackers if has_unsent_data(folder, name)]
     return all(sent)
@@ -232,17 +206,7 @@ class TemporarySpool(Spool):
 
 
 def open_adjacent(trackers: Sequence[str], output: Path, log: Log) -> Spool:
-    """Start a run for a job that writes `output` at its end.
-
-    Args:
-        trackers: names of the trackers.
-        output: may not exist; its name is the name of the run.
-        log: called with lines for the user.
-
-    Raises:
-        ConfigError: a tracker cannot be used, or the server of MLflow does not answer.
-        StorageError: the folder of `output` is not writable.
-    """
+    """Start a run for a job that writes `output`, which gives it its name, at its end."""
     clients = open_trackers(trackers)
     name = output.resolve().name
     parent = output.resolve().with_name(f".{name}{_ADJACENT}")

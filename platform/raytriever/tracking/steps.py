@@ -34,14 +34,7 @@ class PointBatch(NamedTuple):
 
 
 class StepLog:
-    """Step log of one run. One process at a time may write it, from any thread.
-
-    Args:
-        folder: the run directory; it may not exist before the first point is added.
-
-    Raises:
-        StorageError: a line is damaged or was changed.
-    """
+    """Step log of one run, whose directory may not exist yet. One process at a time may write it, from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._file = folder, folder / STEPS
@@ -57,9 +50,6 @@ class StepLog:
         """Write the points whose name and step were not logged before. Return their number.
 
         A restarted worker group and a resumed run repeat steps; the first value is kept.
-
-        Raises:
-            StorageError: the disk is full or not writable.
         """
         with self._lock:
             fresh = [point for point in points if self._mark(point.name, point.step)]
@@ -121,11 +111,7 @@ def read_curve(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def read_curves(folder: Path, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
-    """Return the values of metrics by step. Another process may still write the run directory.
-
-    Raises:
-        StorageError: a line is damaged or was changed.
-    """
+    """Return the values of metrics by step. Another process may still write the run directory."""
     values: dict[str, dict[int, float]] = {name: {} for name in names}
     for _, entry in _entries(folder / STEPS):
         for name in names:

@@ -49,15 +49,7 @@ class TensorboardClient(TrackerClient):
 
 
 class TensorboardRun(RemoteRun):
-    """One run: the only event file of a folder.
-
-    Args:
-        folder: Folder of the event file; it is created if it does not exist.
-        run_id: the folder's path below that of all runs.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """One run: the only event file of a folder, whose path below that of all runs is its id."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -93,12 +85,6 @@ class TensorboardRun(RemoteRun):
                 event.summary.value.add(tag=point.name, simple_value=point.value)
             events.append(event)
         self._write(events)
-
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Store no file: it is in the run directory."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing: TensorBoard has no status of a run."""
 
     def _write(self, events: Sequence[Any]) -> None:
         with disk_errors(self._file), self._file.open("ab") as stream:

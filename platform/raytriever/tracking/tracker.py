@@ -52,14 +52,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Data that a run has logged and its server does not have yet.
-
-    Args:
-        points: number of points.
-        files: number of files.
-        seconds: age of the oldest point, 0 without any.
-        failures: requests that failed since the start of this call.
-    """
+    """Data logged that its server does not have yet: the age of the oldest point, and failed requests of now."""
 
     points: int = 0
     files: int = 0
@@ -71,8 +64,8 @@ class Backlog:
         return Backlog(points, files, max(self.seconds, other.seconds), failures)
 
 
-class Tracker(Protocol):
-    """Receives the settings, metrics and files of a run from the driver, the only writer of the run."""
+class Tracker:
+    """Receives the settings, metrics and files of a run from the driver, the only writer. This one keeps nothing."""
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         """Log the resolved settings, the data and the tags. A resumed run may repeat the call; nothing changes.
@@ -90,7 +83,7 @@ class Tracker(Protocol):
         """Close the run: `FINISHED`, `FAILED` or `KILLED`."""
 
 
-class RemoteRun(Tracker, Protocol):
+class RemoteRun(Tracker):
     """One run at a tracker, which may fail at any time.
 
     Its attributes are the tracker's id of the run, and the number of points that the tracker had when the run was
@@ -115,9 +108,7 @@ class TrackerClient(Protocol):
         """Create or resume a run; raise an error if the tracker does not answer.
 
         Args:
-            run_name: shown by the tracker.
             run_id: run to resume; None for a new one.
-            parent: id of the parent run.
             key: unique text of the run, which finds it after a lost response.
             points: number of points that the tracker has confirmed.
         """
@@ -146,32 +137,6 @@ def _number(text: str) -> str | float:
 def rows_of(points: Sequence[Point]) -> list[list[Point]]:
     """Return consecutive points of the same step and time together."""
     return [list(row) for _, row in groupby(points, lambda point: (point.step, point.milliseconds))]
-
-
-class NullTracker(Tracker):
-    """Tracker that keeps nothing."""
-
-    def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
-        """Ignore the settings."""
-
-    def log(self, points: Sequence[Point]) -> None:
-        """Ignore the values."""
-
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Ignore the file."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing."""
-
-
-class PersistentTracker(Tracker, Protocol):
-    """Tracker that stores its data in the run directory until the server has it; see `spool.Spool`."""
-
-    def child(self, run_name: str, folder: Path) -> PersistentTracker:
-        """Return a child run with its own settings, metrics, files and run directory."""
-
-    def backlog(self) -> Backlog:
-        """Return the unsent data of this run and its child runs."""
 
 
 @contextmanager

@@ -36,11 +36,7 @@ _OLDEST = {"wandb": "0.19.10", "tensorboard": "2.18", "trackio": "0.43"}
 
 
 def read_trackers(text: str) -> tuple[str, ...]:
-    """Return the trackers of a list such as `mlflow,wandb`; none for `none`.
-
-    Raises:
-        ConfigError: a name is unknown, or `none` is one of several.
-    """
+    """Return the trackers of a list such as `mlflow,wandb`; none for `none`."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in (*TITLES, NONE):
@@ -53,12 +49,7 @@ def read_trackers(text: str) -> tuple[str, ...]:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers can be used, as far as possible without them.
-
-    Raises:
-        ConfigError: a package or a key is missing, a package is too old, or the address of MLflow is wrong.
-        StorageError: the files of a tracker cannot be written.
-    """
+    """Check that trackers can be used, as far as possible without them."""
     for name in names:
         if name in _OLDEST:
             _check_package(name)
@@ -100,12 +91,6 @@ def examine_installed(seconds: float) -> dict[str, str]:
     """Return the title of each tracker but MLflow whose package is installed, with what keeps it from being used.
 
     The checks run in a process of their own, because W&B keeps its settings and a server as long as a process lives.
-
-    Args:
-        seconds: time limit.
-
-    Raises:
-        OSError: the process cannot be started, or takes longer.
     """
     names = []
     for name in _OLDEST:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from raytriever.tracking.mlflow_tracker import PROJECT
@@ -32,14 +31,7 @@ class TrackioClient(TrackerClient):
 
 
 class TrackioRun(RemoteRun):
-    """One run in the database.
-
-    Args:
-        storage: Trackio's `SQLiteStorage`.
-        name: Name of the run.
-        run_id: Id of the run.
-        points: number of points that the database has.
-    """
+    """One run in the database, which has some of its points."""
 
     def __init__(self, storage: Any, name: str, run_id: str, points: int) -> None:
         self._storage, self._name, self.run_id, self.points = storage, name, run_id, points
@@ -68,9 +60,3 @@ class TrackioRun(RemoteRun):
         )
         self._next = next_point
         self._config = {}
-
-    def log_file(self, path: Path, folder: str = "") -> None:
-        """Store no file: it is in the run directory."""
-
-    def finish(self, status: str) -> None:
-        """Do nothing: Trackio has no status of a run."""

@@ -128,12 +128,7 @@ class WandbClient(TrackerClient):
 
 
 class WandbRun(RemoteRun):
-    """One run of W&B.
-
-    Args:
-        run: what `wandb.init` returned.
-        points: number of points that W&B has.
-    """
+    """One run of W&B, which has some of its points."""
 
     def __init__(self, run: Any, points: int) -> None:
         self._run, self.run_id, self.points = run, str(run.id), points

@@ -24,12 +24,6 @@ def save_parallel(path: Path, trials: Sequence[Trial], metric: str, title: str) 
     """Draw parallel coordinates: an axis for each dimension and the metric, a line for each finished trial.
 
     The metric decides the colour. Lines through the same value are slightly apart, so that each can be followed.
-
-    Args:
-        path: Path of the PNG file; the SVG file is written next to it.
-        trials: Trials of one sweep.
-        metric: the deciding metric.
-        title: Title of the metric.
     """
     finished = sorted((t for t in trials if t.value(metric) is not None), key=lambda t: t.metrics[metric])
     if not finished:
@@ -72,7 +66,6 @@ def save_response(
     """Draw the metric over one dimension: a point for each trial, and a line through the means.
 
     Args:
-        path, trials, metric, title: see `save_parallel`.
         key: dimension whose values are numbers.
         by: dimension with a line for each value, such as the loss; None for one line.
         log: whether the axis is logarithmic.
@@ -107,14 +100,7 @@ def save_response(
 def save_trial_curves(
     path: Path, trials: Sequence[Trial], curves: Mapping[int, Sequence[tuple[int, float]]], title: str
 ) -> None:
-    """Draw one curve for each trial over the steps. The curve of a stopped trial is grey and ends with a cross.
-
-    Args:
-        path: Path of the PNG file; the SVG file is written next to it.
-        trials: Trials of one sweep.
-        curves: points by the trial's number; trials without points are left out.
-        title: Title of the figure.
-    """
+    """Draw the curve of each trial that has points. That of a stopped trial is grey and ends with a cross."""
     with_curves = [t for t in trials if curves.get(t.number)]
     if not with_curves:
         return

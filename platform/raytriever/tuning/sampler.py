@@ -23,13 +23,7 @@ STARTUP_TRIALS = 10  # random trials before Optuna's model starts (its own defau
 
 @dataclass(frozen=True)
 class PastTrial:
-    """An earlier trial.
-
-    Args:
-        point: its settings.
-        value: its metric, where larger is better; None without a finite value, or if it has not ended.
-        has_ended: whether it has ended.
-    """
+    """An earlier trial; larger values are better, and one that has not ended or failed has none."""
 
     point: Point
     value: float | None
@@ -44,8 +38,6 @@ class Sampler:
         searcher: `grid` for every combination once, in order; `random` for uniform points, none of them twice (Bergstra
             and Bengio, 2012); `optuna` for its tree-structured Parzen estimator (Bergstra et al., 2011; Akiba et al.,
             2019), for which running trials count as bad ones, so that concurrent trials try different points.
-        space: search space.
-        seed: seed of random points.
 
     Raises:
         ConfigError: Optuna is not installed, or a range has no grid.
@@ -63,12 +55,7 @@ class Sampler:
             raise ConfigError("requires the package optuna", setting("searcher", "optuna"), remedy)
 
     def propose(self, number: int, past: Sequence[PastTrial]) -> Point | None:
-        """Return the point of a trial; None if all points were tried.
-
-        Args:
-            number: Number of the trial, from 0.
-            past: the trials 0 to `number` - 1.
-        """
+        """Return the point of a trial after the trials 0 to `number` - 1; None if all points were tried."""
         if self.searcher == GRID:
             points = self.space.grid()
             return points[number] if number < len(points) else None

@@ -99,7 +99,6 @@ class Dimension:
     """One setting that is searched.
 
     Args:
-        section, name: of the setting.
         values: values of a grid; without a range, the values of every sampler.
         low, high: ends of a range; None for a list of values.
         log: whether values are drawn uniformly from the logarithm.
@@ -153,11 +152,7 @@ class SearchSpace:
     dimensions: tuple[Dimension, ...]
 
     def grid(self) -> list[Point]:
-        """Return every combination of the dimensions' values; the last dimension changes fastest.
-
-        Raises:
-            ConfigError: a range has no `grid:`.
-        """
+        """Return every combination of the dimensions' values; the last dimension changes fastest."""
         for one in self.dimensions:
             if not one.values:
                 raise ConfigError(
@@ -179,16 +174,7 @@ class SearchSpace:
 
 
 def parse_space(content: Mapping[str, Any], where: str) -> SearchSpace:
-    """Return the search space of the content of a file or of a named space.
-
-    Args:
-        content: `{section: {setting: list or range}}`.
-        where: the file, for error messages.
-
-    Raises:
-        ConfigError: a section or setting is unknown or cannot be searched, a list is empty, a value has the wrong type,
-            is out of range or occurs twice, or the low end of a range is not below its high end.
-    """
+    """Return the search space of `{section: {setting: list or range}}`, of a file or of a named space."""
     dimensions = []
     sections = {field.name: type(getattr(Config(), field.name)) for field in dataclasses.fields(Config)}
     for section, settings in content.items():
@@ -276,11 +262,7 @@ def _values(section: str, name: str, listed: Sequence[Any], where: str) -> tuple
 
 
 def parse_search_space(text: str) -> SearchSpace:
-    """Return the search space of a flag: names separated by commas, or a YAML file.
-
-    Raises:
-        ConfigError: a name is unknown or occurs twice; see also `read_settings` and `parse_space`.
-    """
+    """Return the search space of a flag: names separated by commas, or a YAML file."""
     if text.endswith((".yaml", ".yml")) or "/" in text:
         return parse_space(read_settings(Path(text)), text)
     content: dict[str, dict[str, Any]] = {}

@@ -40,7 +40,6 @@ class Trial:
         settings: its point of the search space, by `section.setting`.
         status: `running` (also after an interruption), `finished`, `stopped` by the scheduler, or `failed`.
         metrics: on the dev split, if it is finished.
-        steps: number of steps done.
         seconds: duration, over all calls.
         reason: why it failed, or at which step it was stopped.
     """
@@ -77,15 +76,7 @@ def find_best(trials: Sequence[Trial], metric: str) -> Trial | None:
 
 
 def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[Trial]:
-    """Return the trials of a sweep's directory in the order of their numbers; empty before its start.
-
-    Args:
-        folder: the sweep's directory.
-        settings: names that each trial must set, as `section.setting`; None for those of the first trial.
-
-    Raises:
-        StorageError: the file is damaged or was changed.
-    """
+    """Return the trials of a sweep by number, all with these settings or those of the first; empty before its start."""
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []

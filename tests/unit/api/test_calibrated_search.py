@@ -26,7 +26,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import FILE, Calibration, read_calibration
 from raytriever.search.decision import Decider
 from raytriever.terminal import warn
-from raytriever.tracking.tracker import NullTracker
+from raytriever.tracking.tracker import Tracker
 
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 
@@ -52,7 +52,7 @@ def evaluate(
         0.01,
         warn,
     )
-    return run_evaluation(job, output, False, NullTracker, warn)
+    return run_evaluation(job, output, False, Tracker, warn)
 
 
 class Calibrated(NamedTuple):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.cli import annotate, evaluate, index, mine, score, study_ood, train, tune
+from raytriever.cli import annotate, evaluate, index, mine, score, study, train, tune
 from raytriever.config import check_explicit_settings
 from raytriever.errors import ConfigError, DataError
 
@@ -15,8 +15,8 @@ MAINS = {
     "evaluate": evaluate,
     "index": index,
     "mine": mine,
-    "ood": study_ood,
     "score": score,
+    "study": study,
     "train": train,
     "tune": tune,
 }
@@ -59,7 +59,7 @@ CASES = [
     ("score --output o --model HERE --negatives HERE --depth 100", "--depth: has no effect without --run"),
     ("annotate --output o --llm x --endpoint http://localhost --model minilm", "--model: has no effect with --candida"),
     ("annotate --output o --llm x --endpoint http://localhost --retries 0 --longest-wait 9", "--longest-wait: has no"),
-    ("ood --output o --documents 1000", "--documents: has no effect with --model"),
+    ("study ood --output o --documents 1000", "--documents: has no effect with --model"),
 ]
 
 

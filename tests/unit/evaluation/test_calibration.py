@@ -13,8 +13,7 @@ from raytriever.evaluation.datasets import EvaluationDataset
 from raytriever.evaluation.decision import ModelDecision, calibration_rows, confidence_rows
 from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points
 from raytriever.evaluation.job import format_results
-from raytriever.evaluation.measurements import DatasetMeasurement
-from raytriever.evaluation.pooled_scores import auc_lines, auc_points, auc_rows
+from raytriever.evaluation.measurements import DatasetMeasurement, auc_lines, auc_points, auc_rows
 from raytriever.evaluation.results import Results
 from raytriever.metrics.answering import decide
 from raytriever.metrics.calibration import ScoredPools, achieve_pairs, choose_pair_threshold

@@ -20,7 +20,7 @@ from raytriever.evaluation.request import EvaluationJob, add_forms, read_models
 from raytriever.evaluation.results import read_results
 from raytriever.evaluation.systems import RetrievalBackend
 from raytriever.models.config import ModelConfig
-from raytriever.tracking.tracker import NullTracker
+from raytriever.tracking.tracker import Tracker
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_forms_are_measured_from_one_encoding(
         encode_in_process(*arguments)
 
     output = tmp_path / "out"
-    results = run_evaluation(job, output, False, NullTracker, lambda _: None, RetrievalBackend(encode))
+    results = run_evaluation(job, output, False, Tracker, lambda _: None, RetrievalBackend(encode))
     assert len(encoded) == 1
     names = [f"tiny-{width}-{dtype}" for width in (12, 32) for dtype in ("fp32", "int8", "binary", "ubinary")]
     assert list(results.models) == ["bm25", "tiny", *names]
@@ -82,7 +82,7 @@ def test_forms_are_measured_from_one_encoding(
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
     narrow = read_models([f"narrow={tiny_encoder}"], ModelConfig(truncate_dim=12))
     alone = replace(job, models=narrow, baselines=["narrow"], aims=())
-    same = run_evaluation(alone, tmp_path / "narrow", False, NullTracker, lambda _: None)
+    same = run_evaluation(alone, tmp_path / "narrow", False, Tracker, lambda _: None)
     assert same.models["narrow"]["letters"] == pytest.approx(metrics["tiny-12-fp32"], abs=1e-6)
     older = json.loads((tmp_path / "narrow" / "results.json").read_bytes())
     assert "forms" not in older
@@ -97,5 +97,5 @@ def test_a_corpus_without_a_sample_is_one_line(job: EvaluationJob, tiny_dataset:
         (small / file).write_text("\n".join(lines).replace("q128\td128", "q0\td0") + "\n")
     changed = replace(job, datasets=describe_datasets([str(small)], "test"), aims=())
     with pytest.raises(DataError, match="small: has no calibration sample for int8, which needs two documents; leave"):
-        run_evaluation(changed, tmp_path / "out", False, NullTracker, lambda _: None)
+        run_evaluation(changed, tmp_path / "out", False, Tracker, lambda _: None)
     assert not (tmp_path / "out").exists()

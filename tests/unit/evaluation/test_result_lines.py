@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.evaluation.aims import parse_aims
 from raytriever.evaluation.datasets import (
     BEIR,
     EvaluationDataset,
@@ -23,7 +22,7 @@ from raytriever.evaluation.datasets import (
 from raytriever.evaluation.differences.significance import collect_marks, significance_rows
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.protocol import metric_title, read_best_metric, read_metrics
+from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines

@@ -12,7 +12,7 @@ import pytest
 from raytriever.config import Config
 from raytriever.data.prepare.open import open_dataset
 from raytriever.evaluation.systems import evaluate_retriever
-from raytriever.experiment.conclusion import calibrate_trained, end_to_end, masking_lines
+from raytriever.experiment.train import calibrate_trained, end_to_end, masking_lines
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.search.calibration import FILE, current_calibration, read_calibration

@@ -36,7 +36,7 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.search.approximate import IndexJob, format_answers, run_index
 from raytriever.search.exact import search_dataset
-from raytriever.tracking.tracker import NullTracker
+from raytriever.tracking.tracker import Tracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
@@ -150,7 +150,7 @@ def test_evaluate(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: 
         models = read_models([f"a={instructed}", "bm25"], settings)
         job = build_evaluation_job(models, sets, EvaluationConfig(), [], [], [], "fp32", 0.01, print)
         lines: list[str] = []
-        run_evaluation(job, tmp_path / name, False, NullTracker, lines.append)
+        run_evaluation(job, tmp_path / name, False, Tracker, lines.append)
         return lines, read_results(tmp_path / name)
 
     lines, results = measured("stored", ModelConfig())
@@ -171,7 +171,7 @@ def test_a_task_of_mteb(instructed: Path, tiny_dataset: Path, tmp_path: Path, be
     settings = ModelConfig(dataset_prompts={"FiQA2018-query": "Own: "})
     models = read_models([f"a={instructed}"], settings)
     job = build_evaluation_job(models, [str(tmp_path / "fiqa")], EvaluationConfig(), [], [], [], "fp32", 0.01, print)
-    run_evaluation(job, tmp_path / "results", False, NullTracker, print)
+    run_evaluation(job, tmp_path / "results", False, Tracker, print)
     assert begins.take() == {"Own:", ""}
 
 
@@ -302,7 +302,7 @@ def test_wrong_prompts_end_in_one_line(
             ),
             tmp_path / "results",
             False,
-            NullTracker,
+            Tracker,
             print,
         ),
     ]

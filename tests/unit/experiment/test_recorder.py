@@ -23,7 +23,7 @@ from raytriever.cluster.events import (
 from raytriever.experiment import recorder as module
 from raytriever.experiment.recorder import Recorder, headline_metrics
 from raytriever.tracking.steps import STEPS, StepLog, read_curve
-from raytriever.tracking.tracker import Backlog, DatasetRecord, PersistentTracker, Point
+from raytriever.tracking.tracker import Backlog, DatasetRecord, Point
 
 
 class Memory:
@@ -36,9 +36,6 @@ class Memory:
         self.points: list[Point] = []
         self.requests = 0
         self.tags: list[dict[str, str]] = []
-
-    def child(self, run_name: str, folder: Path) -> PersistentTracker:
-        raise NotImplementedError
 
     def describe(self, config: Mapping[str, Any], dataset: DatasetRecord | None, tags: Mapping[str, str]) -> None:
         assert not config
@@ -72,7 +69,7 @@ def validation_step(step: int) -> StepEvent:
     return StepEvent(step, {"dev_loss": 10 / step})
 
 
-def record(tracker: PersistentTracker, folder: Path, items: Sequence[StepEvent | LogMessage]) -> Recorder:
+def record(tracker: Memory, folder: Path, items: Sequence[StepEvent | LogMessage]) -> Recorder:
     with Recorder(tracker, folder, 10) as recorder:
         for item in items:
             recorder.record(item)

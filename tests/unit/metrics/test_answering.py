@@ -9,7 +9,6 @@ import pytest
 
 from raytriever.metrics.answering import (
     FEWEST_ANSWERED,
-    TopAnswers,
     achieve_answers,
     choose_answer_threshold,
     decide,
@@ -28,8 +27,8 @@ def drawn(rng: np.random.Generator, count: int, unanswerable: float = 0.3) -> Ra
     return RankedQuestions(np.concatenate([best[:, None], rest], axis=1), right, kinds)
 
 
-def answers_of(questions: RankedQuestions) -> TopAnswers:
-    return TopAnswers(questions.scores[:, 0], questions.right, questions.answerable)
+def answers_of(questions: RankedQuestions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return questions.scores[:, 0], questions.right, questions.answerable
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -39,12 +38,13 @@ def answers_of(questions: RankedQuestions) -> TopAnswers:
 )
 def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | None) -> None:
     questions = drawn(np.random.default_rng(seed), 80)
-    answers, chosen = answers_of(questions), choose_answer_threshold(answers_of(questions), aim, wanted)
-    with_answer, values = int(answers.answerable.sum()), {}
-    for score in sorted(set(answers.confidence.tolist())):
-        at_least = answers.confidence >= score
-        shown, right = int(at_least.sum()), int((answers.right & at_least).sum())
-        answered = int((answers.answerable & at_least).sum())
+    confidence, is_right, answerable = answers_of(questions)
+    chosen = choose_answer_threshold(confidence, is_right, answerable, aim, wanted)
+    with_answer, values = int(answerable.sum()), {}
+    for score in sorted(set(confidence.tolist())):
+        at_least = confidence >= score
+        shown, right = int(at_least.sum()), int((is_right & at_least).sum())
+        answered = int((answerable & at_least).sum())
         if aim == "top_precision" and shown < FEWEST_ANSWERED:
             continue
         values[score] = {
@@ -71,40 +71,40 @@ def test_thresholds_by_their_definition(seed: int, aim: Any, wanted: float | Non
 
 def test_a_precision_of_few_answers_is_out_of_reach() -> None:
     confidence, right = np.linspace(1, 0, 100), np.arange(100) < 1
-    one = TopAnswers(confidence, right, np.ones(100, bool))
-    chosen = choose_answer_threshold(one, "top_precision", 0.5)
+    one = (confidence, right, np.ones(100, bool))
+    chosen = choose_answer_threshold(*one, "top_precision", 0.5)
     assert (chosen.score, chosen.reached) == (np.inf, False)
     assert chosen.value == pytest.approx(1 / FEWEST_ANSWERED)
-    assert choose_answer_threshold(one, "answered", 0.05).score == confidence[4]
-    none = TopAnswers(confidence, np.zeros(100, bool), np.ones(100, bool))
-    assert choose_answer_threshold(none, "f1", None).score == np.inf
+    assert choose_answer_threshold(*one, "answered", 0.05).score == confidence[4]
+    none = (confidence, np.zeros(100, bool), np.ones(100, bool))
+    assert choose_answer_threshold(*none, "f1", None).score == np.inf
     # Of fewer than 60 questions it is a precision of half of them.
-    few = TopAnswers(confidence[:20], np.arange(20) < 12, np.ones(20, bool))
-    assert choose_answer_threshold(few, "top_precision", 1.0).score == confidence[11]
+    few = (confidence[:20], np.arange(20) < 12, np.ones(20, bool))
+    assert choose_answer_threshold(*few, "top_precision", 1.0).score == confidence[11]
 
 
 def test_a_guarantee_that_few_questions_cannot_give_is_out_of_reach() -> None:
     confidence = np.linspace(0, 1, 18)
-    sure = TopAnswers(confidence, np.ones(18, bool), np.ones(18, bool))
-    assert not choose_answer_threshold(sure, "wrong_answers", 0.05).reached  # 1 / 19 is more
-    assert not choose_answer_threshold(sure, "missed", 0.05).reached
-    more = TopAnswers(np.linspace(0, 1, 19), np.ones(19, bool), np.ones(19, bool))
-    assert choose_answer_threshold(more, "wrong_answers", 0.05).score == 0
-    assert choose_answer_threshold(more, "missed", 0.05).score == 0
-    wrong = TopAnswers(confidence, np.zeros(18, bool), np.ones(18, bool))
-    assert not choose_answer_threshold(wrong, "wrong_answers", 0.1).reached
+    sure = (confidence, np.ones(18, bool), np.ones(18, bool))
+    assert not choose_answer_threshold(*sure, "wrong_answers", 0.05).reached  # 1 / 19 is more
+    assert not choose_answer_threshold(*sure, "missed", 0.05).reached
+    more = (np.linspace(0, 1, 19), np.ones(19, bool), np.ones(19, bool))
+    assert choose_answer_threshold(*more, "wrong_answers", 0.05).score == 0
+    assert choose_answer_threshold(*more, "missed", 0.05).score == 0
+    wrong = (confidence, np.zeros(18, bool), np.ones(18, bool))
+    assert not choose_answer_threshold(*wrong, "wrong_answers", 0.1).reached
 
 
 @pytest.mark.parametrize(
     ("aim", "wanted"), [("answered", 0.0), ("answered", 1.01), ("f1", 0.5), ("top_precision", None), ("missed", 1.0)]
 )
 def test_refuse_aims_out_of_range(aim: Any, wanted: float | None) -> None:
-    answers = TopAnswers(np.ones(30), np.ones(30, bool), np.ones(30, bool))
+    answers = (np.ones(30), np.ones(30, bool), np.ones(30, bool))
     with pytest.raises(MetricInputError, match="give a share above 0"):
-        choose_answer_threshold(answers, aim, wanted)
-    nothing = TopAnswers(np.ones(30), np.zeros(30, bool), np.zeros(30, bool))
+        choose_answer_threshold(*answers, aim, wanted)
+    nothing = (np.ones(30), np.zeros(30, bool), np.zeros(30, bool))
     with pytest.raises(MetricInputError, match="no question has an answer"):
-        choose_answer_threshold(nothing, "f1", None)
+        choose_answer_threshold(*nothing, "f1", None)
 
 
 def test_shares_by_their_definition() -> None:
@@ -132,11 +132,11 @@ def test_two_splits_with_enough_questions_choose_and_check() -> None:
     choosing, checking = drawn(rng, 100), drawn(rng, 60)
     made = decide(choosing, checking, [("answered", 0.5), ("f1", None)], "score")
     assert (made.folds, made.confidence.name) == (0, "score")
-    [answered, f1] = made.thresholds
-    assert answered.threshold == choose_answer_threshold(answers_of(choosing), "answered", 0.5)
-    assert answered.achieved == achieve_answers(checking.scores[:, 0] >= answered.threshold.score, checking)
-    assert f1.achieved is not None
-    assert f1.achieved.answered.whole == int(checking.answerable.sum())
+    [(answered, achieved), (_, of_f1)] = made.thresholds
+    assert answered == choose_answer_threshold(*answers_of(choosing), "answered", 0.5)
+    assert achieved == achieve_answers(checking.scores[:, 0] >= answered.score, checking)
+    assert of_f1 is not None
+    assert of_f1.answered.whole == int(checking.answerable.sum())
 
 
 def test_few_questions_are_divided_into_folds() -> None:
@@ -145,11 +145,11 @@ def test_few_questions_are_divided_into_folds() -> None:
     made = decide(choosing, checking, [("answered", 0.6)], "score")
     every = choosing.joined(checking)
     assert (made.folds, len(made.chosen[0]), len(made.checked[0])) == (10, 36, 36)
-    [one] = made.thresholds
+    [(one, achieved)] = made.thresholds
     # The threshold that later decides is that of all questions; each was checked with one of the others.
-    assert one.threshold == choose_answer_threshold(answers_of(every), "answered", 0.6)
-    assert one.achieved is not None
-    assert one.achieved.answered.whole == int(every.answerable.sum())
+    assert one == choose_answer_threshold(*answers_of(every), "answered", 0.6)
+    assert achieved is not None
+    assert achieved.answered.whole == int(every.answerable.sum())
     alone = decide(every, every, [("answered", 0.6)], "score")
     assert alone.thresholds == made.thresholds
     with pytest.raises(MetricInputError, match="19 questions are too few"):
@@ -162,15 +162,15 @@ def test_intervals_on_the_checking_split_hold_the_truth_and_figures_of_the_choos
     runs, held, flattery = 200, {"answered": 0, "top_precision": 0, "f1": 0, "wrong": 0}, []
     for _ in range(runs):
         made = decide(drawn(rng, 100), drawn(rng, 100), [("top_precision", 0.85)], "score")
-        [one] = made.thresholds
-        if one.achieved is None:
+        [(one, achieved)] = made.thresholds
+        if achieved is None:
             runs -= 1
             continue
-        true = achieve_answers(truth.scores[:, 0] >= one.threshold.score, truth)
+        true = achieve_answers(truth.scores[:, 0] >= one.score, truth)
         for name in held:
-            share = getattr(one.achieved, name)
+            share = getattr(achieved, name)
             held[name] += share.low <= getattr(true, name).value <= share.high
-        flattery.append(one.threshold.value - true.top_precision.value)
+        flattery.append(one.value - true.top_precision.value)
     assert runs > 100
     for name, count in held.items():
         assert 0.9 <= count / runs <= 0.99, name

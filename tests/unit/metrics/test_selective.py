@@ -12,7 +12,6 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.selective import (
     answer_f1,
     area_under_risk_coverage,
-    best_answer_threshold,
     bootstrap_interval,
     pseudo_values,
     resampling_weights,
@@ -64,17 +63,6 @@ def test_every_measure_equals_a_loop_on_resampled_queries_too(seed: int) -> None
         }
         for name, value in expected.items():
             assert measured[name][row] == pytest.approx(value, abs=1e-12), name
-
-
-def test_the_best_threshold_is_the_best_of_all_scores() -> None:
-    for seed in range(200):
-        scores, right, answerable = draw(seed, 8)
-        if not 0 < right.sum() < len(right):
-            continue
-        by_score = {float(score): f1_by_loop(scores, right, answerable, score) for score in scores}
-        best = best_answer_threshold(scores, right, answerable)
-        highest = max(by_score.values())
-        assert best == max(score for score, value in by_score.items() if value == pytest.approx(highest))
 
 
 def test_the_curve_ends_with_every_query() -> None:
@@ -129,7 +117,6 @@ def draw_many(rng: np.random.Generator, count: int) -> tuple[ndarray, ndarray]:
         (lambda one: area_under_risk_coverage(np.array([np.nan]), one), "NaN"),
         (lambda one: area_under_risk_coverage(np.zeros(2), one), "2 scores and 1 values"),
         (lambda one: risk_coverage(np.zeros(0), np.zeros(0)), "0 scores"),
-        (lambda one: best_answer_threshold(np.zeros(1), one, one), "1 of 1 best documents are relevant"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(call: Callable[[ndarray], object], message: str) -> None:

@@ -17,7 +17,7 @@ from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.request import EvaluatedModel
 from raytriever.evaluation.results import read_results
 from raytriever.models.config import ModelConfig
-from raytriever.tracking.tracker import NullTracker
+from raytriever.tracking.tracker import Tracker
 
 SUPPORT = Path(__file__).parents[2] / "support"
 sys.path.append(str(SUPPORT))
@@ -59,7 +59,7 @@ def evaluate(encoder: Path, tasks: list[Any], output: Path, **settings: Any) -> 
     lines: list[str] = []
     models = [EvaluatedModel("tiny", ModelConfig(model=str(encoder), **settings.pop("config", {})))]
     fresh = settings.pop("fresh", False)
-    return run_mteb(MtebJob(models=models, tasks=tasks, **settings), output, fresh, NullTracker, lines.append), lines
+    return run_mteb(MtebJob(models=models, tasks=tasks, **settings), output, fresh, Tracker, lines.append), lines
 
 
 def test_scores_are_those_of_mteb_with_sentence_transformers(encoder: Path, tasks: list[Any], tmp_path: Path) -> None:

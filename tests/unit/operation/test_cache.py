@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.cli.main import run
+from raytriever.cli.operate.cache import _size
 from raytriever.operation.cache import cache_entries, entries_to_prune
-from raytriever.operation.disk_usage import parse_size
 from raytriever.store.cache import hold, remove_entry
 from raytriever.store.capacity import format_size
 from raytriever.store.commit import committed_directory
@@ -96,7 +96,7 @@ def test_pruning_by_age_removes_what_was_not_used_since(cache: Path) -> None:
     ("text", "size"), [("500MB", 500_000_000), ("10GB", 10**10), ("1.5 kb", 1500), ("7", 7), ("3b", 3), ("2TB", 2e12)]
 )
 def test_sizes(text: str, size: float) -> None:
-    assert parse_size(text) == size
+    assert _size(text) == size
 
 
 def test_sizes_are_shown_with_a_unit() -> None:

@@ -19,9 +19,8 @@ from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_queries
 from raytriever.metrics.calibration import ScoredPools
 from raytriever.report.evaluation import write_evaluation_report
-from raytriever.report.figures import save_gains, styles_of
+from raytriever.report.figures import save_gains, save_roc, styles_of
 from raytriever.report.page import MAX_QUERIES, Cell, HtmlTable, Page, choose_queries, write_page
-from raytriever.report.score_figures import save_roc
 from raytriever.report.tables import result_tables
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))

@@ -27,8 +27,8 @@ from raytriever.studies.claims import (
     best,
     smallest,
 )
-from raytriever.studies.evaluation_files import read_seed_metrics
 from raytriever.studies.page import Block, best_of_block, marks_of_block, page_text, study_tables
+from raytriever.studies.run.outcome import read_seed_metrics
 
 QUERIES = 40
 

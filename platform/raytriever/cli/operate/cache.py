@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from math import inf
 
 from raytriever.cli.arguments import Parser
 from raytriever.errors import ConfigError
-from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune
-from raytriever.operation.disk_usage import format_time, parse_age, parse_size
+from raytriever.operation.cache import CacheEntry, cache_entries, entries_to_prune, format_time
 from raytriever.options import did_you_mean
 from raytriever.store.cache import BOUNDS, cache_folder, remove_entry
-from raytriever.store.capacity import format_size
+from raytriever.store.capacity import UNITS, format_size
 from raytriever.terminal import show, warn
 
 ACTIONS = ("list", "prune")
@@ -71,17 +71,17 @@ def _prune(entries: list[CacheEntry], max_size: int | None, max_age: float | Non
 
 
 def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not a size", "--max-size", str(error)) from error
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?b)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size", "--max-size", "give a size such as 500MB or 10GB")
+    return int(float(match[1]) * UNITS[(match[2] or "").upper()])
 
 
 def _age(text: str) -> float:
-    try:
-        return parse_age(text)
-    except ValueError as error:
-        raise ConfigError(f"{text!r} is not an age", "--max-age", str(error)) from error
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([hd])", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"{text!r} is not an age", "--max-age", "give an age such as 12h or 30d")
+    return float(match[1]) * (3_600 if match[2].lower() == "h" else 86_400)
 
 
 def _parser() -> Parser:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_path
 from raytriever.errors import ConfigError
-from raytriever.operation.disk_usage import format_time
+from raytriever.operation.cache import format_time
 from raytriever.operation.runs import (
     FINISHED,
     IDENTITY,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float64
@@ -23,8 +23,6 @@ from raytriever.metrics.significance import (
     FIRST_MARKS,
     LEVEL,
     SECOND_MARKS,
-    difference_interval,
-    effect_size,
     holm,
     paired_t_test,
     randomisation_test,
@@ -38,6 +36,7 @@ Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
 Figures = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 # The best model, or the best and the second, by data set (None for the mean over them) and metric.
 Best = Mapping[tuple[str | None, str], Sequence[str]]
+Column = TypeVar("Column", bound=Hashable)
 
 
 def best_rule(test: str) -> str:
@@ -140,15 +139,13 @@ def _pairs(values: Values, metric: str, model: str, other: str) -> dict[str, tup
 
 
 def _test(ours: ndarray, theirs: ndarray) -> dict[str, Any]:
-    """Return the figures of a row that follow from the values of two models."""
-    low, high = difference_interval(ours, theirs)
-    effect = effect_size(ours, theirs)
+    test = paired_t_test(ours, theirs)
     return {
-        "difference": float((ours - theirs).mean()),
-        "low": low,
-        "high": high,
-        "p": paired_t_test(ours, theirs).p_value,
-        "effect": effect if np.isfinite(effect) else None,  # JSON has no infinite number
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p": test.p_value,
+        "effect": test.effect if np.isfinite(test.effect) else None,  # JSON has no infinite number
         "queries": len(ours),
     }
 
@@ -193,24 +190,47 @@ def significance_points(
 
 
 def best_models(figures: Figures, values: Values) -> Best:
-    """Find the models that are significantly the best of a column.
+    """Find the best model, or the best and the second, by data set and metric, as far as they are significantly so.
 
-    A model is the best if it is significantly above each of the others, and the second if it is above each of the rest.
-    All of these tests have to agree, so the largest p-value counts. It is then corrected over the data sets.
-
-    Returns:
-        The best model, or the best and the second, by data set and metric. The data set None is the mean over the data
-        sets, which is tested if all models have all data sets. A column that is missing has no significant best model.
+    The data set None is the mean over the data sets, which is tested if all models have all of them.
     """
     datasets = list(dict.fromkeys(name for sets in figures.values() for name in sets))
     metrics = list(dict.fromkeys(name for sets in figures.values() for one in sets.values() for name in one))
     best: dict[tuple[str | None, str], list[str]] = {}
     for metric in metrics:
-        columns = {name: _tested_column(figures, values, name, metric) for name in datasets}
-        _add_best(best, metric, columns)
+        columns: dict[str | None, dict[str, ndarray]] = {
+            name: _tested_column(figures, values, name, metric) for name in datasets
+        }
+        found = _best_of(columns)
         if len(datasets) > 1 and all(len(column) == len(figures) for column in columns.values()):
-            whole = {model: _weighted([columns[name][model] for name in datasets]) for model in figures}
-            _add_best(best, metric, {None: whole})
+            found |= _best_of({None: {one: _weighted([columns[name][one] for name in datasets]) for one in figures}})
+        best |= {(name, metric): models for name, models in found.items()}
+    return best
+
+
+def _best_of(columns: Mapping[Column, Mapping[str, ndarray]]) -> dict[Column, list[str]]:
+    ordered = {name: sorted(column, key=lambda model: -float(column[model].mean())) for name, column in columns.items()}
+    return find_best(ordered, lambda name, one, other: paired_t_test(columns[name][one], columns[name][other]).p_value)
+
+
+def find_best(
+    ordered: Mapping[Column, Sequence[str]], p_value: Callable[[Column, str, str], float]
+) -> dict[Column, list[str]]:
+    """Find the best row of each column, or the best and the second; rows are given with the highest mean first.
+
+    A row is the best if it is above each other row by the test, at the largest of these p-values after Holm's
+    correction over the columns. It is the second if it is so above each of the rest.
+    """
+    best: dict[Column, list[str]] = {}
+    for rank in (0, 1):
+        tests = {
+            column: max(p_value(column, rows[rank], other) for other in rows[rank + 1 :])
+            for column, rows in ordered.items()
+            if len(rows) > rank + 1 and len(best.get(column, ())) == rank
+        }
+        for column, p in zip(tests, holm(list(tests.values())), strict=True):
+            if p < LEVEL:
+                best.setdefault(column, []).append(ordered[column][rank])
     return best
 
 
@@ -222,30 +242,6 @@ def best_rows(best: Best) -> list[dict[str, Any]]:
 def read_best_rows(rows: Sequence[Mapping[str, Any]]) -> Best:
     """Return the best models that `best_rows` wrote as rows."""
     return {(row["dataset"], row["metric"]): list(row["models"]) for row in rows}
-
-
-def _add_best(
-    best: dict[tuple[str | None, str], list[str]],
-    metric: str,
-    columns: Mapping[Any, Mapping[str, ndarray]],
-) -> None:
-    """Add the best and the second model of each data set's column, as far as the tests find them."""
-    ordered = {
-        name: sorted(column, key=lambda model: -float(column[model].mean()))
-        for name, column in columns.items()
-        if len(column) > 1
-    }
-    for rank in (0, 1):
-        tests = {
-            name: max(
-                paired_t_test(columns[name][models[rank]], columns[name][other]).p_value for other in models[rank + 1 :]
-            )
-            for name, models in ordered.items()
-            if len(models) > rank + 1 and len(best.get((name, metric), ())) == rank
-        }
-        for name, p in zip(tests, holm(list(tests.values())), strict=True):
-            if p < LEVEL:
-                best.setdefault((name, metric), []).append(ordered[name][rank])
 
 
 def _tested_column(figures: Figures, values: Values, dataset: str, metric: str) -> dict[str, ndarray]:

@@ -35,14 +35,7 @@ NO_GAP, CLEAR_GAP = 1.1, 1.5
 
 @dataclass(frozen=True)
 class GapEmbeddings:
-    """Embeddings that the gap is measured on.
-
-    Args:
-        documents: indexed passages.
-        held_out: passages that are not indexed and are searched like queries.
-        queries: queries that are searched.
-        training: queries that RoarGraph is built from.
-    """
+    """Embeddings of a gap. Passages held out are searched like queries; RoarGraph is built from training queries."""
 
     documents: Float32[ndarray, "documents width"]
     held_out: Float32[ndarray, "passages width"]
@@ -52,12 +45,7 @@ class GapEmbeddings:
 
 @dataclass(frozen=True)
 class Gap:
-    """Distances of the queries and of the held-out passages from the documents.
-
-    Args:
-        queries, held_out: MMD^2 of all queries, and of all held-out passages.
-        query_scores, held_out_scores: MMD^2 of each query, and of each held-out passage.
-    """
+    """MMD^2 from the documents: of all queries, of all held-out passages, and as scores of each of them."""
 
     queries: float
     held_out: float
@@ -97,12 +85,7 @@ def query_positive_distance(
     of: Int64[ndarray, " pairs"],
     to: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the mean Euclidean distance of queries and their positives, as training logs it.
-
-    Args:
-        queries, documents: embeddings.
-        of, to: row of the query and row of the document of each positive pair.
-    """
+    """Return the mean Euclidean distance of queries and their positives, of rows `of` and `to`, as training logs it."""
     return float(np.linalg.norm(queries[of].astype(np.float64) - documents[to], axis=1).mean())
 
 
@@ -136,14 +119,7 @@ class IndexMeasurement:
 def hold_out(
     embeddings: Float32[ndarray, "documents width"], count: int, seed: int
 ) -> tuple[Int64[ndarray, " kept"], Int64[ndarray, " passages"]]:
-    """Draw passages that are searched like queries.
-
-    Returns:
-        Rows of the other passages, and rows of the drawn ones, both ascending.
-
-    Raises:
-        DataError: fewer than half of the passages would be left.
-    """
+    """Draw passages that are searched like queries; return the rows of the others, and theirs, both ascending."""
     if 2 * count > len(embeddings):
         raise DataError(f"{len(embeddings):,} passages are too few to hold out {count:,} of them")
     positions = np.sort(np.random.default_rng(seed).choice(len(embeddings), count, replace=False))
@@ -151,11 +127,7 @@ def hold_out(
 
 
 def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexMeasurement:
-    """Build one index and measure it.
-
-    Raises:
-        UserError: see `build_index`.
-    """
+    """Build one index and measure it."""
     began = perf_counter()
     index = build_index(DocumentVectors.of(data.documents), config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began

@@ -52,13 +52,9 @@ class OodJob:
     Args:
         models: names or directories of encoders; `control` is the positive control (`index/approximate/synthetic.py`).
         dataset: path, URI or name; RoarGraph is built from its `train` queries.
-        split: split whose queries are searched.
-        indexes: kinds of indexes to build.
         query_count: number of queries, and of held-out passages; at most as many as the data set has.
-        control_documents: number of documents of the control.
         precision: precision of the encoders; None for the fastest on the hardware.
         max_bad_rows: share of bad rows that each file may have, 0 to 1.
-        seed: seed of all random draws.
         lengths: longest query and passage, in tokens; None for the limits of the encoders.
         pictures: whether pictures are drawn; the t-SNE picture needs scikit-learn.
     """
@@ -80,16 +76,10 @@ def run_ood(job: OodJob, output: Path, names: dict[str, str], log: Log) -> dict[
     """Measure every model, or read its existing results.
 
     Args:
-        job: settings of the study.
-        output: folder of the results, with a directory for each model.
         names: name of the directory of each model.
-        log: called with each progress line.
 
     Returns:
         The tables of each model as text, by model.
-
-    Raises:
-        UserError: something a user can correct; finished models are kept.
     """
     if ACROSS in names.values():
         raise ConfigError(

@@ -42,13 +42,7 @@ def recall_within(points: list[OperatingPoint], budget: float) -> float:
 
 
 def format_tables(indexes: dict[str, IndexMeasurement], gap: Gap, documents: int) -> str:
-    """Return the tables of costs, recalls and candidates of the indexes, and the distances.
-
-    Args:
-        indexes: measurements by kind of index.
-        gap: distances of queries and held-out passages.
-        documents: number of indexed documents.
-    """
+    """Return the tables of costs, recalls and candidates of the indexes, and the distances."""
     costs = [
         [
             kind,
@@ -120,14 +114,7 @@ DRIFT = "query_positive_distance"
 
 
 def save_curves(path: Path, curves: Mapping[str, list[OperatingPoint]], k: int, title: str = "") -> None:
-    """Draw queries per second of one thread over recall@k, one curve for each index; right and up is better.
-
-    Args:
-        path: path of the PNG; the SVG is written next to it.
-        curves: operating points by the name of the curve.
-        k: number of retrieved documents.
-        title: title of the picture.
-    """
+    """Draw queries per second of one thread over recall@k, one curve for each index; right and up is better."""
     with picture(path, WIDTH, HEIGHT) as figure:
         axes = figure.add_subplot()
         for (name, points), (colour, dash) in zip(curves.items(), lines(), strict=False):
@@ -155,13 +142,12 @@ def save_scores(path: Path, gap: Gap) -> None:
 
 
 def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
-    """Draw documents and queries on a plane, by t-SNE of their first 50 principal components.
-
-    Raises:
-        ConfigError: the extra `studies` is not installed.
-    """
+    """Draw documents and queries on a plane, by t-SNE of their first 50 principal components."""
     rng = np.random.default_rng(seed)
-    passages, queries = (_sample(rng, vectors) for vectors in (data.documents, data.queries))
+    passages, queries = (
+        vectors if len(vectors) <= DOTS else vectors[np.sort(rng.choice(len(vectors), DOTS, replace=False))]
+        for vectors in (data.documents, data.queries)
+    )
     points = project(np.concatenate([passages, queries]), seed)
     with picture(path, WIDTH, WIDTH) as figure:
         axes = figure.add_subplot()
@@ -176,11 +162,7 @@ def save_plane(path: Path, data: GapEmbeddings, seed: int) -> None:
 
 
 def project(vectors: Float32[ndarray, "rows width"], seed: int) -> Float64[ndarray, "rows 2"]:
-    """Return a point on a plane for every row; near rows stay near.
-
-    Raises:
-        ConfigError: scikit-learn is not installed.
-    """
+    """Return a point on a plane for every row; near rows stay near."""
     try:
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE
@@ -192,20 +174,10 @@ def project(vectors: Float32[ndarray, "rows width"], seed: int) -> Float64[ndarr
     return TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced).astype(np.float64)
 
 
-def _sample(rng: np.random.Generator, vectors: ndarray) -> ndarray:
-    return vectors if len(vectors) <= DOTS else vectors[np.sort(rng.choice(len(vectors), DOTS, replace=False))]
-
-
 def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: Mapping[str, str]) -> None:
     """Draw the models in common pictures, in a directory of their own; an existing one is replaced.
 
-    Args:
-        folder: directory of the pictures.
-        results: content of `results.json` of each model, by its name in pictures.
-        models: directories or names of the encoders, by the same names.
-
-    Raises:
-        StorageError: the directory cannot be written.
+    Their `results.json`, and their directories or names, are given by their names in the pictures.
     """
     with committed_directory(folder, {"kind": "ood-across", "models": list(results)}, replace=True) as temporary:
         for kind in dict.fromkeys(kind for one in results.values() for kind in one["indexes"]):
@@ -222,11 +194,7 @@ def save_across(folder: Path, results: Mapping[str, Mapping[str, Any]], models: 
 
 
 def read_drift(model: Path) -> list[tuple[int, float]]:
-    """Return the mean query-positive distance at every step of a training run.
-
-    Args:
-        model: run directory, or the folder `model` in it. Any other path gives an empty list.
-    """
+    """Return the mean query-positive distance by step of a run directory, or of its `model`; empty for other paths."""
     folder = next((path for path in (model, model.parent) if (path / STEPS).is_file()), None)
     return [] if folder is None else read_curve(folder, DRIFT)
 

@@ -316,15 +316,7 @@ class _Figures(TypedDict):
 
 
 def _base_encoder(scale: StudyScale) -> tuple[str, str]:
-    """Copy the base encoder into the folder of the study, which continues only with the same weights.
-
-    Returns:
-        The path of the copy, and a description of the encoder.
-
-    Raises:
-        ConfigError: there is no base encoder.
-        StorageError: its `figures.json` is damaged.
-    """
+    """Copy the base encoder into the folder of the study, which continues only with the same weights."""
     root = scale.data_root
     if root is None:
         remedy = f"give the folder that holds {BASE} and the packs of the study"

@@ -197,13 +197,7 @@ def deep_recall(scale: StudyScale) -> str:
 
 
 def training_set(scale: StudyScale, on: str = MS_MARCO, **labels: Any) -> MeasuredDataset:
-    """Return the data set to train on and to measure in domain.
-
-    Args:
-        scale: scale of the study.
-        on: folder at full, `nq` or `msmarco`.
-        labels: fields of the subset below full: `share`, `labels`, `by_llm`.
-    """
+    """Return the data set to train on and measure in domain: a folder at full, else a subset with fields `labels`."""
     if scale.is_full:
         return scale.whole(on, "NQ" if on == NQ else DEV, queries=QUERIES[on])
     if scale.is_smoke:

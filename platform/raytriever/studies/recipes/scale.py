@@ -110,13 +110,7 @@ class StudyScale:
     def sets(
         self, full: Sequence[str], small: Mapping[str, Subset], smoke: Sequence[str] = (STDLIB, PACKAGES)
     ) -> list[MeasuredDataset]:
-        """Return data sets to train and to measure on.
-
-        Args:
-            full: names in `WHOLE_SETS`.
-            small: subset of each pack, by its name in `PACKS`.
-            smoke: parts of pydocs.
-        """
+        """Return the data sets of a study: names of `WHOLE_SETS` at full, subsets of `PACKS`, or parts of pydocs."""
         if self.is_full:
             return [self.whole(WHOLE_SETS[name][0], name, queries=WHOLE_SETS[name][1]) for name in full]
         if self.is_smoke:
@@ -133,13 +127,9 @@ class StudyScale:
         return [Arm("before", UNTRAINED, tuple(measured), None, model="minilm", lengths=LENGTHS[self.name])]
 
     def pydocs(self, part: str, groups: bool = False, subset: Subset = SMOKE_SUBSET) -> MeasuredDataset:
-        """Return a subset of pydocs: docstrings of the standard library, or of installed packages.
+        """Return a subset of pydocs: docstrings of `stdlib` or of other `packages`.
 
-        Args:
-            part: `stdlib` or `packages`.
-            groups: whether passages of up to four siblings of the same class or module are relevant too, with a lower
-                grade.
-            subset: size of the subset.
+        With groups, passages of up to four siblings of the same class or module are relevant too, with a lower grade.
         """
         name = f"pydocs-{part}"
         kind = f"{name}{'-groups' if groups else ''}"
@@ -148,12 +138,7 @@ class StudyScale:
         return MeasuredDataset(name, location, about=_about(name, subset) + (_GROUPS if groups else ""))
 
     def pack(self, name: str, subset: Subset) -> MeasuredDataset:
-        """Return a subset of a pack, one of `PACKS`.
-
-        Raises:
-            ConfigError: the folder of the pack does not exist.
-            DataError: see `open_dataset`.
-        """
+        """Return a subset of a pack, one of `PACKS`."""
         pack, splits = PACKS[name]
         source = self.pack_folder(pack)
         if not subset.train:

@@ -93,9 +93,7 @@ def build_curriculum(
     """Return the curriculum of a training of *Optimizing What Matters*.
 
     Args:
-        scale: scale of the study, see above.
         loss: name of the loss, as a value of `--loss`.
-        data: training data.
         size: size of the encoder, one of `SIZES`; only the first one is used below `full`.
         settings: settings of this study or training; they override those of the scale.
     """
@@ -108,10 +106,7 @@ def build_curriculum(
 def describe_training(scale: StudyScale, settings: Layer | None = None, encoder: str = "all-MiniLM-L6-v2") -> str:
     """Return a sentence that describes the trainings of `build_curriculum` to the reader of the page.
 
-    Args:
-        scale: scale of the study.
-        settings: settings of the study; they override those of the scale.
-        encoder: encoder that is trained below `full`.
+    The settings override those of the scale; `encoder` is trained below `full`.
     """
     if scale.is_full:
         tau = (settings or {}).get("loss", {}).get("temperature", TEMPERATURE)
@@ -154,10 +149,7 @@ def objective_config(
     objectives draw M positives again in each epoch; if a query has fewer, hard negatives fill the group.
 
     Args:
-        scale: scale of the study, see above.
         name: name of the objective, one of `OBJECTIVE_LOSSES`.
-        data: training data.
-        group: numbers of passages of a query.
         source: source of the positives, as a value of `--positives`.
         on: data set whose batch, epochs and learning rate are used at `full`: `NQ` or `MS_MARCO`.
     """

@@ -46,8 +46,9 @@ from raytriever.studies.definition import (
     errors_within,
 )
 from raytriever.studies.ood.job import OodJob, read_ood, run_ood
+from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import end_to_end
-from raytriever.tracking.tracker import STAGE, DatasetRecord, NullTracker, PersistentTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 from raytriever.training.config import DEV_LOSS
 
 # Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
@@ -81,16 +82,13 @@ class ArmRunner:
     """Runner of the arms of a study.
 
     Args:
-        output: directory of the study.
         run_name: name of the study; the runs of its arms begin with it.
-        tracker: tracker of the study.
         record: data of the study, for the tracker; used for an arm that opens no data set itself.
-        log: called with each progress line.
         gpus: GPUs of each worker of an arm, 0 on a cluster without GPUs; see `placement.gpus_of_trial`.
     """
 
     def __init__(
-        self, output: Path, run_name: str, tracker: PersistentTracker, record: DatasetRecord, log: Log, gpus: float
+        self, output: Path, run_name: str, tracker: Spool, record: DatasetRecord, log: Log, gpus: float
     ) -> None:
         self._output, self._run_name, self._tracker, self._record, self._log = output, run_name, tracker, record, log
         self._gpus = gpus
@@ -102,9 +100,6 @@ class ArmRunner:
         """Train and measure an arm; steps that an earlier call finished are skipped.
 
         Arms on several threads are prepared one at a time, because they share negatives.
-
-        Raises:
-            UserError: something a user can correct; the error names the arm.
         """
         began, folder = time.monotonic(), arm_folder(self._output, arm, seed)
         run = RunDirectory.open(folder, {}, fresh=False)  # the study's settings were compared as a whole
@@ -115,7 +110,8 @@ class ArmRunner:
             summary = {"dataset": first.dataset, "split": first.split, "after": metrics[first.name]}
             run.finish(without_nan({**summary, "measured": metrics, **facts}))
         seconds = time.monotonic() - began
-        self._log(f"{name}: {_format_metrics(first.name, metrics[first.name])} in {seconds:.0f} s")
+        figures = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics[first.name].items())
+        self._log(f"{name}: {first.name} {figures} in {seconds:.0f} s")
         for temporary in TEMPORARY:
             remove(folder / temporary)
         gc.collect()
@@ -147,12 +143,10 @@ class ArmRunner:
             facts = _training_facts(run.path, stages.folders, curriculum)
             return self._measure(arm, str(run.path / MODEL), facts, run, tracker), facts
 
-    def _child(self, name: str, run: RunDirectory) -> PersistentTracker:
+    def _child(self, name: str, run: RunDirectory) -> Spool:
         return self._tracker.child(f"{self._run_name}/{name}", run.path)
 
-    def _measure(
-        self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: PersistentTracker
-    ) -> Metrics:
+    def _measure(self, arm: Arm, model: str, facts: Mapping[str, Any], run: RunDirectory, tracker: Spool) -> Metrics:
         precision = arm.curriculum.base.training.precision if arm.curriculum else None
         metrics: Metrics = {}
         for dataset in arm.datasets:
@@ -187,15 +181,9 @@ def measure(
     """Return the metrics of an arm on one data set; results of an earlier call are used again.
 
     Args:
-        dataset: data set to measure on.
-        arm: arm whose model is measured.
         model: directory of the model, name of an untrained encoder, or `bm25`.
         precision: precision of encoding; None for the fastest on the device.
         facts: facts of the training; empty for an arm that is not trained.
-        folder: run directory of the arm.
-
-    Raises:
-        UserError: see `run_evaluation`.
     """
     path = folder / MEASURED / safe_name(dataset.name)
     if not (path / RESULTS).is_file():
@@ -210,7 +198,7 @@ def measure(
             bm25_language=dataset.bm25_language,
             max_bad_rows=1.0 if UNANSWERABLE in dataset.extras else 0.01,
         )
-        run_evaluation(job, path, fresh=True, tracker=NullTracker, log=lambda line: None)
+        run_evaluation(job, path, fresh=True, tracker=Tracker, log=lambda line: None)
     values = read_results(path)["models"].get(arm.name, {}).get(path.name)
     if values is None:
         raise StorageError(f"has no results of {arm.name}", str(path), f"remove {path}; it is measured again")
@@ -265,7 +253,3 @@ def _training_facts(folder: Path, folders: list[Path], curriculum: Curriculum) -
 
 def _tags(run: RunDirectory) -> dict[str, str]:
     return {"run_directory": str(run.path.resolve()), STAGE: "study"}
-
-
-def _format_metrics(dataset: str, metrics: Mapping[str, float]) -> str:
-    return f"{dataset} " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

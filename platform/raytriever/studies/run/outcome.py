@@ -12,16 +12,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
+
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
+from raytriever.errors import StorageError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.files import read_per_query, read_pools
 from raytriever.evaluation.names import safe_name
-from raytriever.evaluation.results import without_nan
+from raytriever.evaluation.protocol import AUC
+from raytriever.evaluation.results import read_results, without_nan
 from raytriever.evaluation.tables import latex, markdown
 from raytriever.experiment.directory import METRICS
+from raytriever.metrics.auc import auc_pseudo_values
 from raytriever.reading.structured import read_json
-from raytriever.report.figures import Points, save_curves, save_gains, save_lines
-from raytriever.report.score_figures import save_roc, save_score_histograms
+from raytriever.report.figures import Points, save_curves, save_gains, save_lines, save_roc, save_score_histograms
 from raytriever.store.commit import committed_directory, write_atomically
 from raytriever.store.disk import disk_errors
 from raytriever.studies.definition import (
@@ -36,7 +41,6 @@ from raytriever.studies.definition import (
     Evaluated,
     Study,
 )
-from raytriever.studies.evaluation_files import read_pools, read_seed_metrics
 from raytriever.studies.page import Block, marks_of_block, page_text, study_tables, title_of, value_text
 from raytriever.studies.recipes import OWN
 from raytriever.studies.run.arm import arm_folder, evaluation_of
@@ -59,11 +63,7 @@ def seeds_of(arm: Arm, seeds: int) -> Iterable[int]:
 
 
 def read_study(study: Study, output: Path, seeds: int) -> tuple[SeededResults, dict[Cell, list[Evaluated]]]:
-    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending.
-
-    Raises:
-        StorageError: a file of an arm is missing, or was damaged or changed.
-    """
+    """Return metrics and evaluations of all arms of a study by row and data set, seeds ascending."""
     cells: dict[Cell, list[SeedMetrics]] = {}
     evaluations: dict[Cell, list[Evaluated]] = {}
     for arm in study.arms:
@@ -78,6 +78,35 @@ def read_study(study: Study, output: Path, seeds: int) -> tuple[SeededResults, d
                 cells.setdefault((arm.label, dataset.name), []).append(metrics)
                 evaluations.setdefault((arm.label, dataset.name), []).append(one)
     return SeededResults(cells), evaluations
+
+
+def read_seed_metrics(
+    folder: Path, model: str, dataset: str, seed: int | None, extras: Mapping[str, float]
+) -> SeedMetrics:
+    """Read the metrics of a model on a data set, with values by query, and pseudo-values of the AUC.
+
+    Args:
+        model, dataset: their names in this directory.
+        seed: seed that the model was trained with; None if it was not trained.
+        extras: further metrics that do not come from the evaluation.
+    """
+    results, remedy = read_results(folder), f"remove {folder}; it is measured again"
+    path = folder / "per_query" / f"{dataset}.json"
+    try:
+        metrics = results["models"][model][dataset]
+        values = read_per_query(path, remedy)["models"][model]["metrics"]
+    except (KeyError, FileNotFoundError) as error:
+        raise StorageError(f"has no results of {model} on {dataset}", str(folder), remedy) from error
+    per_query = {name: np.array(column, np.float64) for name, column in values.items()}  # null becomes NaN
+    if AUC in metrics:
+        pools, count = read_pools(folder, model, dataset, remedy), int(results["about"][dataset]["queries"])
+        assert pools.positive_queries is not None  # an evaluation always stores them
+        assert pools.negative_queries is not None
+        per_query[AUC] = auc_pseudo_values(
+            pools.positives, pools.negatives, pools.positive_queries, pools.negative_queries, count
+        )
+    means = {name: float("nan") if value is None else float(value) for name, value in metrics.items()}
+    return SeedMetrics(seed, means | dict(extras), per_query)
 
 
 def blocks_of(study: Study) -> list[Block]:
@@ -239,15 +268,7 @@ def _logged_name(drawing: Drawing) -> str:
 
 @dataclass(frozen=True)
 class StudyFigures:
-    """Figures of a study, each written as PNG and SVG; a figure without values is left out.
-
-    Args:
-        study: names the figures.
-        results: metrics of the study.
-        blocks: rows and baselines.
-        output: directory of the study.
-        into: folder for the pictures.
-    """
+    """Figures of a study, each written as PNG and SVG; a figure without values is left out."""
 
     study: Study
     results: SeededResults
@@ -326,7 +347,8 @@ class StudyFigures:
                 for one in arm.datasets:
                     if one.name == dataset:
                         evaluated = evaluation_of(arm_folder(self.output, arm, 0), arm, one)
-                        pools[arm.label] = read_pools(evaluated.folder, evaluated.model, evaluated.dataset)
+                        remedy = f"remove {evaluated.folder}; it is measured again"
+                        pools[arm.label] = read_pools(evaluated.folder, evaluated.model, evaluated.dataset, remedy)
             name = self._file_name(drawing, dataset)
             if drawing.kind == ROC:
                 save_roc(self.into / name, pools, f"ROC, all queries pooled, {dataset}")

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -40,7 +39,7 @@ from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
 from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.tracker import STAGE, DatasetRecord, PersistentTracker, Point, closing
+from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
 
 SETTINGS, DATA = "study.json", "data"
@@ -54,12 +53,7 @@ class _Settings(TypedDict):
 
 
 def check_directory(output: Path, name: str, scale: str) -> None:
-    """Refuse a directory that holds anything but this study at this scale. Nothing is written.
-
-    Raises:
-        ConfigError: the directory holds something else.
-        StorageError: the directory cannot be written, or `study.json` is damaged.
-    """
+    """Refuse a directory that holds anything but this study at this scale. Nothing is written."""
     check_writable(output)
     # An earlier call may have been killed while its recipe wrote the data.
     if not output.is_dir() or {path.name for path in output.iterdir()} <= {DATA}:
@@ -149,21 +143,6 @@ def _read(file: Path) -> dict[str, Any]:
         return dict(read_json(file, _Settings, f"give another {setting('output')}"))
 
 
-@dataclass(frozen=True)
-class StudyResult:
-    """Result of a call of `run_study`.
-
-    Args:
-        path: directory of the study.
-        results: all metrics.
-        has_run_arms: whether this call trained or measured anything.
-    """
-
-    path: Path
-    results: SeededResults
-    has_run_arms: bool
-
-
 def run_study(
     study: Study,
     scale: str,
@@ -173,19 +152,14 @@ def run_study(
     log: Callable[[str], None],
     trial_gpus: float | None = None,
     trackers: Sequence[str] = DEFAULT_TRACKERS,
-) -> StudyResult:
-    """Train and measure the missing arms, and write the outcome.
+) -> bool:
+    """Train and measure the missing arms, and write the outcome; return whether there were any.
 
     Args:
         study: made by a recipe whose `folder` was the folder `DATA` of `output`.
-        scale: scale that the study was made for.
-        output: directory that passed `check_directory`.
         seeds: number of trainings of each arm. A larger number than before adds seeds; a smaller one leaves the
             further seeds out of the table.
-        run_name: name of the run at the tracker.
-        log: called with each progress line.
         trial_gpus: GPUs of an arm, a fraction if several arms share one; None for a whole GPU where there is one.
-        trackers: names of the trackers.
 
     Raises:
         UserError: something a user can correct; finished arms are kept.
@@ -206,9 +180,9 @@ def run_study(
         if seed in seeds_of(arm, seeds) and not is_finished(arm_folder(output, arm, seed))
     ]
     if not todo and (output / RESULTS).is_file():
-        results = write_study(study, output, scale, seeds)
+        write_study(study, output, scale, seeds)
         send_pending(output, trackers, log)
-        return StudyResult(output, results, has_run_arms=False)
+        return False
     check_cluster()
     clients = open_trackers(trackers)
     with disk_errors(output):
@@ -216,7 +190,9 @@ def run_study(
     write_atomically(output / SETTINGS, json.dumps(settings, indent=1) + "\n")
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
-        record = _dataset_record(study, settings)
+        locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
+        sources = ",".join(dict.fromkeys(locations.values()))
+        record = DatasetRecord("+".join(locations), sources, hash_of(settings), {})
         tracker.describe(
             {"study": study.name, "scale": scale, "arms": len(study.arms)},
             record,
@@ -239,7 +215,7 @@ def run_study(
             run_arms(run, todo, count_slots(workers, gpus) if gpus else 1)
         results = write_study(study, output, scale, seeds)
         _log_results(tracker, study, results, output, seeds)
-    return StudyResult(output, results, has_run_arms=True)
+    return True
 
 
 @contextmanager
@@ -263,7 +239,6 @@ def run_arms(run: Callable[[int, Arm, int], None], todo: Sequence[tuple[Arm, int
 
     Args:
         run: runs an arm, from its number, the arm and the seed. An interruption ends it on any thread.
-        todo: arms and seeds.
         at_once: number of arms that run at the same time; a single one runs on this thread.
 
     Raises:
@@ -300,13 +275,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available() or bool(os.environ.get("RAY_ADDRESS"))
 
 
-def _dataset_record(study: Study, settings: dict[str, Any]) -> DatasetRecord:
-    """Return the data of the whole study for the tracker, under the names of its data sets."""
-    locations = {one.name: one.dataset for arm in study.arms for one in arm.datasets}
-    return DatasetRecord("+".join(locations), ",".join(dict.fromkeys(locations.values())), hash_of(settings), {})
-
-
-def _log_results(tracker: PersistentTracker, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
+def _log_results(tracker: Spool, study: Study, results: SeededResults, output: Path, seeds: int) -> None:
     """Log the means over the seeds, with the number of seeds as step, and the files of the study."""
     now = time.time_ns() // 1_000_000
     names = {(arm.label, one.name): arm.name for arm in study.arms for one in arm.datasets}

@@ -21,8 +21,9 @@ from raytriever.experiment.recorder import Recorder
 from raytriever.experiment.stages import best_checkpoint
 from raytriever.progress import Progress
 from raytriever.store.commit import remove
+from raytriever.tracking.spool import Spool
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, PersistentTracker, Point
+from raytriever.tracking.tracker import STAGE, Point
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.ray.training_data import SweepData, trial_config
 from raytriever.tuning.ray.trial import ENDED, METRICS, REASON, STEP, TrialEvent, TrialJob
@@ -36,16 +37,9 @@ LARGE_FOLDERS = ("checkpoints", "model", "negatives")
 
 
 class TrialRecorder(Recorder):
-    """Records the events of a trial.
+    """Records the events of a trial."""
 
-    Args:
-        tracker: Tracker of the trial.
-        folder: its run directory.
-        name: Name of the trial.
-        log: called with its log messages.
-    """
-
-    def __init__(self, tracker: PersistentTracker, folder: Path, name: str, log: Callable[[str], None]) -> None:
+    def __init__(self, tracker: Spool, folder: Path, name: str, log: Callable[[str], None]) -> None:
         super().__init__(tracker, folder, total_steps=0)
         self._name, self._log_of_sweep = name, log
 
@@ -64,15 +58,7 @@ class TrialRecorder(Recorder):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Plan of a sweep.
-
-    Args:
-        base: settings of all trials.
-        sampler: proposes the points of the search space.
-        trials: number of trials.
-        metric: metric that decides which trial is the best.
-        at_once: number of concurrent trials.
-    """
+    """Plan of a sweep."""
 
     base: Config
     sampler: Sampler
@@ -84,22 +70,12 @@ class SweepPlan:
 @dataclass
 class _Running:
     recorder: TrialRecorder
-    tracker: PersistentTracker
+    tracker: Spool
     started: float  # `time.monotonic()`
 
 
 class TrialManager:
-    """Starts and ends trials: writes `trials.json`, their directories and their runs at the tracker.
-
-    Args:
-        folder: Folder of the sweep.
-        plan: Plan of the sweep.
-        data: prepared data sets and negatives tables.
-        trials: trials of earlier calls.
-        tracker: Tracker of the sweep.
-        run_name: Name of the sweep; the names of the trials' runs start with it.
-        log: called with a line at the start and the end of each trial.
-    """
+    """Starts and ends trials: writes `trials.json`, their directories, and their runs at the tracker."""
 
     def __init__(
         self,
@@ -107,7 +83,7 @@ class TrialManager:
         plan: SweepPlan,
         data: SweepData,
         trials: Sequence[Trial],
-        tracker: PersistentTracker,
+        tracker: Spool,
         run_name: str,
         log: Callable[[str], None],
     ) -> None:
@@ -140,7 +116,7 @@ class TrialManager:
         return self._folder / TRIALS / f"{number:03d}"
 
     def next_job(self) -> TrialJob | None:
-        """Start and return the next trial; None if its settings depend on a trial that has not ended.
+        """Start and return the next trial; None if it depends on one that has not ended.
 
         Raises:
             StopIteration: no trial remains.

@@ -29,9 +29,9 @@ from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol, metric_title
 from raytriever.evaluation.systems import Bm25System
-from raytriever.experiment.conclusion import conclude
 from raytriever.experiment.directory import METRICS, RunDirectory
 from raytriever.experiment.opening import open_run
+from raytriever.experiment.train import conclude
 from raytriever.machine import usable_cores
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_options, did_you_mean
@@ -39,7 +39,7 @@ from raytriever.store.commit import MANIFEST, committed_directory, write_atomica
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.steps import read_curve
-from raytriever.tracking.tracker import STAGE, PersistentTracker, Point, Tracker, closing
+from raytriever.tracking.tracker import STAGE, Point, Tracker, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.config import DEV_LOSS
 from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
@@ -64,9 +64,6 @@ class SweepResult:
     """Result of a sweep.
 
     Args:
-        path: the sweep's directory.
-        trials: all trials.
-        metric: metric that decides which trial is the best.
         best: the best trial; None if no trial finished.
         rows: metrics of the best trial on the test split, by system.
         is_new: False if an earlier call had already finished the sweep.
@@ -98,12 +95,6 @@ def run_sweep(
 
     Args:
         base: settings of all trials, except for those that are searched.
-        search: search space, searcher and number of trials.
-        output: the sweep's directory.
-        run_name: at the tracker.
-        fresh: whether an earlier sweep in the directory is removed.
-        log: called with lines about the progress.
-        trackers: names of the trackers.
 
     Raises:
         UserError: a setting, a data set, the model or the directory is not usable. Failed trials raise nothing; they
@@ -111,7 +102,10 @@ def run_sweep(
     """
     started = time.monotonic()
     space, plan = plan_sweep(base, search)
-    run = _open_directory(base, search, space, output, fresh)
+    settings = sweep_settings(base, search, space)
+    run = RunDirectory.open(output, settings, fresh)
+    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
+        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
     trials = [] if run.state == "new" else read_trials(output, [one.key for one in space.dimensions])
     best = find_best(trials, plan.metric)
     has_ended = len(trials) >= plan.trials and all(trial.status in (FINISHED, STOPPED) for trial in trials)
@@ -124,11 +118,11 @@ def run_sweep(
     data = SweepData(log)
     data.prepare(base, space)
     clients = open_trackers(trackers)
-    run.begin(_dump(sweep_settings(base, search, space)))
+    run.begin(yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True))
     tracker = Spool.open(clients, output, run_name)
     with closing(tracker):
         tags = {STAGE: "tune", "run_directory": str(output.resolve())}
-        tracker.describe(sweep_settings(base, search, space), data.record(), tags)
+        tracker.describe(settings, data.record(), tags)
         workers = base.training.workers[1]
         requested = workers * (search.trials_at_once or max(1, usable_cores() // workers))
         with ray_session(requested - COORDINATORS):
@@ -153,24 +147,8 @@ def run_sweep(
     return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
 
 
-def _open_directory(base: Config, search: SearchConfig, space: SearchSpace, output: Path, fresh: bool) -> RunDirectory:
-    """Return the sweep's directory; raise `ConfigError` if it holds a run that is no sweep."""
-    run = RunDirectory.open(output, sweep_settings(base, search, space), fresh)
-    if run.state != "new" and not (output / TRIAL_LOG).is_file() and (output / METRICS).is_file():
-        raise ConfigError("holds a training run, not a sweep", setting("output", output), "give another directory")
-    return run
-
-
-def _dump(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump({"hash": hash_of(settings), **settings}, sort_keys=False, allow_unicode=True)
-
-
 def plan_sweep(base: Config, search: SearchConfig) -> tuple[SearchSpace, SweepPlan]:
-    """Return the search space and the plan, after a check of every trial of a grid.
-
-    Raises:
-        UserError: the space, a metric or the settings of a trial are not valid.
-    """
+    """Return the search space and the plan, after a check of every trial of a grid."""
     check_options(search)
     check_config(base)
     if search.trial_gpus is not None and base.training.workers[1] > 1:
@@ -244,7 +222,7 @@ def evaluate_best(
     best: Trial,
     config: Config,
     folder: Path,
-    tracker: PersistentTracker,
+    tracker: Spool,
     run_name: str,
     log: Callable[[str], None],
     started: float,
@@ -252,20 +230,11 @@ def evaluate_best(
     """Evaluate the best trial on the test split, and write `best/` and `best.yaml`, unless they are its own already.
 
     Args:
-        output: the sweep's directory.
-        best: the trial.
-        config: its settings.
-        folder: its run directory.
         tracker: Tracker of the sweep; the metrics are logged to the run of the trial and to this one.
-        run_name: Name of the sweep.
-        log: called with a line about the progress.
         started: `time.monotonic()` at the start of the command.
 
     Returns:
         The metrics on the test split by system: `bm25`, `before` and `after` training.
-
-    Raises:
-        UserError: a data set or the model is not usable, or the disk is full.
     """
     write_atomically(output / f"{BEST}.yaml", dump_config(config))
     if rows := read_best(output, config):
@@ -304,16 +273,7 @@ def write_sweep(
 ) -> None:
     """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
 
-    Args:
-        output: the sweep's directory.
-        trials: at least one.
-        space: search space of the sweep.
-        metric: the deciding metric.
-        watched: metric that trials were stopped by; None without early stopping.
-        tracker: Tracker of the sweep.
-
-    Raises:
-        StorageError: the disk is full or not writable.
+    There are curves if trials may be stopped, by the metric `watched`.
     """
     if not trials:
         return

@@ -37,11 +37,7 @@ def trial_config(base: Config, point: Point) -> Config:
 
 @dataclass
 class SweepData:
-    """Opened data sets and negatives tables of a sweep, by the settings that decide them.
-
-    Args:
-        log: called with lines about data sets and negatives.
-    """
+    """Opened data sets and negatives tables of a sweep, by the settings that decide them."""
 
     log: Callable[[str], None]
     tables: dict[str, NegativesTable | None] = field(default_factory=dict)
@@ -49,11 +45,7 @@ class SweepData:
     _indexes: LexicalIndexes = field(default_factory=LexicalIndexes)
 
     def prepare(self, base: Config, space: SearchSpace) -> None:
-        """Open the data of all trials that the space allows.
-
-        Raises:
-            UserError: a data set, a model or the settings of a trial are not usable.
-        """
+        """Open the data of all trials that the space allows."""
         searched = [one for one in space.dimensions if one.section in SECTIONS]
         values = [[one.high] if one.is_range else one.values for one in searched]
         for combination in itertools.product(*values):

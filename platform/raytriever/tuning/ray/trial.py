@@ -41,13 +41,9 @@ class TrialJob:
     """Description of one trial.
 
     Args:
-        number: Number of the trial, from 0.
-        config: all its settings.
-        prepared: paths of its prepared data sets.
         dev_sets: data sets on which its checkpoints are evaluated; empty if they are not.
         negatives: name of its table among the sweep's negatives tables.
         total_steps: training ends after at most this many steps.
-        folder: its run directory.
     """
 
     number: int
@@ -72,8 +68,6 @@ class SweepContext:
     """Values that all trials of a sweep share.
 
     Args:
-        queue: event queue of the driver.
-        driver: working directory and locks of the driver.
         trials_per_node: number of trials that share a node's cores.
         watched_metric: metric that is reported to Tune at each validation; None if no trial is stopped early.
         searches_corpus: whether a trial searches the whole corpus at its end; otherwise its dev loss suffices.
@@ -87,13 +81,7 @@ class SweepContext:
 
 
 def run_trial(config: Mapping[str, Any], tables: Mapping[str, NegativesTable | None], context: SweepContext) -> None:
-    """Train, evaluate, and report the end to Tune. A trial that Tune stops ends here by `SystemExit`.
-
-    Args:
-        config: `{"job": TrialJob}`.
-        tables: negatives tables by name.
-        context: see `SweepContext`.
-    """
+    """Run the trial of `{"job": TrialJob}`, and report its end to Tune, which may stop it by `SystemExit`."""
     job: TrialJob = config["job"]
     context.driver.enter()
     folder = Path(job.folder)

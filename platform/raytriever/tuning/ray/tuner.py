@@ -54,11 +54,9 @@ def watched_metric(search: SearchConfig) -> str | None:
 
 
 class TrialProposals(Searcher):
-    """Tune's searcher: proposes the trials of a sweep.
+    """Tune's searcher. `next_job` returns a trial, None if earlier ones must end first, or raises StopIteration.
 
-    Args:
-        next_job: returns the next trial, or None if earlier ones must end first. Raises StopIteration after the last.
-        on_end: called at the end of a trial with its number, its last result, and whether its process died too often.
+    At its end, `on_end` gets its number, its last result, and whether its process died too often.
     """
 
     def __init__(
@@ -114,7 +112,6 @@ class Asha(AsyncHyperBandScheduler):
         metric, larger: metric that trials are compared by, and whether larger values are better.
         grace: no trial is stopped before this step.
         factor: one in this many trials continues at each rung.
-        earlier: curves of trials that have ended.
         curve_of: returns the curve of a resumed trial by its number.
     """
 
@@ -173,11 +170,7 @@ class SweepStopper(Stopper):
 
 
 def run_trials(manager: TrialManager, plan: SweepPlan, search: SearchConfig, data: SweepData) -> None:
-    """Run the remaining trials. An interruption stops them.
-
-    Raises:
-        Exception: the trial log or the events could not be written, or Tune failed.
-    """
+    """Run the remaining trials. An interruption stops them."""
     workers, stopper = plan.base.training.workers[1], SweepStopper()
     nodes = sum(node["Alive"] for node in ray.nodes())
     for name, value in _RAY_TUNE.items():

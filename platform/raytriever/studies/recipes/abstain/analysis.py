@@ -44,15 +44,8 @@ def analyse(
 
     Args:
         datasets: test and dev questions of each data set.
-        untrained: rows that are not trained.
         candidates: rows of the arms of each loss; for each seed the one with the lowest AURC by its best confidence on
             the dev questions of the pool becomes the row of the loss.
-        baseline: row that the others are compared with.
-        evaluations: evaluations by row and data set.
-
-    Raises:
-        StorageError: a file of an evaluation was damaged or changed.
-        MetricInputError: no best document of the dev questions is relevant, or all are.
     """
     names = [test.name for test, _ in datasets]
     arms: dict[str, dict[int | None, SystemMeasures]] = {}

@@ -15,6 +15,7 @@ from raytriever.data.run_files import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
+from raytriever.metrics.answering import choose_answer_threshold
 from raytriever.metrics.confidence import (
     COMBINED,
     DEPTH,
@@ -27,7 +28,7 @@ from raytriever.metrics.confidence import (
     fit_confidence,
     held_out_confidence,
 )
-from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage, best_answer_threshold
+from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.comparison import compare_best
 from raytriever.studies.definition import Evaluated
@@ -37,22 +38,14 @@ POOLED = "all"  # the data set of all questions
 
 
 class QuestionReader:
-    """Reader of the answers of any system to the questions of a data set. BM25 is asked about its corpus.
-
-    Args:
-        dataset: the data set as it is stored, with any split.
-    """
+    """Reader of the answers of any system to the questions of a data set. BM25 is asked about its corpus."""
 
     def __init__(self, dataset: RetrievalDataset) -> None:
         self._index = Bm25Index.of(dataset.documents)
         self._position = {name: row for row, name in enumerate(dataset.documents.ids)}
 
     def read(self, evaluated: Evaluated) -> RankedQuestions:
-        """Read the answers of one evaluation; for BM25 itself its features are those of its own ranking.
-
-        Raises:
-            StorageError: a file was damaged or changed.
-        """
+        """Read the answers of one evaluation; for BM25 itself its features are those of its own ranking."""
         folder, remedy = evaluated.folder, f"remove {evaluated.folder}; it is measured again"
         content = read_per_query(folder / "per_query" / f"{evaluated.dataset}.json", remedy)
         try:
@@ -73,11 +66,7 @@ class QuestionReader:
 
 @dataclass(frozen=True)
 class SystemMeasures:
-    """Measures of an encoder with one seed, or of BM25.
-
-    Args:
-        dev, test: questions by data set, without the pool.
-    """
+    """Measures of an encoder with one seed, or of BM25, from questions by data set, without the pool."""
 
     dev: Mapping[str, RankedQuestions]
     test: Mapping[str, RankedQuestions]
@@ -122,13 +111,13 @@ class SystemMeasures:
     def threshold(self) -> float:
         """Threshold of the best confidence with the highest F1 on the dev questions of the pool."""
         dev = self.all_dev[POOLED]
-        return best_answer_threshold(self._dev_values, dev.right, dev.answerable)
+        return choose_answer_threshold(self._dev_values, dev.right, dev.answerable, "f1", None).score
 
     @cached_property
     def score_thresholds(self) -> dict[str, float]:
         """Threshold of the score with the highest F1 on the dev questions of each data set and of the pool."""
         return {
-            name: best_answer_threshold(self.fitted[SCORE].of(dev), dev.right, dev.answerable)
+            name: choose_answer_threshold(self.fitted[SCORE].of(dev), dev.right, dev.answerable, "f1", None).score
             for name, dev in self.all_dev.items()
         }
 

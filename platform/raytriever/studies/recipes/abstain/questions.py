@@ -27,6 +27,7 @@ import numpy as np
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
+from raytriever.annotation.output import write_beir
 from raytriever.data.dataset import Documents, Judgements, RetrievalDataset
 from raytriever.data.keys import normalise
 from raytriever.data.unanswerable import hard_questions
@@ -34,7 +35,7 @@ from raytriever.errors import DataError
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import committed_directory
-from raytriever.studies.subsets import id_hash, is_stored, write_beir
+from raytriever.studies.subsets import id_hash, is_stored
 
 TRAIN, DEV, TEST = "train", "dev", "test"
 MIXTURE, COUNTS = "mixture", "counts.json"
@@ -50,7 +51,6 @@ class StudySize:
     """Largest numbers of queries and documents taken from each data set.
 
     Args:
-        train: training queries.
         dev, test: own questions, half of them without an answer.
         foreign_dev, foreign_test: questions of data sets of another domain.
         documents: documents; all relevant documents are kept even if they are more.
@@ -69,7 +69,6 @@ class StudySource:
     """Data set of the study.
 
     Args:
-        name: name in tables.
         domain: questions of other domains have no answer in this corpus.
         splits: splits of the pack for training, validation and measuring. The groups of an empty one are taken from
             `train`, or from `test` if there is no `train`.
@@ -120,14 +119,9 @@ def write_questions(
     Args:
         folder: folder of the data sets; another selection in it is replaced.
         sources: function that opens each data set with the splits of the source; called only if nothing is stored.
-        size: largest numbers of queries and documents.
 
     Returns:
         Numbers of questions and documents by data set, `mixture` included.
-
-    Raises:
-        DataError: a data set has too few questions to choose a threshold.
-        StorageError: the folder cannot be written.
     """
     described = [asdict(source) | {"splits": list(source.splits)} for source in sources]
     meta = {"kind": "questions", "version": _VERSION, "size": asdict(size), "sources": described}
@@ -304,15 +298,9 @@ class _Folder:
         document_prefix: str = "",
         text: str | None = None,
     ) -> None:
-        """Add a query; its relevant documents outside the corpus have ids that no document has.
+        """Add a query, with another text if given; its relevant documents outside the corpus have ids of no document.
 
-        Args:
-            one: data set of the query.
-            query: position of the query.
-            role: split to add it to.
-            corpus: documents of the data set that is written.
-            prefix, document_prefix: beginnings of the ids of the query and of its documents.
-            text: text of the query; None for its own.
+        Its id and those of its documents begin with the prefixes.
         """
         name = f"{prefix}{one.dataset.queries.ids[query]}"
         self._queries[name] = {"_id": name, "text": one.dataset.queries.texts[query] if text is None else text}

@@ -202,7 +202,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
 
             self.result = rounds.run(number, snapshot, encode)
 
-        def poll(self) -> job.RoundResult:
+        def poll(self) -> dict[str, float]:
             return self.result
 
     for owner, name, route in (

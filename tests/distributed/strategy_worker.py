@@ -24,7 +24,6 @@ from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import ChunkSizes, Passes, cut
 from raytriever.training.guide import Guide
-from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
@@ -32,6 +31,7 @@ from raytriever.training.parallel.strategy import (
     Strategy,
     StrategyInputs,
     TrainingError,
+    build_strategy,
     finite_or_refused,
 )
 

@@ -38,8 +38,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
-from raytriever.search.calibration import Calibration, after_changes, current_calibration
-from raytriever.search.decision import Decider
+from raytriever.search.calibration import Calibration, Decider, after_changes, current_calibration
 from raytriever.search.exact import (
     Hits,
     edit_dataset,

@@ -42,8 +42,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.reading.arrays import read_array
 from raytriever.search.calibration import FILE as CALIBRATION
-from raytriever.search.calibration import Calibration, after_changes, current_calibration
-from raytriever.search.decision import Decider
+from raytriever.search.calibration import Calibration, Decider, after_changes, current_calibration
 from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts, Savepoint
 from raytriever.terminal import one_line, warn

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
 
+Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # between two polls while training waits for a job
 LOG_SECONDS = 60.0  # between two log lines while training waits
 
@@ -102,6 +103,20 @@ RUNNING = JobMessage()
 
 class JobError(Exception):
     """Failure that the process doing the work has reported, as a line for the user."""
+
+
+class JobClient(Protocol[Result]):
+    """Access to the process that does the work; used by the first worker alone, for one job at a time."""
+
+    def submit(self, number: int, content: Any) -> None:
+        """Start job `number`. Does not wait."""
+
+    def poll(self) -> Result | None:
+        """Return the result of the job; None while it is running. Does not wait.
+
+        Raises:
+            UserError, JobError: the job failed.
+        """
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,13 @@ from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput, host_names
-from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
-from raytriever.training.parallel.strategy import Readout, Stopwatch
+from raytriever.training.parallel.strategy import Readout, Stopwatch, build_strategy
 from raytriever.training.refresh.job import RefreshJob, RefreshPlan
-from raytriever.training.validation.job import ValidationJob, ValidationPlan
+from raytriever.training.validation import ValidationJob, ValidationPlan
 
 
 @dataclass(frozen=True)

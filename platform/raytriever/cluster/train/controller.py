@@ -6,18 +6,20 @@ failed before training; `Housekeeping` releases it, so that the next group finds
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import ray
+import ray.util
 from ray.exceptions import RayActorError, RayError
 from ray.train import UserCallback
 from ray.train.v2._internal.execution.callback import ControllerCallback, WorkerGroupCallback
 
 from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
-from raytriever.cluster.train.network import choose_interface
 from raytriever.errors import ConfigError
 
 
@@ -142,3 +144,35 @@ class Failures(UserCallback):
     def _death(self, rank: int, how: str) -> str:
         hosts = self._reports.hosts
         return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''} died{how}"
+
+
+# By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
+# and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`.
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+# What gloo, PyTorch's store of a group and NCCL say where processes do not reach each other. "Connection refused" alone
+# may come from anything that a worker opens, such as a tracker or a data set.
+UNREACHABLE = re.compile(
+    r"connectFullMesh failed|client socket has (?:failed to connect|timed out)|"
+    r"socket(?:Start|Poll|Final\w*)Connect.* failed"
+)
+
+
+def choose_interface() -> None:
+    """Name the interface of this node's address to the libraries, in a worker before it joins its group.
+
+    A variable that the user has set stays. On a cluster of one host, whose address may be 127.0.0.1, nothing is set.
+    """
+    name = interface_of(ray.util.get_node_ip_address())
+    if name is not None:
+        for variable in VARIABLES:
+            os.environ.setdefault(variable, name)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface with this address, such as `eth0`; None for a loopback or unknown address."""
+    import psutil  # comes with Ray
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return None if address.startswith("127.") or address == "::1" else str(name)
+    return None

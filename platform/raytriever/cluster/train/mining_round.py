@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.loading import speed_up
+from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.mining.config import MiningConfig
@@ -39,7 +41,6 @@ from raytriever.prompts import Side
 from raytriever.store.commit import remove
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
 from raytriever.training.refresh.config import ROLLING
-from raytriever.training.refresh.job import RoundResult
 from raytriever.training.refresh.ledger import remove_tables, round_path
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
@@ -74,6 +75,11 @@ class SnapshotLoader:
 Encode = Callable[[StoreWriter, SnapshotLoader, str, list[int]], None]
 
 
+def encode_here(snapshot: Snapshot, store: StoreWriter, load: SnapshotLoader, dataset: str, missing: list[int]) -> None:
+    """Encode shards in this process; see `Encode`."""
+    encode_in_process(ShardEncoder(store, partial(load, snapshot), dataset), missing, lambda texts: None)
+
+
 class MiningRounds:
     """Rounds of mining of a run.
 
@@ -104,8 +110,10 @@ class MiningRounds:
             first=first,
         )
 
-    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> RoundResult:
+    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> dict[str, float]:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
+
+        Returns metrics for the tracker.
 
         Args:
             number: Number of the round.
@@ -135,7 +143,7 @@ class MiningRounds:
         write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
-        return RoundResult(metrics | {"refresh_mine_seconds": time.monotonic() - then})
+        return metrics | {"refresh_mine_seconds": time.monotonic() - then}
 
     def _roll(self, index: int, dataset: RetrievalDataset, number: int) -> None:
         """Remove the shards whose turn it is, unless shards are missing, as in the first or an interrupted round."""

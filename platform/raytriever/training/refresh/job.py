@@ -14,9 +14,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -28,7 +28,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
-    JobError,
+    JobClient,
     JobMessage,
     JobStage,
     JobStatus,
@@ -40,32 +40,6 @@ from raytriever.training.parallel.model_state import Snapshot
 from raytriever.training.refresh.ledger import Round, read_ledger, round_path
 
 
-@dataclass(frozen=True)
-class RoundResult:
-    """Result of a round of mining.
-
-    Args:
-        metrics: for the tracker.
-        reason: why there is no table; empty where there is one.
-    """
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-
-
-class MinerClient(Protocol):
-    """Access to the process that mines; used by the first worker alone, for one round at a time."""
-
-    def submit(self, number: int, snapshot: Snapshot) -> None:
-        """Start round `number` with the weights of a snapshot. Does not wait.
-
-        The miner commits the table of the round at `round_path`, and replaces any table there.
-        """
-
-    def poll(self) -> RoundResult | None:
-        """Return the result of the round; None while it is running. Does not wait."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RefreshPlan:
     """Plan of the refreshes of a run.
@@ -75,7 +49,8 @@ class RefreshPlan:
         waits: whether training waits for each round.
         folder: Folder of the ledger and the tables, seen by every worker.
         read: reads the table in a committed directory.
-        miner: on the first worker; None on the others.
+        miner: on the first worker; None on the others. It is passed the number of a round and a snapshot, commits the
+            table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
             the table of a round that is started again, so that the logged metrics stay true.
     """
@@ -84,7 +59,7 @@ class RefreshPlan:
     waits: bool
     folder: Path
     read: Callable[[Path], NegativesTable]
-    miner: MinerClient | None
+    miner: JobClient[Mapping[str, float]] | None
     last_logged_step: int = 0
 
 
@@ -217,12 +192,10 @@ class RefreshJob(BackgroundJob):
         self.submit(start)
 
     def _check_mining(self, step: int) -> JobMessage:
-        result = self._plan.miner.poll() if self._plan.miner is not None else None
-        if result is None:
+        metrics = self._plan.miner.poll() if self._plan.miner is not None else None
+        if metrics is None:
             return RUNNING
-        if result.reason:
-            raise JobError(result.reason)
-        self._metrics = dict(result.metrics)
+        self._metrics = dict(metrics)
         return JobMessage(JobStatus.DONE)
 
     def _start_reading(self, step: int) -> None:

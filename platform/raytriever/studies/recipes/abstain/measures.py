@@ -28,8 +28,7 @@ from raytriever.metrics.confidence import (
     held_out_confidence,
 )
 from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage, best_answer_threshold
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.comparison import compare_best
+from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.studies.definition import Evaluated
 from raytriever.studies.recipes.abstain.questions import ANSWERABLE
 

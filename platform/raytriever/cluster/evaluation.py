@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import ray
-
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, open_encoding_session, run_in_actors
 from raytriever.cluster.gauges import Gauges, export_metrics, with_encoding_gauges
-from raytriever.cluster.search import SearchPool, search_in_actors
+from raytriever.cluster.search import search_in_actors
 from raytriever.cluster.session import run_with_gpu
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -60,9 +59,7 @@ def evaluate_in_session(
 
 def pool_backend(pool: ActorPool, gauges: Gauges) -> RetrievalBackend:
     """Return functions that encode and search in actors, as many as the cluster has resources for."""
-    resources = ray.cluster_resources()
-    fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 1) / pool.cpus)
-    searchers = SearchPool(max(pool.fewest, min(pool.most, fits)), pool.cpus, pool.gpus)
+    searchers = replace(pool, most=max(pool.fewest, min(pool.most, pool.fits)))
     return RetrievalBackend(
         with_encoding_gauges(run_in_actors(pool), gauges), partial(search_in_actors, pool=searchers)
     )

@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from numpy import ndarray
 from ray.exceptions import RayActorError, RayTaskError
 
 from raytriever.activity import activity
+from raytriever.cluster.encoding import ActorPool, check_resources
 from raytriever.cluster.placement import hide_unreserved_gpus
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, UserError
@@ -37,21 +36,6 @@ BATCHES_AHEAD = 2
 RESTARTS = 3  # of one actor, over its whole life
 
 
-@dataclass(frozen=True)
-class SearchPool:
-    """Number and resources of the actors that search.
-
-    Args:
-        actors: at least 1; each holds every `actors`-th shard.
-        cpus: cores and threads of each actor, at least 1.
-        gpus: GPUs of each actor; a fraction if several share one, 0 to search on the CPU.
-    """
-
-    actors: int
-    cpus: int = 1
-    gpus: float = 0.0
-
-
 @activity("searching the embeddings with actors")
 def search_in_actors(
     store: EmbeddingStore,
@@ -59,9 +43,12 @@ def search_in_actors(
     k: int,
     ties: Int64[ndarray, " documents"],
     exclude: Int64[ndarray, " queries"] | None = None,
-    pool: SearchPool = SearchPool(2),
+    *,
+    pool: ActorPool,
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search as `search.exact.search_store` does, inside a Ray session. Every node must see the store under its path.
+
+    Each of the `pool.most` actors holds as many shards.
 
     Raises:
         ModelError: the shapes of the store, the queries and the ties differ, or an embedding is not finite.
@@ -70,7 +57,7 @@ def search_in_actors(
     check_fits(store, queries, ties)
     # Before they are split into batches, so that the message names the position among all queries.
     check_finite(queries, "query")
-    _check_resources(pool)
+    check_resources(pool.most, pool, "search actors", None)
     order = TieOrder.of(ties)
     k = min(k, len(ties))
     best = np.full((len(queries), max(k, 0)), NONE)
@@ -79,8 +66,8 @@ def search_in_actors(
     )
     shards = -(-len(store) // store.meta["shard_rows"])
     actors = [
-        remote.remote(str(store.path), list(range(number, shards, pool.actors)), pool.cpus)
-        for number in range(min(pool.actors, shards))
+        remote.remote(str(store.path), list(range(number, shards, pool.most)), pool.cpus)
+        for number in range(min(pool.most, shards))
     ]
     try:
         for rows, keys in _results(actors, queries, k, order, exclude):
@@ -99,15 +86,6 @@ def search_in_actors(
         for actor in actors:
             ray.kill(actor)
     return order.read(best)
-
-
-def _check_resources(pool: SearchPool) -> None:
-    """Raise `ConfigError` for resources that a cluster of one machine never gets; other clusters may grow."""
-    resources = ray.cluster_resources()
-    fits = int(resources.get("GPU", 0) / pool.gpus if pool.gpus else resources.get("CPU", 0) / pool.cpus)
-    if pool.actors > fits and not os.environ.get("RAY_ADDRESS"):
-        size = f"{pool.gpus:g} GPUs" if pool.gpus else f"{pool.cpus} CPUs"
-        raise ConfigError(f"{pool.actors} search actors with {size} each do not fit", remedy=f"at most {fits} fit here")
 
 
 def _results(

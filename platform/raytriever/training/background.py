@@ -101,6 +101,20 @@ class JobMessage(NamedTuple):
 RUNNING = JobMessage()
 
 
+def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
+    """Return the row of each worker, by rank; one small collective on the CPU that all workers call."""
+    rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
+    return rows
+
+
+def all_texts(text: str, workers: WorkerGroup) -> list[str]:
+    """Return the text of each worker, by rank; two collectives on the CPU that all workers call."""
+    raw = text.encode()
+    length = max(int(row[0]) for row in all_rows([len(raw)], workers))
+    own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
+    return [bytes(row).rstrip(b"\0").decode() for row in workers.all_gather(own).tolist()]
+
+
 class JobError(Exception):
     """Failure that the process doing the work has reported, as a line for the user."""
 
@@ -150,20 +164,13 @@ class JobStage:
 
 def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
     """Return the messages of all workers in the order of rank; one small collective that all workers call."""
-    if workers.size == 1:
-        return [message]
-    own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64)
-    return [JobMessage(JobStatus(int(status)), result) for status, result in workers.all_gather(own).tolist()]
+    rows = all_rows([float(message.status), message.result], workers)
+    return [JobMessage(JobStatus(int(status)), result) for status, result in rows]
 
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     """Return the first worker's JSON value on every worker; all workers call it."""
-    if workers.size == 1:
-        return value
-    text = json.dumps(value).encode() if workers.rank == 0 else b""
-    length = int(workers.all_reduce(torch.tensor(len(text))))
-    own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8)
-    return json.loads(bytes(workers.all_gather(own)[:length].tolist()))
+    return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
 def failure_reason(error: Exception) -> str:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,13 +28,13 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import Callback
+from raytriever.training.background import Callback, all_texts
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
-from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput, host_names
+from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
@@ -172,7 +173,7 @@ class _Trainer:
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         frozen = frozen_digest(self.objective)
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
-        self.straggler_watch = StragglerWatch(host_names(self.messages), self._log)
+        self.straggler_watch = StragglerWatch(all_texts(socket.gethostname(), self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
         self.masking_watch = MaskingWatch(self._log)
         self.stager = Stager(self.objective, self.throughput.count, setup.device)

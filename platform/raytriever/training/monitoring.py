@@ -6,7 +6,6 @@ over a window of steps."""
 from __future__ import annotations
 
 import resource
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,6 @@ from raytriever.training.parallel.strategy import Readout, Update, finite_or_ref
 WINDOW = 20  # steps
 EXCESS = 0.3  # of the others' median; a smaller difference is not logged
 LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
-_HOST_BYTES = 64
 # TFLOP/s of dense bf16 on tensor cores and of fp32, from the data sheets of the vendor.
 _PEAKS = {
     "NVIDIA A100": (312.0, 19.5),
@@ -101,17 +99,6 @@ class StragglerWatch:
         elif self._logged_rank is not None:
             self._log(f"Worker {self._logged_rank} on {self._hosts[self._logged_rank]} is no longer slow.")
             self._logged_rank = None
-
-
-def host_names(workers: WorkerGroup) -> list[str]:
-    """Return the host name of each worker, by rank; all workers call it.
-
-    Args:
-        workers: the group, for tensors on the CPU.
-    """
-    name = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(name), dtype=torch.uint8)[None]
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in workers.all_gather(own).tolist()]
 
 
 # --------------------------------------------------------------------------------------------------------- throughput

@@ -209,7 +209,7 @@ def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Ma
     with pytest.raises(KeyboardInterrupt):
         rounds().run(1, one, Pool(one, most=1))
     rest = Pool(one)
-    assert rounds().run(1, one, rest).metrics["refresh_encoded"] == rest.rows == ALL - 160
+    assert rounds().run(1, one, rest)["refresh_encoded"] == rest.rows == ALL - 160
     with pytest.raises(KeyboardInterrupt):
         rounds().run(2, one, Pool(one, most=1))
     again = Pool(two)
@@ -253,7 +253,7 @@ def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(
     weights, table = one, {}
     for number in range(2, 6):
         weights = other(weights)
-        assert mining.run(number, weights, Pool(weights)).metrics["refresh_encoded"] == 160 + 40
+        assert mining.run(number, weights, Pool(weights))["refresh_encoded"] == 160 + 40
         table[number] = read_negatives(round_path(tmp_path / "negatives", number), dataset).documents
     # With the same weights four turns make a whole corpus of one age, which a refresh of all is as well.
     for number in range(6, 10):
@@ -298,9 +298,7 @@ def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
         **{name: np.insert(getattr(judged, name), 0, value) for name, value in
            {"queries": query, "documents": hardest, "scores": 1, "sources": 0, "ranks": 0}.items()},
     )  # fmt: skip
-    mining._mining = dataclasses.replace(
-        mining._mining, datasets=[dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
-    )
+    mining._datasets = [dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
     logged = mining.run(2, one, Pool(one))
     after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
     assert logged["refresh_true_positives"] == 1 / len(before)

@@ -146,8 +146,8 @@ class Failures(UserCallback):
         return f"worker {rank}{f' on host {hosts[rank]}' if rank < len(hosts) else ''} died{how}"
 
 
-# By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of Debian
-# and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`.
+# By themselves gloo and tensorpipe listen at the address of the host's name, which is 127.0.1.1 in `/etc/hosts` of
+# Debian and Ubuntu. Another host cannot reach it: `connectFullMesh failed ... remote=[127.0.1.1]`.
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # What gloo, PyTorch's store of a group and NCCL say where processes do not reach each other. "Connection refused" alone
 # may come from anything that a worker opens, such as a tracker or a data set.

@@ -28,7 +28,6 @@ from raytriever.encoding.loading import speed_up
 from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
-from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import ExcludedDocuments
 from raytriever.mining.miner import MiningResult, mine
 from raytriever.mining.scorers import Embeddings
@@ -100,15 +99,9 @@ class MiningRounds:
         self._width = load_retriever(config.model).width
         self._combined = combine(self._datasets)
         split = config.data.train_split
-        self._mining = TableMiner(
-            datasets=self._datasets,
-            combined=self._combined,
-            excluded=[ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets],
-            split=split,
-            mining=config.refresh.mining,
-            seed=config.training.seed,
-            first=first,
-        )
+        # For each data set, the documents that the judgements of this split alone exclude.
+        self._excluded = [ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets]
+        self._first = first
 
     def run(self, number: int, snapshot: Snapshot, encode: Encode) -> dict[str, float]:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
@@ -139,11 +132,53 @@ class MiningRounds:
             embeddings.append(Embeddings(queries.read(trained_queries), documents))
             encoded += count + more
         then = time.monotonic()
-        table, metrics = self._mining.table(number, embeddings, finished)
+        table, metrics = self._table(number, embeddings, finished)
         write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
         return metrics | {"refresh_mine_seconds": time.monotonic() - then}
+
+    def _table(
+        self, number: int, embeddings: Sequence[Embeddings], finished: Path
+    ) -> tuple[NegativesTable, dict[str, float]]:
+        """Return the table of a round, of all data sets in one, and its metrics for the tracker.
+
+        The filters know only the judgements of the trained split. Documents that other splits judge relevant are
+        removed afterwards; their share estimates the false negatives among the unjudged documents.
+
+        Args:
+            embeddings: Embeddings of each data set.
+            finished: folder of the blocks that an interrupted call with the same arguments mined.
+        """
+        tables, counts, split, config = [], [], self._config.data.train_split, self._config
+        relevant = judged = 0
+        for index, (dataset, own, excluded) in enumerate(zip(self._datasets, embeddings, self._excluded, strict=True)):
+            mined = mine(
+                _with_split_alone(dataset, split),
+                split,
+                config.refresh.mining,
+                embeddings=own,
+                seed=config.training.seed,
+                round=number,
+                excluded=excluded,
+                finished=finished / str(index),
+            )
+            rows = mined.table
+            table = NegativesTable.of(
+                dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
+            )
+            tables.append(table)
+            counts.append(mined)
+            if _has_other_judgements(dataset, split, rows):
+                relevant, judged = relevant + table.relevant, judged + len(rows)
+        starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self._datasets[:-1])]
+        table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
+        metrics = _metrics(counts)
+        if judged:
+            metrics["refresh_true_positives"] = relevant / judged
+        if self._first is not None:
+            table = NegativesTable.merged(self._combined, [table, _without(self._first, config.refresh.mining.methods)])
+        return table, metrics
 
     def _roll(self, index: int, dataset: RetrievalDataset, number: int) -> None:
         """Remove the shards whose turn it is, unless shards are missing, as in the first or an interrupted round."""
@@ -216,76 +251,6 @@ def rolling_rows(documents: int, share: float, turn: int) -> range:
     turns = math.ceil(1 / share)
     index = turn % turns
     return range(index * documents // turns, (index + 1) * documents // turns)
-
-
-# -------------------------------------------------------------------------------------------------- table of a round
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableMiner:
-    """Miner of the table of a round.
-
-    Args:
-        datasets: each with the judgements of all its splits.
-        combined: all data sets as one.
-        excluded: for each data set, the documents that the judgements of `split` alone exclude.
-        split: whose queries are trained on.
-        mining: the settings.
-        seed: Seed of the run.
-        first: the table that training began with, whose rows of other origins are kept; None where the mined rows
-            replace it.
-    """
-
-    datasets: Sequence[RetrievalDataset]
-    combined: RetrievalDataset
-    excluded: Sequence[ExcludedDocuments]
-    split: str
-    mining: MiningConfig
-    seed: int
-    first: NegativesTable | None = None
-
-    def table(
-        self, number: int, embeddings: Sequence[Embeddings], finished: Path | None = None
-    ) -> tuple[NegativesTable, dict[str, float]]:
-        """Return the table of a round, of all data sets in one, and its metrics for the tracker.
-
-        The filters know only the judgements of the trained split. Documents that other splits judge relevant are
-        removed afterwards; their share estimates the false negatives among the unjudged documents.
-
-        Args:
-            number: Number of the round.
-            embeddings: Embeddings of each data set.
-            finished: folder of the blocks that an interrupted call with the same arguments mined; None to keep none.
-        """
-        tables, counts = [], []
-        relevant = judged = 0
-        for index, (dataset, own, excluded) in enumerate(zip(self.datasets, embeddings, self.excluded, strict=True)):
-            mined = mine(
-                _with_split_alone(dataset, self.split),
-                self.split,
-                self.mining,
-                embeddings=own,
-                seed=self.seed,
-                round=number,
-                excluded=excluded,
-                finished=finished and finished / str(index),
-            )
-            rows = mined.table
-            table = NegativesTable.of(
-                dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
-            )
-            tables.append(table)
-            counts.append(mined)
-            if _has_other_judgements(dataset, self.split, rows):
-                relevant, judged = relevant + table.relevant, judged + len(rows)
-        starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self.datasets[:-1])]
-        table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
-        metrics = _metrics(counts)
-        if judged:
-            metrics["refresh_true_positives"] = relevant / judged
-        if self.first is not None:
-            table = NegativesTable.merged(self.combined, [table, _without(self.first, self.mining.methods)])
-        return table, metrics
 
 
 def _with_split_alone(dataset: RetrievalDataset, split: str) -> RetrievalDataset:

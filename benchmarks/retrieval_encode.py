@@ -274,7 +274,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import ray
 
     from raytriever.cluster.encoding import ActorPool, run_in_actors
-    from raytriever.cluster.search import search_in_actors
+    from raytriever.cluster.evaluation import search_in_actors
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
     from raytriever.encoding.loading import load_for_encoding

@@ -20,9 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
-from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.evaluation import evaluate_model, search_in_actors
 from raytriever.cluster.placement import count_gpus, spare_gpus
-from raytriever.cluster.search import search_in_actors
 from raytriever.cluster.train import refresh
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
@@ -54,7 +53,7 @@ from raytriever.tracking.tracker import Backlog, DatasetRecord, NullTracker
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.ledger import read_ledger
+from raytriever.training.refresh.job import read_ledger
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from gpu_witness import MEETING

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytriever.cluster import search
-from raytriever.cluster.search import ActorPool, search_in_actors
+from raytriever.cluster import evaluation
+from raytriever.cluster.evaluation import ActorPool, search_in_actors
 from raytriever.cluster.session import ray_session
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
@@ -54,7 +54,7 @@ def questions(count: int) -> np.ndarray:
 def test_results_equal_the_local_search_byte_by_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch, actors: int, k: int
 ) -> None:
-    monkeypatch.setattr(search, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
+    monkeypatch.setattr(evaluation, "RESULT_BYTES", 8 * k * 30)  # four batches of queries
     rng = np.random.default_rng(2)
     ties, exclude = rng.permutation(ROWS), rng.integers(-1, ROWS, 100)
     pool = ActorPool(actors, actors, cpus=1)
@@ -77,10 +77,10 @@ def searchers() -> list[int]:
 def test_an_actor_killed_in_the_middle_changes_no_byte(
     session: None, store: EmbeddingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
+    monkeypatch.setattr(evaluation, "RESULT_BYTES", 8 * 50 * 2)  # batches of two queries
     expected = search_store(store, questions(300), 50, np.arange(ROWS))
     answered, killed = threading.Event(), []
-    following = search._next
+    following = evaluation._next
 
     def next_result(waiting: dict[object, slice]) -> tuple[slice, np.ndarray]:
         actual = following(waiting)
@@ -92,7 +92,7 @@ def test_an_actor_killed_in_the_middle_changes_no_byte(
         killed.append(searchers()[0])
         os.kill(killed[0], signal.SIGKILL)
 
-    monkeypatch.setattr(search, "_next", next_result)
+    monkeypatch.setattr(evaluation, "_next", next_result)
     thread = threading.Thread(target=kill_one)
     thread.start()
     actual = search_in_actors(store, questions(300), 50, np.arange(ROWS), pool=ActorPool(2, 2, cpus=1))

@@ -228,6 +228,11 @@ class NegativeRows:
     scores: Float32[ndarray, " rows"]
 
 
+def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
+    """Return the positions of runs one after another: `counts[i]` positions from `starts[i]` on."""
+    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+
+
 def joined(title: str, text: str) -> str:
     """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
     return (title + " " + text).strip()

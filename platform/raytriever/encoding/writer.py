@@ -150,14 +150,13 @@ class StoreWriter:
         Raises:
             StorageError: the directory has other content.
         """
-        has_content = self._has_content()
-        if has_content and not self.has_own_plan():
+        if not self.has_own_plan():
             raise StorageError(
                 "has other content than these embeddings",
                 str(self.path),
                 f"give another {setting('output')}, or remove it",
             )
-        return has_content
+        return self._has_content()
 
     def has_own_plan(self) -> bool:
         """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
@@ -236,10 +235,7 @@ class StoreWriter:
             for name in (WORK, NEXT):
                 remove(self.path / name)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
-                if leftover.is_dir():
-                    remove(leftover)
-                else:  # a lock
-                    remove(leftover)
+                remove(leftover)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 

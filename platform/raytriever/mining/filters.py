@@ -21,8 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.sampling.order import positions_of_runs
+from raytriever.data.dataset import RetrievalDataset, positions_of_runs
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of

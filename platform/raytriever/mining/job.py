@@ -24,8 +24,8 @@ from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device

@@ -2,7 +2,7 @@
 
 1. Each method finds candidates for each query (`finders`), block by block.
 2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
-   (`filters`, `scorers`).
+   (`filters`).
 3. The first of the remaining candidates, or random ones, are kept. Draws depend on (seed, round, query id) alone.
 4. The negatives of all methods become one table. A document that two methods keep for a query is in it once.
 
@@ -44,8 +44,7 @@ from raytriever.mining.filters import (
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, MiningInputs
-from raytriever.mining.scorers import Embeddings, Judge
+from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts

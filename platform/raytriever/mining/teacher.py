@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.formats.trec import read_run
 from raytriever.data.negatives import read_negatives, write_pairs
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.run_files import read_run
 from raytriever.data.sampling.teacher import KIND, identity, read_scores
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig

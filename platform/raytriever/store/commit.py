@@ -201,10 +201,15 @@ class Manifest(TypedDict):
 def is_committed(path: Path) -> bool:
     """Return whether a directory was committed and has all files of its manifest, by their names and sizes."""
     try:
-        read_manifest(path, verify=False)
+        check_names(path)
     except StorageError:
         return False
     return True
+
+
+def check_names(path: Path) -> None:
+    """Raise `StorageError` unless a directory was committed and has all files of its manifest, by names and sizes."""
+    read_manifest(path, verify=False)
 
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:

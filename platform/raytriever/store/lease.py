@@ -89,7 +89,7 @@ def is_held(lease: Path) -> bool:
 
 
 def _other(file: Path, token: str, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    times = objects.list_objects(file)
+    times = {name: written for name, (_, written) in objects.listing(file).items()}
     for name, written in times.items():
         if name == token:
             continue

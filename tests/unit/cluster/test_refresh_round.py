@@ -37,7 +37,7 @@ from raytriever.training.background import JobError
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.ledger import round_path
+from raytriever.training.refresh.job import round_path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device

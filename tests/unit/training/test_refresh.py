@@ -21,7 +21,7 @@ from raytriever.errors import StorageError
 from raytriever.losses.distributed import ALONE
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
-from raytriever.training.refresh.ledger import ROUNDS, read_ledger, remove_tables, round_path
+from raytriever.training.refresh.job import ROUNDS, read_ledger, remove_tables, round_path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_pool import ScriptedPool, mined, plan

@@ -29,8 +29,8 @@ from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.mining.filters import ExcludedDocuments
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import MiningResult, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.memory import move_to
 from raytriever.models.precision import choose_precision, default_device, type_of
@@ -40,7 +40,7 @@ from raytriever.prompts import Side
 from raytriever.store.commit import remove
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
 from raytriever.training.refresh.config import ROLLING
-from raytriever.training.refresh.ledger import remove_tables, round_path
+from raytriever.training.refresh.job import remove_tables, round_path
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 

@@ -68,15 +68,7 @@ def fetch_dataset(uri: str) -> Path | None:
             for name, (size, digest) in files.items():
                 _copy(_below(uri, name), aside / name, size, digest)
 
-    return make_once(folder, fetch, _is_whole)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        check_directory(folder)
-    except StorageError:
-        return False
-    return True
+    return make_once(folder, fetch, check_directory)
 
 
 def _check_name(name: str, uri: str) -> None:

@@ -27,8 +27,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Positives
-from raytriever.data.sampling.order import Epoch, Order, Stream, positions_of_runs, words
+from raytriever.data.dataset import Positives, positions_of_runs
+from raytriever.data.sampling.order import Epoch, Order, Stream, words
 
 # Number of batches an item may try before it is left over: interleaved chains of different documents end here.
 ROUNDS = 64

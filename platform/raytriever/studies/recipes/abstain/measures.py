@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.run_files import read_run_scores
+from raytriever.data.formats.trec import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED

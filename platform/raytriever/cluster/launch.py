@@ -76,7 +76,6 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
     """Start both servers and monitor them until they are stopped.
 
     Args:
-        settings: Settings of both servers.
         log: called with lines about their addresses and the variables to export.
 
     Raises:
@@ -290,7 +289,6 @@ def summary_lines(settings: LaunchSettings, policy: AccessPolicy, logs: Path, la
     """Return the addresses of both servers and the variables that clients need; nothing secret.
 
     Args:
-        settings, policy: of the servers.
         logs: folder of the logs.
         late: log of MLflow if it does not answer yet.
     """

@@ -136,8 +136,6 @@ class Judgements:
     """Judged pairs of one split, sorted by query position, then document position.
 
     Args:
-        queries: query positions.
-        documents: document positions.
         scores: grades; a grade above 0 is relevant.
         sources: source of each judgement, as an index in `records.SOURCES`; by default all are human.
         ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.

@@ -246,14 +246,10 @@ class _ShardTexts:
     """Texts of a shard, ready to be encoded.
 
     Args:
-        number: Number of the shard.
         rows: positions of the texts that are encoded, ascending.
-        record: crash record of the shard.
-        keys: keys of all its texts.
         copied: its other rows.
         contents, inputs: texts without and with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
-        prompt: Prompt of all texts, or of each.
         budget: tokens of a batch.
     """
 

@@ -60,7 +60,6 @@ class EmbeddingPlan:
     Args:
         model: name of the model, as the user passed it.
         model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        dataset: name of the data set.
         data_digest: digest of the side's ids and texts.
         side: `passage` or `query`.
         prefix: text in front of every text.
@@ -196,7 +195,6 @@ class StoreWriter:
         """Commit a shard.
 
         Args:
-            number: number of the shard.
             embeddings: all rows of the shard, except those that are copied.
             left_out: rows without an embedding, by position in the data set, with the reason.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.

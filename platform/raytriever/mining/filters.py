@@ -123,7 +123,6 @@ class ExcludedDocuments:
 
         Args:
             dataset: documents judged relevant in any of its open splits are excluded.
-            split: name of the split.
         """
         queries = dataset.positives(split).queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]

@@ -200,7 +200,6 @@ class MiningInputs:
     """Inputs of mining a split: texts, indexes and scorer, each made once and only when it is needed.
 
     Args:
-        positives: Positives of the split.
         excluded: Excluded documents of the queries of `positives`.
         make_bm25: returns the index of all passages.
         dataset, config, embeddings, judge, seed, round: see `mine`.

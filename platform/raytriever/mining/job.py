@@ -43,7 +43,6 @@ class MiningJob:
     Args:
         dataset: path, URI or name.
         split: split whose queries get negatives.
-        mining: settings of mining.
         model: encoder, used if a method needs embeddings.
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.

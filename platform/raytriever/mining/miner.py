@@ -106,7 +106,6 @@ class CandidateFilter:
     """Filter of the candidates of one method after another.
 
     Args:
-        inputs: Inputs of the mining.
         finished: blocks of the same mining that are not mined again.
     """
 
@@ -207,7 +206,6 @@ class MiningResult:
     """Result of mining.
 
     Args:
-        table: the negatives.
         counts: for each method the number of `candidates`, of `kept` ones, and of those removed for each reason. The
             kept and the removed ones add up to the candidates. Reasons that removed nothing are omitted.
         wanted: number of negatives that each query should get from all methods together.
@@ -250,7 +248,6 @@ def mine(
 
     Args:
         dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
-        split: name of the split.
         config: settings of the methods and the filters.
         embeddings: needed by `dense` and `cross-query`.
         bm25: returns the index of all passages; by default the index is built when it is needed.

@@ -67,7 +67,6 @@ class ScorePlan:
         split: split whose queries are scored.
         queries, documents: digests of ids and texts.
         pairs_digest: SHA-256 over the positions of the pairs.
-        pairs: number of pairs.
         length: largest number of tokens of a pair.
         precision: `fp32` or `bf16`.
         part: number of pairs in a part.
@@ -164,7 +163,6 @@ class ScoringResult:
     """Result of a scoring job.
 
     Args:
-        queries: number of queries.
         positives, candidates: scores of the positives and of the candidates.
         above: share of candidates that score above their query's lowest positive, which are likely false negatives.
         activation: activation that sentence-transformers would apply to the scores.

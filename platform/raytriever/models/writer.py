@@ -146,7 +146,6 @@ def _write_head(
     Args:
         head: modules in order.
         directory: directory in which each gets a folder.
-        first: number of the first module.
         written: names of the modules that the other tower shares and that were written, by identity.
     """
     modules = []

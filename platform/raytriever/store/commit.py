@@ -170,7 +170,6 @@ def remove(path: Path, *, whole: bool = False) -> None:
     """Remove a file or folder that a command has written, if it is there.
 
     Args:
-        path: the file or folder.
         whole: whether a file of a folder that may not be removed is an error.
 
     Raises:
@@ -216,7 +215,6 @@ def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
-        path: the directory.
         verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
 
     Raises:
@@ -283,8 +281,6 @@ def push_part(folder: Path, path: Path, part: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit.
 
     Args:
-        folder: the files.
-        path: the directory.
         part: name by which the other process takes them, see `take_part`.
     """
     files = files_below(folder)

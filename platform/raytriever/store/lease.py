@@ -68,8 +68,6 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
     """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
 
     Args:
-        file: the path of the lock.
-        token: of this process and its lock.
         record: what others read of its owner.
         has_ended: whether the process of a record is known to have ended.
 

@@ -68,7 +68,6 @@ class Parts:
         """Commit a part. It replaces an earlier part of the name.
 
         Args:
-            name: Name of the part.
             save: writes the files of the part into a directory.
             meta: metadata of the part; read after `save`, which may fill it.
             size: bytes that the disk must have room for.

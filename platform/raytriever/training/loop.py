@@ -52,11 +52,9 @@ class TrainingSetup:
         retriever: the encoder, on `device`, the same on every worker.
         train: batches to learn from.
         dev: batches of the dev loss.
-        loss: settings of the loss.
         training: settings of the loop.
         total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
-        device: Device of this worker.
         workers: the data-parallel group.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.

@@ -43,7 +43,6 @@ class Straggler:
     """The slowest worker.
 
     Args:
-        rank: Rank of the worker.
         seconds: per step that it takes longer than the median of the others.
         share: Share of the median that these seconds are.
     """

@@ -60,7 +60,6 @@ class TrainingData:
 
         Args:
             names: Names of the data sets as configured, or paths of prepared ones.
-            config, batch_size, seed: see the class.
             tokenisation: Tokenisation of the retriever that is trained.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.

@@ -55,8 +55,6 @@ class ThreadClient(Generic[Result]):
     """Client of a thread that does one job after another on the device of this worker; see `JobClient`.
 
     Args:
-        work: does a job.
-        device: Device of the worker.
         show: see `ActorClient`.
     """
 

@@ -109,7 +109,6 @@ class MiningRounds:
         Returns metrics for the tracker.
 
         Args:
-            number: Number of the round.
             snapshot: the weights.
             encode: encodes shards with these weights.
 

@@ -37,7 +37,6 @@ class EncodingTask:
     Args:
         number: unique among the tasks of a run.
         store: Store of the embeddings.
-        load: loads the encoder of a snapshot.
         dataset: path or URI of the prepared data set.
     """
 
@@ -174,7 +173,6 @@ class Miner:
         """Mine one round, and return its metrics or a user error.
 
         Args:
-            number: Number of the round.
             snapshot: a reference to the weights, in a list so that Ray passes the reference itself.
         """
         encode = partial(self._encoders.encode, snapshot[0])

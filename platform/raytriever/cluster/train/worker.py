@@ -58,7 +58,6 @@ class WorkerJob:
         negatives: reference to the table of hard negatives, or to None.
         total_steps: after which training ends at the latest.
         folder: the run directory.
-        queue: for events to the driver.
         driver: working directory and locks of the driver.
         last_logged_step: the last step that an earlier call has logged.
         miner: actor that mines hard negatives; None without refresh, and where the first worker mines.

@@ -90,7 +90,6 @@ class Plan:
     """Format, parts and splits of a data set.
 
     Args:
-        format: name of the format.
         parts: files of the data set, files with only texts first.
         splits: splits of the parts; None if only the rows name them.
         note: how the files are read, where that was guessed.
@@ -287,8 +286,6 @@ class QueryGroup:
 
     Args:
         records: what the rows of a chunk become.
-        split: split of the judgements.
-        text: text of the query.
         name: id of the query; None for an id from its content.
         prompt: prompt of this query, which replaces that of its data set; "" for none.
         answers: texts that identify passages with the answer.

@@ -45,8 +45,6 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
         items: examples, in the order in which they choose.
         begins: batch at which each item begins its search; it tries all later batches, then the earlier ones.
         head: examples that are in the first batch already.
-        batch: number of slots of a batch.
-        batches: number of batches.
     """
     pairs = 0
     for item in items:

@@ -256,7 +256,6 @@ class Corpus:
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
-        order: tie order of the whole corpus.
         device: see `top_k_of_blocks`.
         documents: largest number of documents in the blocks, by default that of the whole corpus.
     """

@@ -68,8 +68,6 @@ class MemoryPlan:
     Args:
         encoder: the simulated encoder; of two towers, the one of the passages.
         towers: number of separate towers, 1 or 2.
-        training: settings of the training.
-        share: texts of this worker.
         guide: bytes of the guide; see `guide_bytes`.
     """
 

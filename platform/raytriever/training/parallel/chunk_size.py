@@ -66,7 +66,6 @@ def find_chunk(
         encode: embeddings of that many texts of the longest length, differentiable.
         parameters: trained ones behind it.
         texts: Texts of a worker's share of a batch, both sides.
-        device: Device of this worker.
         key: under which the result is stored: everything that the chunk depends on.
         reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
 

@@ -37,10 +37,8 @@ class Slice:
     """Range of values of a flattened tensor.
 
     Args:
-        name: Name of the tensor.
         values: one-dimensional.
         start: index of the first value in the flattened tensor.
-        shape: Shape of the whole tensor.
     """
 
     name: str
@@ -55,10 +53,8 @@ def slices_of(
     """Yield a worker's slice of a weight and those of its moments; its step count comes with the first slice.
 
     Args:
-        name: Name of the weight.
         values: the worker's slice of it, one-dimensional.
         start: index of its first value.
-        shape: Shape of the whole weight.
         moments: the worker's slices of the moments, and the step count, by name.
     """
     yield Slice(name, values, start, shape)

@@ -159,7 +159,6 @@ class StagedBatch:
     Args:
         batch: the batch on the CPU, to cut it again.
         work: tokens and FLOPs of this worker's share.
-        cut: the batch on the device.
         copied: recorded after the copy; None where there is none.
     """
 

@@ -54,8 +54,6 @@ class Round:
         snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
         ended: the number of steps done when it ended; None while it is running.
         used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
-        digest: Digest of its table.
-        reason: why it failed.
         measured: metrics for the tracker.
     """
 
@@ -115,7 +113,7 @@ class Ledger:
         if step == 0 or step % every:
             return False
         return not any(
-            one.due == step or (one.due < step and (one.ended is None or step < one.ended)) for one in self.rounds
+            one.due == step or one.due < step < (step + 1 if one.ended is None else one.ended) for one in self.rounds
         )
 
     def with_round_started(self, due: int, snapshot: int) -> Ledger:
@@ -181,8 +179,6 @@ class RefreshPlan:
     """Plan of the refreshes of a run.
 
     Args:
-        every: steps between two rounds.
-        waits: whether training waits for each round.
         folder: Folder of the ledger and the tables, seen by every worker.
         read: reads the table in a committed directory.
         miner: on the first worker; None on the others. It is passed the number of a round and a snapshot, commits the
@@ -215,19 +211,12 @@ class RefreshJob(BackgroundJob):
         take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
     ) -> None:
-        mining, reading = (
+        stages = [
             JobStage(self._check_mining),
             JobStage(self._check_reading, self._start_reading, needs_all=True),
-        )
-        super().__init__(
-            [
-                mining,
-                reading,
-                JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
-            ],
-            workers,
-            log,
-        )
+            JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
+        ]
+        super().__init__(stages, workers, log)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)

@@ -176,11 +176,7 @@ class LaunchedServer:
             raise LaunchError(f"{self.name} ended with code {code}; it printed: {last}", str(self.log), "read this log")
 
     def has_answered(self) -> bool:
-        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer.
-
-        Raises:
-            LaunchError: the server has ended.
-        """
+        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer."""
         self.check()
         if not self._is_ready:
             try:
@@ -234,7 +230,6 @@ class ReadinessMonitor:
             interval: seconds between two lines about a server that is not ready.
 
         Raises:
-            LaunchError: a server has ended.
             KeyboardInterrupt: see `check_interrupted`.
         """
         late = [server for server in self._servers if not server.has_answered()]

@@ -148,7 +148,6 @@ def encode_store(
 
     Raises:
         ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
-        StorageError: the directory has other content, or cannot be written.
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:

@@ -75,9 +75,6 @@ def encode_texts(
 
     Args:
         prompt: text in front of all texts, or one for each; by default the prompt of the side.
-
-    Raises:
-        ModelError: an embedding is not finite.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
     before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is launched

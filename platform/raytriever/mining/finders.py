@@ -205,7 +205,6 @@ class MiningInputs:
         dataset, config, embeddings, judge, seed, round: see `mine`.
 
     Raises:
-        ConfigError: a method needs embeddings and there are none.
         ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
             query is not finite.
     """

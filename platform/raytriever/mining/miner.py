@@ -336,9 +336,6 @@ def build_negatives_table(
         config: names the training split and the mix of origins.
         table: path of a negatives table, or empty.
         bm25: returns the index of all passages; called only if it is needed.
-
-    Raises:
-        DataError: the table does not fit the data set.
     """
     tables = [read_negatives(table, dataset)] if table else []
     if rows := dataset.negatives:

@@ -125,11 +125,7 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
 
 
 def _read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the plan of unfinished scores in a directory; empty if there is none.
-
-    Raises:
-        StorageError: the plan is damaged or cannot be read.
-    """
+    """Return the plan of unfinished scores in a directory; empty if there is none."""
     try:
         with disk_errors(path / PLAN, reading=True):
             return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)

@@ -151,7 +151,6 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises:
         ModelError: there are no such files, or one is missing, damaged or not a safetensors file.
-        StorageError: a file cannot be read.
     """
     if (directory / ADAPTER).is_file():
         raise ModelError(

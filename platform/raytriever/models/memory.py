@@ -68,11 +68,7 @@ def memory_errors(what: str, device: torch.device, name: str | None = None) -> I
 
 
 def move_to(module: ModuleT, device: torch.device) -> ModuleT:
-    """Move a model to a device, in place, and return it.
-
-    Raises:
-        ConfigError: the free memory of the device does not hold it.
-    """
+    """Move a model to a device, in place, and return it."""
     try:
         return module.to(device)
     except (RuntimeError, MemoryError) as error:

@@ -102,7 +102,6 @@ class IndexResult(PassageIndex):
 
         Raises:
             ConfigError: this kind of index cannot be changed, or too much of it has changed since it was built.
-            ModelError: an embedding is not finite.
         """
         fields, new = self.edited_inputs(keep, added)
         ties = tie_order(fields["dataset"].documents.ids)
@@ -291,11 +290,7 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
 
 
 def format_measurements(result: IndexResult, split: str) -> str:
-    """Measure recall against exact search, candidates and queries per second on one thread, and format a table.
-
-    Raises:
-        ConfigError: the split has no judged query.
-    """
+    """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
     queries, index = result.queries(split), result.index
     rows = []
     for k in CUTOFFS:

@@ -351,12 +351,7 @@ class ExactIndex(PassageIndex):
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
-        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
-
-        Raises:
-            ConfigError: the prompts of the user are of other data sets.
-            ModelError: an embedding is not finite.
-        """
+        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
@@ -372,9 +367,6 @@ class ExactIndex(PassageIndex):
         """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
 
         Blocks of which no passage is removed are shared with this index.
-
-        Raises:
-            ModelError: an embedding is not finite.
         """
         fields, new = self.edited_inputs(keep, added)
         blocks, first = [], 0

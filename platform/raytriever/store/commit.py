@@ -109,12 +109,7 @@ def lock_errors(path: Path | str) -> Iterator[None]:
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`.
-
-    Raises:
-        InUseError: another process is writing it, and `wait` is false.
-        StorageError: the lock cannot be made there.
-    """
+    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`."""
     with lock_errors(path):
         make_folder(Path(os.path.abspath(path)).parent)
         lock = acquire(path, wait=wait, report=report, remedy=remedy)
@@ -171,9 +166,6 @@ def remove(path: Path, *, whole: bool = False) -> None:
 
     Args:
         whole: whether a file of a folder that may not be removed is an error.
-
-    Raises:
-        StorageError: a file may not be removed.
     """
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():

@@ -70,9 +70,6 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
     Args:
         record: what others read of its owner.
         has_ended: whether the process of a record is known to have ended.
-
-    Raises:
-        StorageError: the store refuses or does not answer.
     """
     objects.write_object(file / token, record)
     other = _other(file, token, has_ended)

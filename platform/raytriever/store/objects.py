@@ -143,7 +143,6 @@ def open_file_system(uri: str) -> tuple[Any, str]:
     """Return the file system of a URI of pyarrow, and the path in it.
 
     Raises:
-        ValueError: the URI is not of a known form.
         OSError: see pyarrow.
     """
     from pyarrow.fs import FileSystem

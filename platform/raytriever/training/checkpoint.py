@@ -114,11 +114,7 @@ def read_state(path: Path) -> State:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices, those of one name together, weights before moments; each is read when it is yielded.
-
-    Raises:
-        StorageError: a file is damaged.
-    """
+    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))

@@ -43,6 +43,12 @@ def worker_count(value: Any) -> int | str:
     return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
 
 
+def worker_range(value: int | str) -> tuple[int, int]:
+    """Return the smallest and the largest number of a setting that `worker_count` reads."""
+    fewest, _, most = str(worker_count(value)).partition(":")
+    return int(fewest), int(most or fewest)
+
+
 def metric_name(value: Any) -> str:
     """Read the name of a metric: `nDCG@10` is `ndcg_at_10`. Its existence is checked later.
 
@@ -123,8 +129,7 @@ class TrainingConfig:
     @property
     def workers(self) -> tuple[int, int]:
         """The smallest and the largest number of workers."""
-        fewest, _, most = str(worker_count(self.num_workers)).partition(":")
-        return int(fewest), int(most or fewest)
+        return worker_range(self.num_workers)
 
     def sharing(self, available: int) -> int:
         """Return the number of workers that train, of those available: the most that divide the global batch evenly."""

@@ -47,11 +47,7 @@ class Guide:
 
     @classmethod
     def load(cls, name: str, precision: str, device: torch.device) -> Guide:
-        """Load the guide of a model's name.
-
-        Raises:
-            ModelError: the model does not exist or cannot be read.
-        """
+        """Load the guide of a model's name."""
         with guide_errors(name):
             retriever = load_for_encoding(ModelConfig(model=name), precision, device)
         return cls(name, retriever.requires_grad_(False))

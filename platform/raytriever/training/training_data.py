@@ -63,9 +63,6 @@ class TrainingData:
             tokenisation: Tokenisation of the retriever that is trained.
             also: further splits of the first data set to open.
             run, report: see `open_dataset`.
-
-        Raises:
-            DataError: see `open_dataset`.
         """
         opened = []
         for index, name in enumerate(names):

@@ -125,7 +125,6 @@ def open_dataset(
 
     Raises:
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
-        StorageError: a prepared data set is damaged, or cannot be written.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))

@@ -126,9 +126,6 @@ def arrange(
         weights: weights of the data sets, see `parse_weights`; "" for their sizes.
         mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
         no_duplicates: avoid batches with two queries that share a positive, see `spread`.
-
-    Raises:
-        ConfigError: the weights do not fit the data sets.
     """
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)

@@ -66,11 +66,7 @@ def slices_of(
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order.
-
-    Raises:
-        StorageError: values are missing, or slices disagree about a shape.
-    """
+    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
     for name, parts in groupby(slices, key=lambda one: one.name):
         yield name, _whole(name, list(parts))
 

@@ -11,7 +11,7 @@ from raytriever.data.records import ORIGINS
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.mining.config import MiningConfig
 from raytriever.options import check_changed, option
-from raytriever.training.config import worker_count
+from raytriever.training.config import worker_count, worker_range
 
 ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
 MODES = (ASYNC, SYNC, ROLLING)
@@ -87,8 +87,7 @@ class RefreshConfig:
     @property
     def pool(self) -> tuple[int, int]:
         """The smallest and the largest number of processes that re-encode."""
-        fewest, _, most = str(worker_count(self.refresh_pool)).partition(":")
-        return int(fewest), int(most or fewest)
+        return worker_range(self.refresh_pool)
 
     @property
     def ranks(self) -> tuple[int, int | None]:

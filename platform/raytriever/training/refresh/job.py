@@ -162,11 +162,7 @@ def round_path(folder: Path, number: int) -> Path:
 
 
 def remove_tables(folder: Path, checkpoints: Path) -> None:
-    """Remove the tables that are used by no run that resumes from one of the checkpoints.
-
-    Raises:
-        StorageError: the ledger is damaged.
-    """
+    """Remove the tables that are used by no run that resumes from one of the checkpoints."""
     steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
     needed = read_ledger(folder).version(min(steps, default=0))
     for path in folder.glob("round-*"):
@@ -229,11 +225,7 @@ class RefreshJob(BackgroundJob):
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, progression: Progression) -> Progression:
-        """Resume, unless training has ended.
-
-        Raises:
-            StorageError: a recorded table is missing or another one.
-        """
+        """Resume, unless training has ended."""
         if progression.stopped or progression.step >= self._total_steps:
             return progression
         return self.after_step(super().start(progression))

@@ -241,7 +241,6 @@ class OpenQueue:
     """Event queue that the driver reads.
 
     Args:
-        queue: for the workers.
         has_failed: set when an event could not be handled; no event is handled afterwards.
     """
 

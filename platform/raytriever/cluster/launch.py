@@ -139,10 +139,8 @@ class LaunchedServer:
     """One running server process.
 
     Args:
-        name: shown to the user.
         command: program and arguments; no shell reads them.
         environment: all variables of the process.
-        log: file for its output.
         address: URL that answers requests when the server is ready.
     """
 
@@ -206,12 +204,7 @@ class LaunchedServer:
 
 
 class ReadinessMonitor:
-    """Polls servers, and logs when they are ready and while they are not.
-
-    Args:
-        servers: just started.
-        log: called with each line.
-    """
+    """Polls servers, and logs when they are ready and while they are not."""
 
     def __init__(self, servers: Iterable[LaunchedServer], log: Callable[[str], None]) -> None:
         self._servers, self._log = list(servers), log

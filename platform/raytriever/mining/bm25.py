@@ -35,7 +35,6 @@ class Bm25Index:
 
     Args:
         texts: the passages, at least one; results identify them by their positions in this sequence.
-        analyser: Analyser of their language.
     """
 
     def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:
@@ -198,8 +197,6 @@ def compare_best(
     """Return what BM25 says of the best document that another system found for each query.
 
     Args:
-        index: the corpus.
-        queries: texts of the queries.
         best: position of the document that the other system found; -1 for none.
         left_out: documents that are not searched for each query, by their forms.
         form: returns the form of documents, by which copies are equal.

@@ -67,9 +67,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     """Mine, and commit the table to `output`.
 
     Args:
-        job: inputs and settings.
         output: directory that does not exist yet.
-        report: receives warnings and progress lines.
 
     Returns:
         The result, and a line about quarantined rows if there are any.

@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -140,7 +139,6 @@ class ScoringJob:
     Args:
         dataset: path, URI or name.
         split: split whose queries are scored.
-        config: settings of teacher scoring.
         precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
         part: number of pairs that are committed together.
@@ -180,9 +178,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
     """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
 
     Args:
-        job: inputs and settings.
         output: directory of the scores, new or from an earlier call.
-        report: receives warnings and progress lines.
 
     Raises:
         UserError: an error that the user can correct.
@@ -270,17 +266,13 @@ def _score(
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
             scored[name] = scores
-            parts.write(name, partial(_save, scores))
+            parts.write(name, lambda folder, scores=scores: np.save(folder / _SCORES, scores))
             progress.advance(len(scores))
     scores = np.concatenate([each for each in scored.values() if each is not None])
     meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
     with committed_directory(output, meta, replace=True) as folder:
         write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
     return scores, total
-
-
-def _save(scores: ndarray, folder: Path) -> None:
-    np.save(folder / _SCORES, scores)
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:

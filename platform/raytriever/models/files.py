@@ -236,7 +236,6 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
 
     Args:
         directory: directory of the model, whose files were checked.
-        remedy: action of the user that resolves the error.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError

@@ -43,7 +43,6 @@ def memory_error(what: str, device: torch.device, name: str | None = None) -> Co
 
     Args:
         what: what is too large, as a clause.
-        device: the device whose memory it exceeds.
         name: setting that decides its size, `passage_length` or `batch_tokens`; None if only free memory helps.
     """
     remedies = {

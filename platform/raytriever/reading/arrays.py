@@ -41,7 +41,6 @@ def read_array(
     Args:
         dtypes: the types it may have, such as `int64`; `str` for texts of any length.
         shape: the length of each dimension; None for any.
-        remedy: for the message.
         mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
 
     Raises:
@@ -95,7 +94,6 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
 
     Args:
         columns: the Arrow type of each, exactly those that there are, in their order.
-        remedy: for the message.
         full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
             Without it the cost does not grow with the rows, and offsets within a column are trusted.
 

@@ -106,8 +106,6 @@ def conform(
     keys are refused).
 
     Args:
-        value: the content.
-        where: the file, for messages.
         remedy: what the user can do where it is another.
         wrong: how the sentence begins that says what differs.
 

@@ -27,7 +27,6 @@ class Lease:
     """Lease that this process holds until `release`; made by `ask`.
 
     Args:
-        path: the path that is written.
         file: the path of the lock, whose objects are the leases.
         token: of the process and its lock.
         record: what others read of its owner.

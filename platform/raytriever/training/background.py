@@ -236,7 +236,7 @@ class BackgroundJob(Callback, ABC):
         if self._message.status is JobStatus.RUNNING:
             with self._failing():
                 self._message = stage.check(step)
-        messages = self._exchange()
+        messages = exchange_messages(self._message, self.workers)
         if stage.has_failed(messages):
             self._stage = None
             self.reject(step, self._reason)
@@ -288,6 +288,3 @@ class BackgroundJob(Callback, ABC):
         self._stage, self._message, self._reason = stage, RUNNING, ""
         with self._failing():
             start()
-
-    def _exchange(self) -> list[JobMessage]:
-        return exchange_messages(self._message, self.workers)

@@ -69,7 +69,6 @@ class State:
     """Content of `state.json`.
 
     Args:
-        progression: Progression of the run.
         origin: values by name that must be equal where the run resumes, such as the digest of its data.
         metric: that decides which checkpoint is best.
     """

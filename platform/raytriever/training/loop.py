@@ -50,15 +50,10 @@ class TrainingSetup:
 
     Args:
         retriever: the encoder, on `device`, the same on every worker.
-        train: batches to learn from.
-        dev: batches of the dev loss.
-        training: settings of the loop.
         total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
-        workers: the data-parallel group.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
-        log: receives lines for the user.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
         refresh: plan of the refreshes of hard negatives; None for none.

@@ -32,7 +32,6 @@ class TrainingData:
 
     Args:
         datasets: tokenised, each with its training split; the first, which is evaluated, also with its dev split.
-        config: settings of groups and batches.
         batch_size: queries of a global batch.
         seed: Seed of the order and the random draws.
         guide: reads the texts of batches too; None without a guide.

@@ -43,9 +43,7 @@ class Record:
     """One validation.
 
     Args:
-        step: Step of the checkpoint.
         value: Value of the metric that decides; higher is better; NaN where no metric decides.
-        measured: metrics for the tracker.
     """
 
     step: int

@@ -51,7 +51,6 @@ class SnapshotLoader:
 
     Args:
         model: settings of the model at the start of training.
-        seed: Seed of the run.
         precision: Precision of encoding; None for the fastest of the device.
     """
 
@@ -83,7 +82,6 @@ class MiningRounds:
     """Rounds of mining of a run.
 
     Args:
-        config: Settings of the experiment.
         paths: paths or URIs of its prepared data sets.
         folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
@@ -107,10 +105,6 @@ class MiningRounds:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
 
         Returns metrics for the tracker.
-
-        Args:
-            snapshot: the weights.
-            encode: encodes shards with these weights.
 
         Raises:
             UserError: something that the user can correct.

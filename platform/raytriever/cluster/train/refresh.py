@@ -91,7 +91,6 @@ class EncoderPool:
         """Encode shards on the encoders, and wait for them.
 
         Args:
-            snapshot: a reference to the weights.
             store, load, dataset, missing: see `mining_round.Encode`.
 
         Raises:
@@ -192,10 +191,8 @@ def start_miner(
     first worker mines; see `clients`.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets.
         negatives: reference to the table that training begins with.
-        folder: the run directory.
         log: receives a line where training leaves fewer GPUs than the encoders would use.
     """
     if config.refresh.refresh_every is None:

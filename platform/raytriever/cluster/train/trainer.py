@@ -152,7 +152,6 @@ def train_on_cluster(
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: the table of hard negatives, or None.
         total_steps: after which training ends at the latest.

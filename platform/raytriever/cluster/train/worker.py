@@ -53,11 +53,9 @@ class WorkerJob:
     """Job that the driver sends to every worker of a group.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: reference to the table of hard negatives, or to None.
         total_steps: after which training ends at the latest.
-        folder: the run directory.
         driver: working directory and locks of the driver.
         last_logged_step: the last step that an earlier call has logged.
         miner: actor that mines hard negatives; None without refresh, and where the first worker mines.

@@ -120,7 +120,6 @@ def open_dataset(
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
         tokenisation: tokenizer and prompts; None for texts without tokens.
-        run: runner that makes the shards.
         report: called with a line about what is prepared.
 
     Raises:

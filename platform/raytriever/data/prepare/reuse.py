@@ -69,12 +69,7 @@ class EarlierShards:
     digests: Mapping[Path, str]
 
     def copy(self, digest: str, folder: Path, stem: str) -> bool:
-        """Copy the files of the shard of a chunk; return False if there is none that is whole.
-
-        Args:
-            folder: folder of the new shards.
-            stem: stem of the new files.
-        """
+        """Copy the files of the shard of a chunk; return False if there is none that is whole."""
         if digest not in self.stems:
             return False
         earlier, earlier_stem = self.stems[digest]

@@ -44,7 +44,6 @@ class StateBytes:
         """Return the bytes of one worker.
 
         Args:
-            workers: training processes.
             weights: bytes of all weights.
             trained: number of values of each trained parameter.
             cached: whether gradients are summed over chunks.
@@ -68,7 +67,6 @@ class WorkerTexts:
     """Texts that one worker encodes and scores in a step.
 
     Args:
-        workers: training processes.
         tokens: tokens of the longest text.
         width: components of an embedding.
     """

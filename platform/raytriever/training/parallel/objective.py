@@ -38,7 +38,6 @@ class Objective(nn.Module):
     """Loss of the global batch, from one worker's share of it.
 
     Args:
-        retriever: encodes queries and passages.
         loss: reduces the score matrix of the global batch.
         precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the

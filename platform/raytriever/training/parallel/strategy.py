@@ -62,8 +62,6 @@ class StrategyInputs:
     Args:
         objective: on `device`, the same on every worker.
         optimizer: over its trained parameters, without state; the strategy owns it from now on.
-        workers: the data-parallel group.
-        device: Device of this worker.
         max_grad_norm: gradients are scaled down to this norm.
     """
 

@@ -54,7 +54,6 @@ class Round:
         snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
         ended: the number of steps done when it ended; None while it is running.
         used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
-        measured: metrics for the tracker.
     """
 
     number: int

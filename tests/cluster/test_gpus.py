@@ -50,10 +50,9 @@ from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder
 from raytriever.studies.run.study import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, NullTracker
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
-from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.job import read_ledger
+from raytriever.training.refresh import read_ledger
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from gpu_witness import MEETING

@@ -16,7 +16,7 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
 from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.job import RefreshPlan, round_path
+from raytriever.training.refresh import RefreshPlan, round_path
 
 DEPTH = 4
 

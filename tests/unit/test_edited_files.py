@@ -28,7 +28,7 @@ from raytriever.store.commit import read_manifest
 from raytriever.tracking.outbox import has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state
-from raytriever.training.refresh.job import Ledger, Round, read_ledger
+from raytriever.training.refresh import Ledger, Round, read_ledger
 from raytriever.training.validation import Record, Stop, read_records, read_stop, write_record, write_stop
 from raytriever.tuning.trial_log import find_best, read_trials, sweep_rows
 

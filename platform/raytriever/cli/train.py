@@ -45,8 +45,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.paths import OUTPUT, SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
-from raytriever.training.config import TrainingConfig, ValidationConfig
-from raytriever.training.refresh.config import RefreshConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig, ValidationConfig
 
 SECTIONS = {
     "data": DataConfig,

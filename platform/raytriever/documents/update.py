@@ -19,8 +19,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypedDict
 
+from raytriever.data.config import ImportConfig
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Passage, passage_id
 from raytriever.documents.questions import Questions
 from raytriever.errors import ConfigError, StorageError, setting

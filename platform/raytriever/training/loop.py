@@ -40,7 +40,7 @@ from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
 from raytriever.training.parallel.strategy import Readout, Stopwatch, build_strategy
-from raytriever.training.refresh.job import RefreshJob, RefreshPlan
+from raytriever.training.refresh import RefreshJob, RefreshPlan
 from raytriever.training.validation import ValidationJob, ValidationPlan
 
 

@@ -34,10 +34,9 @@ from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.background import JobError
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
-from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.job import round_path
+from raytriever.training.refresh import round_path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device

@@ -38,9 +38,9 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
 from raytriever.store.commit import remove
+from raytriever.training.config import ROLLING
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
-from raytriever.training.refresh.config import ROLLING
-from raytriever.training.refresh.job import remove_tables, round_path
+from raytriever.training.refresh import remove_tables, round_path
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 

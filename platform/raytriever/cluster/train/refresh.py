@@ -26,8 +26,8 @@ from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError, flag_of
 from raytriever.store.commit import remove
+from raytriever.training.config import SYNC
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.config import SYNC
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
 from raytriever.store.objects import is_uri, report_to
+from raytriever.training.config import SYNC
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.refresh.config import SYNC
-from raytriever.training.refresh.job import RefreshPlan
+from raytriever.training.refresh import RefreshPlan
 from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import FOLDER as EVALUATIONS
 from raytriever.training.validation import Record, ValidationPlan

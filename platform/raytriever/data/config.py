@@ -1,4 +1,4 @@
-"""Settings of the data, and of the import of documents. This module imports nothing heavy, because the command line reads it for `--help`."""
+"""Settings of the data and of the import of documents. Imports nothing heavy: `--help` reads it."""
 
 from __future__ import annotations
 

@@ -52,9 +52,6 @@ def encode_queries(
 
     Args:
         prompts: prompts of the data set, if it has other names than its own.
-
-    Raises:
-        ModelError: an embedding is not finite, or a prompt leaves no token for the text.
     """
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]

@@ -130,9 +130,6 @@ class ShardEncoder:
         """Encode shards, and yield the number of each when it is committed.
 
         While one shard is encoded, a thread reads the next one and another writes those before.
-
-        Raises:
-            ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
         """
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as committer:
             reading = reader.submit(self._read, numbers[0]) if numbers else None

@@ -66,9 +66,6 @@ def search_store(
         store, queries, k, ties, exclude: see `top_k_of_blocks`.
         unfinished: folder in which the ranking so far is kept from time to time. After a kill, the same search
             continues with it. None to keep none.
-
-    Raises:
-        ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
     order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))

@@ -84,7 +84,7 @@ def worker(rank: int, size: int, folder: Path, strategy: str, steps: int, precis
     from torch import distributed
 
     from raytriever.losses.distributed import current_workers
-    from raytriever.training.parallel.strategy import build_strategy
+    from raytriever.training.parallel.choice import build_strategy
 
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     torch.set_num_threads(1 if size > 1 else 2)

@@ -35,9 +35,9 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import build_strategy
 
 RANK, TEXTS, CHUNK, TOKENS, STEPS = 16, 3, 3, 128, 2
 CPU, PRECISION = torch.device("cpu"), "bf16"

@@ -78,8 +78,8 @@ def training(
     from raytriever.training.batch import ChunkSizes
     from raytriever.training.loader import Prefetcher
     from raytriever.training.loop import build_optimizer
+    from raytriever.training.parallel.choice import build_strategy
     from raytriever.training.parallel.objective import Objective
-    from raytriever.training.parallel.strategy import build_strategy
     from raytriever.training.training_data import TrainingData
 
     retriever = load_retriever(ModelConfig("minilm", query_length=LENGTH, passage_length=LENGTH))

@@ -34,7 +34,7 @@ def member(rank: int, size: int, folder: Path, queries: int) -> None:
 
     from raytriever.losses.distributed import current_workers
     from raytriever.training.loop import build_optimizer
-    from raytriever.training.parallel.strategy import build_strategy
+    from raytriever.training.parallel.choice import build_strategy
 
     torch.set_num_threads(THREADS // size)
     if size > 1:

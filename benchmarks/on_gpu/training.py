@@ -33,9 +33,9 @@ from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loop import build_optimizer
 from raytriever.training.monitoring import Throughput, peak_flops
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.objective import Objective, Stager
-from raytriever.training.parallel.strategy import build_strategy
 
 NEGATIVES, TAU, RATE = 5, 0.01, 1e-5
 RATIO = 1.3

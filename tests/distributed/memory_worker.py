@@ -25,8 +25,8 @@ from raytriever.models.retriever import Retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import zero
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import build_strategy
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from allocations import allocated, encoder_of, live_bytes

@@ -35,11 +35,12 @@ from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
 from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
-from raytriever.training.parallel.strategy import Readout, Stopwatch, build_strategy
+from raytriever.training.parallel.strategy import Readout, Stopwatch
 from raytriever.training.refresh import RefreshJob, RefreshPlan
 from raytriever.training.validation import ValidationJob, ValidationPlan
 

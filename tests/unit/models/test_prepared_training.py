@@ -21,8 +21,9 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, build_strategy
+from raytriever.training.parallel.strategy import Strategy
 
 CPU = torch.device("cpu")
 QUERIES = 16

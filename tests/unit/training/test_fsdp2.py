@@ -26,11 +26,12 @@ from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
 from raytriever.training.parallel import fsdp2
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard, blocks, fits_whole
 from raytriever.training.parallel.grad_cache import OutOfMemory
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Strategy, StrategyInputs, build_strategy
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TEXTS = 12

@@ -19,9 +19,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel import zero
+from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import Readout, TrainingError, build_strategy, finite_or_refused
+from raytriever.training.parallel.strategy import Readout, TrainingError, finite_or_refused
 
 CPU = torch.device("cpu")
 TEXTS = 48

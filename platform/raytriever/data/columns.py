@@ -81,7 +81,10 @@ class Column(Sequence[str], ABC):
     def __getitem__(self, position: int | slice) -> str | list[str]:
         if isinstance(position, slice):
             return self.take(np.arange(*position.indices(len(self))))
-        return self.take(np.array([range(len(self))[position]]))[0]
+        index = int(position) + (len(self) if position < 0 else 0)
+        if not 0 <= index < len(self):
+            raise IndexError(f"positions must be in [0, {len(self)})")
+        return self.take(np.array([index]))[0]
 
     @abstractmethod
     def take(self, positions: ndarray) -> list[str]:

@@ -274,7 +274,7 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
     import ray
 
     from raytriever.cluster.encoding import ActorPool, run_in_actors
-    from raytriever.cluster.search import SearchPool, search_in_actors
+    from raytriever.cluster.evaluation import search_in_actors
     from raytriever.data.prepare.open import open_dataset
     from raytriever.encoding.corpus import encode_store, plan_embeddings
     from raytriever.encoding.loading import load_for_encoding
@@ -298,10 +298,10 @@ def large(arguments: argparse.Namespace) -> dict[str, float]:
         ends = sorted(shard.stat().st_mtime for shard in (store.path / "shards").iterdir())
         figures[f"{kind} speed"] = (len(store) - plan.shard_rows) / (ends[-1] - ends[0])
         queries = store.read(np.arange(QUERIES) * 7 % plan.rows)
-        search_in_actors(store, queries[:1], K, ties, pool=SearchPool(2))  # starts processes, compiles
+        search_in_actors(store, queries[:1], K, ties, pool=ActorPool(2, 2))  # starts processes, compiles
         with watching("_Searcher") as peak:
             began = time.perf_counter()
-            search_in_actors(store, queries, K, ties, pool=SearchPool(2))
+            search_in_actors(store, queries, K, ties, pool=ActorPool(2, 2))
             figures[f"{kind} search"], figures[f"{kind} searcher"] = time.perf_counter() - began, peak["memory"]
         summary = ray._private.internal_api.memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
         figures[f"{kind} spilled"] = float("Spilled" in summary)

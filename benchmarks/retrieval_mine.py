@@ -72,8 +72,8 @@ def project(dataset: Any, folder: Path) -> None:
 def ours(dataset: Any, queries: ndarray, documents: ndarray) -> Any:
     """Mine with raytriever."""
     from raytriever.mining.config import MiningConfig
+    from raytriever.mining.finders import Embeddings
     from raytriever.mining.miner import mine
-    from raytriever.mining.scorers import Embeddings
 
     config = MiningConfig(method="dense", num_negatives=NEGATIVES, relative_margin=MARGIN)
     return mine(dataset, "train", config, embeddings=Embeddings.of(queries, documents))

@@ -172,9 +172,8 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
     from raytriever.models.config import ModelConfig
     from raytriever.models.retriever import load_retriever
     from raytriever.training import loop
-    from raytriever.training.config import TrainingConfig
-    from raytriever.training.refresh import job
-    from raytriever.training.refresh.config import RefreshConfig
+    from raytriever.training import refresh as job
+    from raytriever.training.config import RefreshConfig, TrainingConfig
     from raytriever.training.training_data import TrainingData
 
     batch, (evaluation, refresh) = Step(), (Route(ends) for ends in ENDS.values())
@@ -202,7 +201,7 @@ def routes(folder: Path) -> tuple[dict[str, set[str]], list[str]]:
 
             self.result = rounds.run(number, snapshot, encode)
 
-        def poll(self) -> job.RoundResult:
+        def poll(self) -> dict[str, float]:
             return self.result
 
     for owner, name, route in (

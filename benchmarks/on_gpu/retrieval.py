@@ -20,8 +20,8 @@ from raytriever.encoding.loading import load_for_encoding
 from raytriever.index.exact.search import Corpus, top_k
 from raytriever.index.ranking import TieOrder
 from raytriever.mining.config import MiningConfig
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import MiningResult, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import move
 

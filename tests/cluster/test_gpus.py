@@ -20,9 +20,8 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
-from raytriever.cluster.evaluation import evaluate_model
+from raytriever.cluster.evaluation import evaluate_model, search_in_actors
 from raytriever.cluster.placement import count_gpus, spare_gpus
-from raytriever.cluster.search import SearchPool, search_in_actors
 from raytriever.cluster.train import refresh
 from raytriever.cluster.train.dev_sets import open_dev_sets
 from raytriever.cluster.train.mining_round import SnapshotLoader
@@ -51,10 +50,9 @@ from raytriever.studies.definition import Arm, MeasuredDataset, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder
 from raytriever.studies.run.study import run_study
 from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
-from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.ledger import read_ledger
+from raytriever.training.refresh import read_ledger
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from gpu_witness import MEETING
@@ -168,7 +166,7 @@ def test_actors_that_encode_and_search_see_what_they_reserved(
     run = run_in_actors(ActorPool(2, 2, gpus=gpus))
     store = embed_corpus(case.model, case.retriever, case.dataset, run)
     queries = encode_queries(case.retriever, case.dataset, case.dataset.relevant_queries("test"))
-    search_in_actors(store, queries, 5, tie_order(case.dataset.documents.ids), pool=SearchPool(2, gpus=gpus))
+    search_in_actors(store, queries, 5, tie_order(case.dataset.documents.ids), pool=ActorPool(2, 2, gpus=gpus))
     for title in ("_Actor", "_Searcher"):
         assert seen(title), title
         assert seen(title) <= ({"0", "1"} if gpus else {""})

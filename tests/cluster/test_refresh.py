@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
-from raytriever.training.refresh.ledger import Ledger, read_ledger, round_path
+from raytriever.training.refresh import Ledger, read_ledger, round_path
 
 EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
 

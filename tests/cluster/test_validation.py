@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from raytriever.training.validation.records import read_records, read_stop
+from raytriever.training.validation import read_records, read_stop
 
 WORDS = ["--best-metric", "nDCG@10", "--max-steps", "12", "--eval-steps", "3", "--num-workers", "2", "--patience", "9"]
 

@@ -28,7 +28,7 @@ from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, shape_of
-from raytriever.training.refresh.job import RefreshPlan
+from raytriever.training.refresh import RefreshPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from scripted_pool import ScriptedPool

@@ -28,12 +28,7 @@ from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import Agreement
 from raytriever.training.parallel.objective import Objective
-from raytriever.training.parallel.strategy import (
-    Strategy,
-    StrategyInputs,
-    TrainingError,
-    finite_or_refused,
-)
+from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
 
 RATE = 1000.0
 QUERIES, PASSAGES = 8, 24

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raytriever.training.refresh.ledger import read_ledger
+from raytriever.training.refresh import read_ledger
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from process_group import run_group

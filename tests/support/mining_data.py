@@ -9,8 +9,8 @@ import numpy as np
 from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries, RetrievalDataset
 from raytriever.data.records import ORIGINS
 from raytriever.mining.config import METHODS, MiningConfig
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import MiningResult
-from raytriever.mining.scorers import Embeddings
 
 Pairs = list[tuple[int, int]]
 EVERY = MiningConfig(method=",".join(METHODS), num_negatives=3, range_max=9, sampling_strategy="random")

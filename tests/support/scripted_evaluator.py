@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raytriever.store.commit import read_manifest
+from raytriever.training.background import JobError
 from raytriever.training.checkpoint import WEIGHTS, read_slices
-from raytriever.training.validation.job import EvaluationResult, ValidationPlan
-from raytriever.training.validation.records import Record, read_record, write_record
+from raytriever.training.validation import Record, ValidationPlan, read_record, write_record
 
 
 @dataclass
@@ -43,15 +43,15 @@ class ScriptedEvaluator:
             value = self.values.get(step, weights)
             write_record(self.folder, Record(step, value, {"dev/ndcg_at_10": value, "dev/weights": weights}))
 
-    def poll(self) -> EvaluationResult | None:
+    def poll(self) -> Record | None:
         self.asked += 1
         if self.asked <= self.lag[min(len(self.begun), len(self.lag)) - 1]:
             return None
         step = self.begun[-1]
         self.before(step)
         if step in self.fails:
-            return EvaluationResult(reason="the evaluator is gone")
-        return EvaluationResult(read_record(self.folder, step))
+            raise JobError("the evaluator is gone")
+        return read_record(self.folder, step)
 
 
 def plan(

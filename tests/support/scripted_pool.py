@@ -5,7 +5,7 @@ A real table in a real committed directory, so that all but the search is what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -14,9 +14,9 @@ import numpy as np
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
+from raytriever.training.background import JobError
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.job import RefreshPlan, RoundResult
-from raytriever.training.refresh.ledger import round_path
+from raytriever.training.refresh import RefreshPlan, round_path
 
 DEPTH = 4
 
@@ -56,13 +56,15 @@ class ScriptedPool:
             table = mined(self.dataset, number, snapshot)
             write_negatives(round_path(self.folder, number), table, self.dataset, replace=True)
 
-    def poll(self) -> RoundResult | None:
+    def poll(self) -> Mapping[str, float] | None:
         self.asked += 1
         if self.asked <= self.patience[min(len(self.begun), len(self.patience)) - 1]:
             return None
         number = self.begun[-1]
         self.before(number)
-        return RoundResult({"refresh_mined": float(number)}, "the pool is gone" if number in self.fails else "")
+        if number in self.fails:
+            raise JobError("the pool is gone")
+        return {"refresh_mined": float(number)}
 
 
 def plan(pool: ScriptedPool, every: int, waits: bool, rank: int = 0, last_logged_step: int = 0) -> RefreshPlan:

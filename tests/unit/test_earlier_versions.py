@@ -44,9 +44,9 @@ from raytriever.report.finished_runs import read_directory
 from raytriever.search.exact import search_store
 from raytriever.tracking.steps import read_curve
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.refresh.ledger import read_ledger
+from raytriever.training.refresh import read_ledger
 from raytriever.training.training_data import TrainingData
-from raytriever.training.validation.records import read_records
+from raytriever.training.validation import read_records
 from raytriever.tuning.trial_log import read_trials
 
 TESTS = Path(__file__).parents[1]

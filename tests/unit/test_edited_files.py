@@ -28,8 +28,8 @@ from raytriever.store.commit import read_manifest
 from raytriever.tracking.outbox import has_unsent_data
 from raytriever.tracking.steps import StepLog, read_curves
 from raytriever.training.checkpoint import read_state
-from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
-from raytriever.training.validation.records import Record, Stop, read_records, read_stop, write_record, write_stop
+from raytriever.training.refresh import Ledger, Round, read_ledger
+from raytriever.training.validation import Record, Stop, read_records, read_stop, write_record, write_stop
 from raytriever.tuning.trial_log import find_best, read_trials, sweep_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "version_0_1"

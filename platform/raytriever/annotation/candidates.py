@@ -20,10 +20,10 @@ from numpy import ndarray
 
 from raytriever.annotation.config import BM25, DENSE
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.formats.trec import read_run
 from raytriever.data.keys import normalise
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.run_files import read_run
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
 from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding

@@ -283,7 +283,7 @@ class Dataset:
             Dataset('passages': 2 documents, 0 queries, splits none)
         """
         from raytriever.api.models import path_of, settings_of
-        from raytriever.documents.config import ImportConfig
+        from raytriever.data.config import ImportConfig
         from raytriever.documents.job import import_folder
         from raytriever.documents.summary import summary_lines
         from raytriever.options import check_options

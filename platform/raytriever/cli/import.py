@@ -13,7 +13,7 @@ from raytriever.cli.arguments import (
     check_effects,
     lock_output,
 )
-from raytriever.documents.config import ImportConfig
+from raytriever.data.config import ImportConfig
 from raytriever.models.config import ModelConfig
 from raytriever.paths import DOCUMENTS, check_paths
 from raytriever.terminal import show, warn

@@ -45,9 +45,7 @@ from raytriever.models.config import ModelConfig
 from raytriever.paths import SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
 from raytriever.terminal import show, warn
-from raytriever.training.config import TrainingConfig
-from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.validation.config import ValidationConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig, ValidationConfig
 
 SECTIONS = {
     "data": DataConfig,

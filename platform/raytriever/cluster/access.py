@@ -62,9 +62,7 @@ def decide_access(host: str, authenticate: bool, environment: Mapping[str, str])
     """Return the access policy of the flags. Nothing is written; see `ensure_token`.
 
     Args:
-        host: value of `--host`.
         authenticate: value of `--auth`; without it, `RAY_AUTH_MODE` decides.
-        environment: variables of this process.
 
     Raises:
         ConfigError: the host is no address of this machine, or would expose Ray to other machines without a token.

@@ -51,7 +51,7 @@ _SHARDS_PER_TASK = {"cpu": 1, "gpu": 4}
 
 @dataclass(frozen=True)
 class ActorPool:
-    """Size and resources of the actors that encode.
+    """Size and resources of the actors that encode or search.
 
     Args:
         fewest, most: number of actors; Ray Data starts more if there is work and free resources.
@@ -63,6 +63,19 @@ class ActorPool:
     most: int
     cpus: int = 1
     gpus: float = 0.0
+
+    @property
+    def fits(self) -> int:
+        """Number of such actors that the cluster has resources for."""
+        resources = ray.cluster_resources()
+        return int(resources.get("GPU", 0) / self.gpus if self.gpus else resources.get("CPU", 1) / self.cpus)
+
+
+def check_resources(actors: int, pool: ActorPool, kind: str, where: str | None) -> None:
+    """Raise `ConfigError` for resources that a cluster of one machine never gets; other clusters may grow."""
+    if actors > (fits := pool.fits) and not os.environ.get("RAY_ADDRESS"):
+        size = f"{pool.gpus:g} GPUs" if pool.gpus else f"{pool.cpus} CPUs"
+        raise ConfigError(f"{actors} {kind} with {size} each do not fit", where, f"at most {fits} fit here")
 
 
 def run_in_actors(pool: ActorPool) -> Runner:
@@ -210,17 +223,11 @@ def choose_actor_pool(config: EncodeConfig) -> ActorPool | None:
         raise ConfigError(
             "the cluster has no GPU", setting("actor_gpus"), "omit it to use CPUs, or add a node with a GPU"
         )
-    resources = ray.cluster_resources()
     gpus = config.actor_gpus
     if gpus is None:
-        gpus = 1.0 if resources.get("GPU") else 0.0
-    fits = int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / config.actor_cpus)
-    fewest, colon, most = (config.actors or f"1:{max(1, fits)}").partition(":")
-    pool = ActorPool(int(fewest), int(most if colon else fewest), config.actor_cpus, gpus)
-    # Ray would wait for resources that a cluster of one machine never gets.
-    if pool.fewest > fits and not os.environ.get("RAY_ADDRESS"):
-        size = f"{gpus:g} GPUs" if gpus else f"{config.actor_cpus} CPUs"
-        raise ConfigError(
-            f"{pool.fewest} actors with {size} each do not fit", setting("actors"), f"at most {fits} fit here"
-        )
+        gpus = 1.0 if ray.cluster_resources().get("GPU") else 0.0
+    pool = ActorPool(1, 1, config.actor_cpus, gpus)
+    fewest, colon, most = (config.actors or f"1:{max(1, pool.fits)}").partition(":")
+    pool = replace(pool, fewest=int(fewest), most=int(most if colon else fewest))
+    check_resources(pool.fewest, pool, "actors", setting("actors"))
     return pool

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -58,26 +58,6 @@ class RestartPolicy:
 
 
 # ------------------------------------------------------------------------------------------------------------ queues
-
-
-class EventQueue(Protocol):
-    """Worker's side of an event queue."""
-
-    def send(self, event: Any) -> None:
-        """Send an event without waiting."""
-
-    def flush(self, event: Any) -> None:
-        """Send an event and return when the driver has handled it and all earlier ones.
-
-        Raises:
-            Exception: the driver has closed the queue or could not handle an event.
-        """
-
-    def may_start(self) -> bool:
-        """Return whether a worker group may start. Called once for each group."""
-
-    def last_step(self) -> int:
-        """Return the highest step of all events so far."""
 
 
 @ray.remote(num_cpus=0)
@@ -184,24 +164,28 @@ class RayEventQueue:
         return RayEventQueue, (self.actor,)
 
     def send(self, event: Any) -> None:
-        """See `EventQueue`."""
+        """Send an event without waiting."""
         self._pending.append(self.actor.send.remote(event))
         if len(self._pending) > PENDING_SENDS:
             done, self._pending = ray.wait(self._pending, num_returns=len(self._pending), timeout=0)
             ray.get(done)
 
     def flush(self, event: Any) -> None:
-        """See `EventQueue`."""
+        """Send an event and return when the driver has handled it and all earlier ones.
+
+        Raises:
+            Exception: the driver has closed the queue or could not handle an event.
+        """
         pending, self._pending = self._pending, []
         ray.get(pending)
         ray.get(self.actor.flush.remote(event))
 
     def may_start(self) -> bool:
-        """See `EventQueue`."""
+        """Return whether a worker group may start. Called once for each group."""
         return bool(ray.get(self.actor.may_start.remote()))
 
     def last_step(self) -> int:
-        """See `EventQueue`."""
+        """Return the highest step of all events so far."""
         return int(ray.get(self.actor.last_step.remote()))
 
     def record_failure(self, reason: str, process_died: bool) -> None:
@@ -218,7 +202,7 @@ class RayEventQueue:
 
 
 class InlineEventQueue:
-    """Event queue for one worker in the driver's process, which starts once.
+    """Event queue for one worker in the driver's process, which starts once; see `RayEventQueue`.
 
     Args:
         on_event: called with every event, in the thread that sends it.
@@ -228,22 +212,25 @@ class InlineEventQueue:
         self._on_event, self._last_step = on_event, 0
 
     def send(self, event: Any) -> None:
-        """See `EventQueue`."""
+        """See `RayEventQueue`."""
         if isinstance(event, StepEvent):
             self._last_step = max(self._last_step, event.step)
         self._on_event(event)
 
     def flush(self, event: Any) -> None:
-        """See `EventQueue`."""
+        """See `RayEventQueue`."""
         self.send(event)
 
     def may_start(self) -> bool:
-        """See `EventQueue`."""
+        """See `RayEventQueue`."""
         return True
 
     def last_step(self) -> int:
-        """See `EventQueue`."""
+        """See `RayEventQueue`."""
         return self._last_step
+
+
+EventQueue = RayEventQueue | InlineEventQueue
 
 
 # ------------------------------------------------------------------------------------------------------------ driver
@@ -254,7 +241,6 @@ class OpenQueue:
     """Event queue that the driver reads.
 
     Args:
-        queue: for the workers.
         has_failed: set when an event could not be handled; no event is handled afterwards.
     """
 

@@ -94,11 +94,7 @@ def _keep_refreshed(reference: weakref.ref[Gauges]) -> None:
 
 
 class RunGauges(Gauges):
-    """Gauges of one training run.
-
-    Args:
-        folder: the run directory.
-    """
+    """Gauges of one training run."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(run_label(folder))

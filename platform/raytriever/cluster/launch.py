@@ -76,7 +76,6 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
     """Start both servers and monitor them until they are stopped.
 
     Args:
-        settings: Settings of both servers.
         log: called with lines about their addresses and the variables to export.
 
     Raises:
@@ -140,10 +139,8 @@ class LaunchedServer:
     """One running server process.
 
     Args:
-        name: shown to the user.
         command: program and arguments; no shell reads them.
         environment: all variables of the process.
-        log: file for its output.
         address: URL that answers requests when the server is ready.
     """
 
@@ -177,11 +174,7 @@ class LaunchedServer:
             raise LaunchError(f"{self.name} ended with code {code}; it printed: {last}", str(self.log), "read this log")
 
     def has_answered(self) -> bool:
-        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer.
-
-        Raises:
-            LaunchError: the server has ended.
-        """
+        """Return whether the server has ever answered at its address. A refusal for a missing token is an answer."""
         self.check()
         if not self._is_ready:
             try:
@@ -211,12 +204,7 @@ class LaunchedServer:
 
 
 class ReadinessMonitor:
-    """Polls servers, and logs when they are ready and while they are not.
-
-    Args:
-        servers: just started.
-        log: called with each line.
-    """
+    """Polls servers, and logs when they are ready and while they are not."""
 
     def __init__(self, servers: Iterable[LaunchedServer], log: Callable[[str], None]) -> None:
         self._servers, self._log = list(servers), log
@@ -235,7 +223,6 @@ class ReadinessMonitor:
             interval: seconds between two lines about a server that is not ready.
 
         Raises:
-            LaunchError: a server has ended.
             KeyboardInterrupt: see `check_interrupted`.
         """
         late = [server for server in self._servers if not server.has_answered()]
@@ -293,7 +280,6 @@ def summary_lines(settings: LaunchSettings, policy: AccessPolicy, logs: Path, la
     """Return the addresses of both servers and the variables that clients need; nothing secret.
 
     Args:
-        settings, policy: of the servers.
         logs: folder of the logs.
         late: log of MLflow if it does not answer yet.
     """

@@ -52,7 +52,6 @@ def count_slots(workers: int, gpus: float) -> int:
     """Return how many trials the cluster has resources for, or would start nodes for; at least 1.
 
     Args:
-        workers: Workers of each trial.
         gpus: GPUs of each worker, at most 1; 0 on a cluster without GPUs.
     """
     # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.

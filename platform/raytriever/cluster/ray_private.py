@@ -10,11 +10,7 @@ from pathlib import Path
 
 
 def head_address() -> str:
-    """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it.
-
-    Raises:
-        ConnectionError: no cluster runs here.
-    """
+    """Return `HOST:PORT` of the Ray cluster that runs on this machine, as `RAY_ADDRESS=auto` finds it."""
     from ray._private import services
 
     return str(services.canonicalize_bootstrap_address("auto"))

@@ -143,8 +143,12 @@ def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1
 
 
 def _run_in_task(function: Callable[[], T], driver: DriverContext) -> T | UserError:
-    """Call a function in the process of a task; return a user error, because Ray would wrap an error that is raised."""
     driver.enter()
+    return result_or_error(function)
+
+
+def result_or_error(function: Callable[[], T]) -> T | UserError:
+    """Return the result of a function, or the user error that it raises, because Ray would wrap an error."""
     try:
         return function()
     except UserError as error:

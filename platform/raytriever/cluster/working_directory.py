@@ -29,7 +29,6 @@ def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> li
     """Change a submitted job to its lasting folder. Any other process is left as it is.
 
     Args:
-        words: Words of the command line.
         log: called with lines about the folder and the size of the upload.
 
     Returns:

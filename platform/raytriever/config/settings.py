@@ -19,9 +19,14 @@ from raytriever.errors import ConfigError, setting
 from raytriever.losses.config import LossConfig, check_loss
 from raytriever.models.config import ModelConfig
 from raytriever.options import check_changed, check_options, did_you_mean, read_option, with_current_names
-from raytriever.training.config import DEV_LOSS, TrainingConfig
-from raytriever.training.refresh.config import RefreshConfig, check_refresh
-from raytriever.training.validation.config import ValidationConfig, check_validation
+from raytriever.training.config import (
+    DEV_LOSS,
+    RefreshConfig,
+    TrainingConfig,
+    ValidationConfig,
+    check_refresh,
+    check_validation,
+)
 
 
 @dataclass(frozen=True)

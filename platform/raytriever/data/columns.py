@@ -10,6 +10,7 @@ data set has them in one Arrow file of each kind, ordered by query. Texts of unk
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -70,7 +71,27 @@ class Rows:
                 yield shard, self.live[first:last] - start
 
 
-class TextColumn(Sequence[str]):
+class Column(Sequence[str], ABC):
+    """Column of texts that are read when they are asked for."""
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        if isinstance(position, slice):
+            return self.take(np.arange(*position.indices(len(self))))
+        index = int(position) + (len(self) if position < 0 else 0)
+        if not 0 <= index < len(self):
+            raise IndexError(f"positions must be in [0, {len(self)})")
+        return self.take(np.array([index]))[0]
+
+    @abstractmethod
+    def take(self, positions: ndarray) -> list[str]:
+        """Return the texts at these positions, from 0, in their order."""
+
+
+class TextColumn(Column):
     """Column of texts over all shards. Iteration reads shard after shard.
 
     Args:
@@ -84,19 +105,8 @@ class TextColumn(Sequence[str]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[str]: ...
-    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
-        if isinstance(position, slice):
-            return self.take(np.arange(*position.indices(len(self))))
-        index = int(position)
-        [shard], [row] = self._rows.locate(np.array([index + len(self) if index < 0 else index]))
-        return self._shards[shard][row].as_py()
-
     def take(self, positions: ndarray) -> list[str]:
-        """Return the texts at these positions, in their order."""
+        """See `Column.take`."""
         return [self._shards[shard][row].as_py() for shard, row in zip(*self._rows.locate(positions), strict=True)]
 
     def __iter__(self) -> Iterator[str]:
@@ -113,7 +123,7 @@ class TextColumn(Sequence[str]):
 
 
 @dataclass(frozen=True)
-class EditedColumn(Sequence[str]):
+class EditedColumn(Column):
     """Column from which texts were removed, and to which others were added at its end.
 
     Args:
@@ -138,20 +148,8 @@ class EditedColumn(Sequence[str]):
     def __len__(self) -> int:
         return len(self.kept) + len(self.added)
 
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[str]: ...
-    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
-        if isinstance(position, slice):
-            return self.take(np.arange(*position.indices(len(self))))
-        index = range(len(self))[position]
-        if index < len(self.kept):
-            return self.stored[int(self.kept[index])]
-        return self.added[index - len(self.kept)]
-
     def take(self, positions: ndarray) -> list[str]:
-        """Return the texts at these positions, in their order."""
+        """See `Column.take`."""
         is_stored = positions < len(self.kept)
         stored = iter(texts_at(self.stored, self.kept[positions[is_stored]]))
         return [
@@ -168,9 +166,7 @@ class EditedColumn(Sequence[str]):
 
 def texts_at(column: Sequence[str], positions: Int64[ndarray, " positions"]) -> list[str]:
     """Return the texts of a column, in shards or in memory, at some positions, in their order."""
-    if isinstance(column, TextColumn | EditedColumn):
-        return column.take(positions)
-    return [column[each] for each in positions.tolist()]
+    return column.take(positions) if isinstance(column, Column) else [column[each] for each in positions.tolist()]
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,15 @@ Ids do not change unless two data sets share one. Then the name of its data set 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.columns import Rows, TokenColumn
+from raytriever.data.columns import Column, Rows, TokenColumn
 from raytriever.data.dataset import (
     AbsentDocuments,
     Documents,
@@ -29,7 +28,7 @@ from raytriever.data.keys import Forms, key_of, keys_of
 from raytriever.data.records import QuarantineReport
 
 
-class Chained(Sequence[str]):
+class Chained(Column):
     """Concatenation of columns, each with a prefix of its texts, that reads each text from its own column."""
 
     def __init__(self, parts: Sequence[Sequence[str]], prefixes: Sequence[str] | None = None) -> None:
@@ -40,18 +39,13 @@ class Chained(Sequence[str]):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> Sequence[str]: ...
-    def __getitem__(self, position: int | slice) -> str | Sequence[str]:
-        if isinstance(position, slice):
-            return [self[index] for index in range(*position.indices(len(self)))]
-        index = int(position) + (len(self) if position < 0 else 0)
-        if not 0 <= index < len(self):
-            raise IndexError(f"positions must be in [0, {len(self)})")
-        part = bisect_right(self._starts, index) - 1
-        return self._prefixes[part] + self._parts[part][index - self._starts[part]]
+    def take(self, positions: ndarray) -> list[str]:
+        """See `Column.take`."""
+        parts = (np.searchsorted(self._starts, positions, side="right") - 1).tolist()
+        return [
+            self._prefixes[part] + self._parts[part][position - self._starts[part]]
+            for part, position in zip(parts, positions.tolist(), strict=True)
+        ]
 
     def __iter__(self) -> Iterator[str]:
         for prefix, part in zip(self._prefixes, self._parts, strict=True):

@@ -1,4 +1,4 @@
-"""Settings of the data. This module imports nothing heavy, because the command line reads it for `--help`."""
+"""Settings of the data and of the import of documents. Imports nothing heavy: `--help` reads it."""
 
 from __future__ import annotations
 
@@ -113,3 +113,28 @@ class DataConfig:
     def teachers(self) -> tuple[str, ...]:
         """Path of the teacher's scores of each data set, "" for one without scores; empty without a teacher."""
         return tuple(part.strip() for part in self.teacher.split(",")) if self.teacher.strip() else ()
+
+
+@dataclass(frozen=True)
+class ImportConfig(SplitConfig):
+    """Questions, size of the passages, and the splits."""
+
+    questions: str = option(
+        "",
+        "CSV, TSV or JSONL file of questions with the columns question and file, and perhaps answer, anchor, id, "
+        "answerable and split",
+        reads=QUESTIONS,
+        form="FILE",
+    )
+    columns: str = option(
+        "",
+        f"columns of {flag_of('questions')} that have other names, such as `question=Frage,file=Datei`",
+        needs="questions",
+    )
+    chunk_tokens: int | None = option(
+        None, "largest number of tokens of a passage with its title (default: what the encoder reads)", minimum=16
+    )
+    overlap_tokens: int | None = option(
+        None, "tokens that a passage repeats of the one before it (default: an eighth of a passage)", minimum=0
+    )
+    seed: int = option(0, "seed of the splits", minimum=0)

@@ -9,13 +9,12 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from raytriever.data.columns import Answers, QueryPrompts, TokenColumn
+from raytriever.data.columns import Answers, Column, QueryPrompts, TokenColumn, texts_at
 from raytriever.data.keys import Copies, Forms, digest_of, forms_of, key_of
 from raytriever.data.records import QuarantineReport
 from raytriever.prompts import TITLE, fill_title
@@ -137,8 +136,6 @@ class Judgements:
     """Judged pairs of one split, sorted by query position, then document position.
 
     Args:
-        queries: query positions.
-        documents: document positions.
         scores: grades; a grade above 0 is relevant.
         sources: source of each judgement, as an index in `records.SOURCES`; by default all are human.
         ranks: rank of each positive of a query, from 0, the most useful first; by default all 0.
@@ -229,13 +226,18 @@ class NegativeRows:
     scores: Float32[ndarray, " rows"]
 
 
+def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
+    """Return the positions of runs one after another: `counts[i]` positions from `starts[i]` on."""
+    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
+
+
 def joined(title: str, text: str) -> str:
     """Return title and text of a passage, joined as in BEIR: the text that models and BM25 read."""
     return (title + " " + text).strip()
 
 
 @dataclass(frozen=True)
-class Passages(Sequence[str]):
+class Passages(Column):
     """Title and text of each document, joined when they are read: no copy of the corpus is in memory."""
 
     documents: Documents
@@ -243,15 +245,9 @@ class Passages(Sequence[str]):
     def __len__(self) -> int:
         return len(self.documents)
 
-    @overload
-    def __getitem__(self, position: int) -> str: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[str]: ...
-    def __getitem__(self, position: int | slice) -> str | list[str]:
-        titles, texts = self.documents.titles[position], self.documents.texts[position]
-        if isinstance(position, slice):
-            return [joined(title, text) for title, text in zip(titles, texts, strict=True)]
-        return joined(str(titles), str(texts))
+    def take(self, positions: ndarray) -> list[str]:
+        """See `Column.take`."""
+        return list(map(joined, *(texts_at(each, positions) for each in (self.documents.titles, self.documents.texts))))
 
     def __iter__(self) -> Iterator[str]:
         return map(joined, self.documents.titles, self.documents.texts)

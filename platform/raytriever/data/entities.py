@@ -99,7 +99,6 @@ class Vocabulary:
     """Counts of a corpus.
 
     Args:
-        passages: number of passages.
         names: occurrences of each name, as it is written.
         frequency: number of passages with each word, in small letters.
         small: occurrences of each word that is written in small letters.

@@ -245,7 +245,6 @@ def read_negatives(path: Path | str, dataset: RetrievalDataset) -> NegativesTabl
     Raises:
         DataError: the path does not exist; a column is missing, has another type, an extension type (such columns may
             hold pickles, which are never loaded) or nulls; rows name unknown queries, documents or origins.
-        StorageError: the directory was never completed, or is damaged.
     """
     table = read_ids(Path(path))
     for name in ("rank", "round"):

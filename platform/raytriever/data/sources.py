@@ -282,7 +282,6 @@ class Files:
     """Files of a data set by their names.
 
     Args:
-        rows: Rows of each file.
         titles: Titles of each file in errors.
         columns: a name in the files, and the user's name of the same column.
     """

@@ -17,12 +17,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from raytriever.data.config import ImportConfig
 from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABLE_HEADER
 from raytriever.data.formats.division import SPLITS, shares_of
 from raytriever.data.keys import key_of
 from raytriever.data.records import QuarantineReport, bad_entry
 from raytriever.data.sources import Source, SourceFile, open_stream
-from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
 from raytriever.documents.splits import split_import

@@ -76,10 +76,8 @@ class Questions:
     """Questions of a CSV, TSV or JSONL file, by the document that answers them.
 
     Args:
-        where: path of the file.
         columns: `--columns`, or empty to recognise all columns.
         paths: files of the folder that can be read, relative to it.
-        root: the folder.
         test: path of a second file, whose questions are all test; empty for none.
 
     Raises:

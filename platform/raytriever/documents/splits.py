@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, Shares, divide, hash_of
 from raytriever.documents.questions import Questions
@@ -60,12 +65,12 @@ def assign_splits(
         so further ones move none.
     """
     shares, known = shares or Shares(), known or {}
-    root = _Groups()
-    asked = [root.join(group) for group in groups]
+    ordered, groups = list(paths), list(groups)
+    first_of = _groups_of([*ordered, *chain.from_iterable(groups)], groups)
     members: dict[str, list[str]] = defaultdict(list)
-    for path in (ordered := list(paths)):
-        members[root.of(path)].append(path)
-    questions = Counter(map(root.of, asked))
+    for path in ordered:
+        members[first_of[path]].append(path)
+    questions = Counter(first_of[group[0]] for group in groups)
     splits = {
         first: next(split for split in SPLITS if split in kept)
         for first, paths_of in members.items()
@@ -73,7 +78,7 @@ def assign_splits(
     }
     have = Counter({split: sum(questions[first] for first in splits if splits[first] == split) for split in SPLITS})
     waiting = sorted((one for one in questions if one not in splits), key=lambda one: (hash_of(one, seed), one))
-    for split, size in zip((TEST, DEV), shares.sizes(len(asked), total), strict=True):
+    for split, size in zip((TEST, DEV), shares.sizes(len(groups), total), strict=True):
         for most in (1, 2):  # groups that fit; then one that is too large, if that is nearer
             for first in list(waiting):
                 missing = size - have[split]
@@ -84,7 +89,7 @@ def assign_splits(
                     splits[first] = split
                     have[split] += questions[first]
     splits |= dict.fromkeys(waiting, TRAIN)
-    return {path: splits.get(root.of(path)) or _by_hash(path, seed, shares) for path in ordered}
+    return {path: splits.get(first_of[path]) or _by_hash(path, seed, shares) for path in ordered}
 
 
 def _by_hash(path: str, seed: int, shares: Shares) -> str:
@@ -93,22 +98,12 @@ def _by_hash(path: str, seed: int, shares: Shares) -> str:
     return TEST if number < test else DEV if number < test + dev else TRAIN
 
 
-class _Groups:
-    """Groups of documents that share questions; each is named by the path that comes first."""
-
-    def __init__(self) -> None:
-        self._first: dict[str, str] = {}
-
-    def of(self, path: str) -> str:
-        """Return the name of the group of a document."""
-        while (above := self._first.get(path, path)) != path:
-            self._first[path] = self._first.get(above, above)
-            path = above
-        return path
-
-    def join(self, paths: Sequence[str]) -> str:
-        """Make one group of the groups of some documents; return one of these."""
-        for path in paths[1:]:
-            one, other = sorted((self.of(paths[0]), self.of(path)))
-            self._first[other] = one
-        return paths[0]
+def _groups_of(paths: Iterable[str], groups: Sequence[Sequence[str]]) -> dict[str, str]:
+    """Return the first path, by name, of the documents that share questions with each document."""
+    names = sorted(set(paths))
+    number = {path: index for index, path in enumerate(names)}
+    pairs = np.array([(number[group[0]], number[path]) for group in groups for path in group], np.int64).reshape(-1, 2)
+    links = coo_array((np.ones(len(pairs)), pairs.T), (len(names), len(names)))
+    component = connected_components(links, directed=False)[1].tolist()
+    first = dict(zip(reversed(component), reversed(names), strict=True))
+    return {path: first[group] for path, group in zip(names, component, strict=True)}

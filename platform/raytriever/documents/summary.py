@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raytriever.data.config import ImportConfig
 from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
-from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Passage
 from raytriever.documents.questions import NO_FILE, Questions
 from raytriever.documents.update import PassageChanges

@@ -19,8 +19,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypedDict
 
+from raytriever.data.config import ImportConfig
 from raytriever.data.formats.beir import UNANSWERABLE
-from raytriever.documents.config import ImportConfig
 from raytriever.documents.passages import Passage, passage_id
 from raytriever.documents.questions import Questions
 from raytriever.errors import ConfigError, StorageError, setting
@@ -84,18 +84,15 @@ class EarlierImport:
                 self._passages[row["file"]] = corpus.tell(), row["passages"]
                 for _ in range(row["passages"]):
                     corpus.readline()
-        self._questions = {
-            line.split(b"\t")[0].decode(): file.stem
-            for file in sorted((folder / "qrels").glob("*.tsv"))
-            if f"qrels/{file.name}" in self._own
-            for line in _lines(file)[1:]
-        }
-        self._without = {
-            line.decode(): file.stem
-            for file in sorted((folder / UNANSWERABLE).glob("*.tsv"))
-            if f"{UNANSWERABLE}/{file.name}" in self._own
-            for line in _lines(file)[1:]
-        }
+        self._questions, self._without = (
+            {
+                line.split(b"\t")[0].decode(): file.stem
+                for file in sorted((folder / kind).glob("*.tsv"))
+                if f"{kind}/{file.name}" in self._own
+                for line in _lines(file)[1:]
+            }
+            for kind in ("qrels", UNANSWERABLE)
+        )
 
     @property
     def splits(self) -> dict[str, str]:

@@ -54,9 +54,6 @@ def embed_corpus(
         dataset: data set whose documents are encoded, in their order.
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
         prompts: prompts of the data set, if it has other names than its own.
-
-    Raises:
-        ModelError: an embedding is not finite, or a prompt leaves no token for the text.
     """
     folder = cache_folder() / EMBEDDINGS
     prompts = prompts or retriever.prompts_of(dataset.name)
@@ -145,10 +142,6 @@ def encode_store(
         writer: writer of the store; no other process may write it.
         config, retriever, dataset, prompts: from which the plan was made.
         run: encodes the missing shards; `cluster.encoding` has a runner with actors.
-
-    Raises:
-        ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
-        StorageError: the directory has other content, or cannot be written.
     """
     store = _open_finished(writer.plan, writer.path)
     if store is not None:

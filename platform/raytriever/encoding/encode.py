@@ -52,9 +52,6 @@ def encode_queries(
 
     Args:
         prompts: prompts of the data set, if it has other names than its own.
-
-    Raises:
-        ModelError: an embedding is not finite, or a prompt leaves no token for the text.
     """
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
@@ -75,9 +72,6 @@ def encode_texts(
 
     Args:
         prompt: text in front of all texts, or one for each; by default the prompt of the side.
-
-    Raises:
-        ModelError: an embedding is not finite.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
     before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is launched

@@ -47,9 +47,6 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
         config: names the model and how it reads texts.
         precision: `fp32`, `bf16` or `int8`.
         device: device of the retriever; by default the GPU if there is one, else the CPU.
-
-    Raises:
-        ConfigError: `int8` for a model or a device that has no such layers.
     """
     device = device or default_device()
     # Not `.to(torch.bfloat16)`, which would also round the frequencies of rotary positions.
@@ -61,12 +58,7 @@ def load_for_encoding(config: ModelConfig, precision: str, device: torch.device 
 
 
 def report_prompts(retriever: Retriever, dataset: str, report: Callable[[str], None]) -> None:
-    """Report the prompts that a model has for one data set alone.
-
-    Raises:
-        ConfigError: the prompts of the user are of other data sets.
-        ModelError: a prompt leaves no token for the text.
-    """
+    """Report the prompts that a model has for one data set alone."""
     retriever.prompts.check([dataset])
     prompts = retriever.prompts_of(dataset)
     if prompts.query_name or prompts.passage_name:

@@ -82,7 +82,6 @@ def find_earlier(
 
     Args:
         writer: writer of the new store, after `begin`.
-        missing: its missing shards.
     """
     stores = _stores(writer) if missing else []
     if not stores:

@@ -56,24 +56,29 @@ class SideTexts:
         tokens = dataset.tokens
         self._tokens = None if tokens is None else tokens.documents if side == "passage" else tokens.queries
         self._token_digest = tokens.digest if tokens else None
+        self._fits: bool | None = None  # whether the tokens are those of the retriever; None before the first reading
 
-    def contents(self, retriever: Retriever, rows: Sequence[int]) -> list[ndarray]:
-        """Return the token ids of some rows, prepared for this retriever if possible."""
+    def read(self, retriever: Retriever, rows: Sequence[int]) -> tuple[list[ndarray], str | list[str]]:
+        """Return the token ids of some rows, and their prompt: one for all, or one for each.
+
+        Tokens of the data set are used if the tokenizer and the prompts of this retriever made them. It is the same
+        retriever at each call.
+        """
         prompts = self._prompts or retriever.prompts_of(self.name)
-        if self._tokens is not None and self._token_digest == self._digest_for(retriever, prompts):
-            return self._tokens.take(np.array(rows))
         texts, own = self._prompted(rows, prompts[self.side])
-        return retriever.contents(texts, self.side, own)
+        if self._tokens is None:
+            return retriever.contents(texts, self.side, own), own
+        if self._fits is None:
+            tokenisation = replace(
+                tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
+            )
+            self._fits = self._token_digest == tokenisation.digest
+        return self._tokens.take(np.array(rows)) if self._fits else retriever.contents(texts, self.side, own), own
 
     def keys(self, rows: range, prompt: str) -> Keys:
         """Return the keys of the texts of some rows with their prompts, by default `prompt`; see `reuse`."""
         texts, own = self._prompted(rows, prompt)
         return keys_of(map(key_of, repeat(own) if isinstance(own, str) else own, texts))
-
-    def prompts(self, retriever: Retriever, rows: Sequence[int]) -> str | list[str]:
-        """Return the prompt of some rows: one for all, or one for each."""
-        prompts = self._prompts or retriever.prompts_of(self.name)
-        return self._prompted(rows, prompts[self.side])[1]
 
     def _prompted(self, rows: Sequence[int], prompt: str) -> tuple[Sequence[str], str | list[str]]:
         """Return the texts of some rows and their prompts, by default `prompt`."""
@@ -81,12 +86,6 @@ class SideTexts:
             return prompted(self._documents, rows, prompt)
         texts = self.texts[rows.start : rows.stop] if isinstance(rows, range) else [self.texts[row] for row in rows]
         return texts, self._prompts_of(rows, prompt)
-
-    def _digest_for(self, retriever: Retriever, prompts: Prompts) -> str:
-        """Return the digest of the tokens of a retriever with these prompts."""
-        return replace(
-            tokenisation_of(retriever), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
-        ).digest
 
 
 @dataclass
@@ -131,9 +130,6 @@ class ShardEncoder:
         """Encode shards, and yield the number of each when it is committed.
 
         While one shard is encoded, a thread reads the next one and another writes those before.
-
-        Raises:
-            ModelError: an embedding is not finite, or the encoder's process dies repeatedly.
         """
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as committer:
             reading = reader.submit(self._read, numbers[0]) if numbers else None
@@ -176,7 +172,7 @@ class ShardEncoder:
             with texts.record.recording(LOADING):
                 _check_loading(texts.record, self.writer.plan.model)
                 _ = self.retriever
-        contents = self.side_texts.contents(self.retriever, texts.rows)
+        contents, prompt = self.side_texts.read(self.retriever, texts.rows)
         inputs = self.retriever.assemble(contents, self.side_texts.side)
         budget = self.writer.plan.batch_tokens or token_budget(self.retriever)
         return replace(
@@ -184,7 +180,7 @@ class ShardEncoder:
             contents=contents,
             inputs=inputs,
             batches=batches([len(ids) for ids in inputs], budget),
-            prompt=self.side_texts.prompts(self.retriever, texts.rows),
+            prompt=prompt,
             budget=budget,
         )
 
@@ -247,14 +243,10 @@ class _ShardTexts:
     """Texts of a shard, ready to be encoded.
 
     Args:
-        number: Number of the shard.
         rows: positions of the texts that are encoded, ascending.
-        record: crash record of the shard.
-        keys: keys of all its texts.
         copied: its other rows.
         contents, inputs: texts without and with special tokens; see `Retriever`.
         batches: texts of each batch, by their numbers in `rows`.
-        prompt: Prompt of all texts, or of each.
         budget: tokens of a batch.
     """
 

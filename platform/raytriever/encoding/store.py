@@ -84,11 +84,7 @@ def write_embeddings(
 
 
 def read_stored(folder: Path, dtype: str, width: int, rows: Int64[ndarray, " rows"]) -> dict[str, ndarray]:
-    """Read some rows of a folder as they are stored: their values by the name of the file.
-
-    Raises:
-        StorageError: a file is missing, or has another type or width.
-    """
+    """Read some rows of a folder as they are stored: their values by the name of the file."""
     stored = {"fp32": "float32", "fp16": "float16", "int8": "int8"}[dtype]
     values = {EMBEDDINGS: read_array(folder / EMBEDDINGS, [stored], (None, width), _REMEDY, mapped="r")[rows]}
     if dtype == "int8":
@@ -105,9 +101,6 @@ def read_embeddings(
 
     Args:
         shape: expected numbers of rows and components; None where unknown.
-
-    Raises:
-        StorageError: a file has another type or shape.
     """
     whole = read_array(folder / EMBEDDINGS, ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]

@@ -60,7 +60,6 @@ class EmbeddingPlan:
     Args:
         model: name of the model, as the user passed it.
         model_digest: SHA-256 over weights, tokenizer and all settings that decide an embedding.
-        dataset: name of the data set.
         data_digest: digest of the side's ids and texts.
         side: `passage` or `query`.
         prefix: text in front of every text.
@@ -150,14 +149,13 @@ class StoreWriter:
         Raises:
             StorageError: the directory has other content.
         """
-        has_content = self._has_content()
-        if has_content and not self.has_own_plan():
+        if not self.has_own_plan():
             raise StorageError(
                 "has other content than these embeddings",
                 str(self.path),
                 f"give another {setting('output')}, or remove it",
             )
-        return has_content
+        return self._has_content()
 
     def has_own_plan(self) -> bool:
         """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
@@ -197,7 +195,6 @@ class StoreWriter:
         """Commit a shard.
 
         Args:
-            number: number of the shard.
             embeddings: all rows of the shard, except those that are copied.
             left_out: rows without an embedding, by position in the data set, with the reason.
             keys: keys of the texts of all rows; without them no later encoding copies the rows.
@@ -236,10 +233,7 @@ class StoreWriter:
             for name in (WORK, NEXT):
                 remove(self.path / name)
             for leftover in (self.path / SHARDS).glob(".*"):  # from processes that died during a commit
-                if leftover.is_dir():
-                    remove(leftover)
-                else:  # a lock
-                    remove(leftover)
+                remove(leftover)
         write_atomically(self.path / MANIFEST, json.dumps({"files": files, "meta": meta}, indent=1))
         return EmbeddingStore(self.path, meta)
 

@@ -52,8 +52,7 @@ from raytriever.metrics.inputs import MetricInputError
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import CalibrationError, calibration_error_of_scores
 from raytriever.metrics.selective import area_under_risk_coverage, bootstrap_interval, resampling_weights
-from raytriever.mining.bm25 import IN_MEMORY, Bm25Index
-from raytriever.mining.comparison import compare_best
+from raytriever.mining.bm25 import IN_MEMORY, Bm25Index, compare_best
 
 _SAMPLES = 500  # of the intervals of areas
 # Shares on the checked questions: keys of the counted cases and of all cases.

@@ -38,8 +38,8 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.resolution import commit_of, resolve_model
 from raytriever.models.retriever import Retriever
 from raytriever.prompts import SIDES, Prompts, PromptTable, merge_prompts
+from raytriever.training.config import check_refresh
 from raytriever.training.guide import Guide
-from raytriever.training.refresh.config import check_refresh
 from raytriever.training.training_data import TrainingData
 
 Log = Callable[[str], None]

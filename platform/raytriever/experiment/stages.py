@@ -27,8 +27,8 @@ from raytriever.store.commit import MANIFEST, committed_directory
 from raytriever.tracking.spool import Spool
 from raytriever.tracking.tracker import STAGE, DatasetRecord, closing
 from raytriever.training.config import DEV_LOSS
-from raytriever.training.validation.records import FOLDER as EVALUATIONS
-from raytriever.training.validation.records import read_records, summarize
+from raytriever.training.validation import FOLDER as EVALUATIONS
+from raytriever.training.validation import read_records, summarize
 
 MODEL = "model"  # folder of the trained model in a run directory
 

@@ -149,11 +149,7 @@ def quick_precision(device: torch.device) -> str:
 
 
 def check_finite(vectors: Float32[ndarray, "vectors width"], name: str, positions: ndarray | None = None) -> None:
-    """Check that all vectors are finite, a block at a time. The positions count from 0 if None.
-
-    Raises:
-        ModelError: a vector is not finite.
-    """
+    """Check that all vectors are finite, a block at a time. The positions count from 0 if None."""
     for start in range(0, len(vectors), _CHECKED_ROWS):
         block = vectors[start : start + _CHECKED_ROWS]
         where = np.arange(start, start + len(block)) if positions is None else positions[start : start + len(block)]

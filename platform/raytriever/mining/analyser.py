@@ -212,7 +212,6 @@ class Analysis:
     """Statistics of the analyser's output, as means over a sample of a corpus.
 
     Args:
-        analyser: analyser of the language.
         tokens_per_document: number of terms, including repeated ones.
         characters_per_document: number of characters that are not white space.
         unspaced_share: share of these characters in scripts without spaces between words, 0 to 1.

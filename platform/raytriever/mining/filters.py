@@ -21,8 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
-from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.sampling.order import positions_of_runs
+from raytriever.data.dataset import RetrievalDataset, positions_of_runs
 
 RELEVANT, SAME_TEXT, OWN_ID = 1, 2, 3
 # Reasons why a candidate is not a negative; a verdict is an index here. The first three are those of
@@ -124,7 +123,6 @@ class ExcludedDocuments:
 
         Args:
             dataset: documents judged relevant in any of its open splits are excluded.
-            split: name of the split.
         """
         queries = dataset.positives(split).queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]

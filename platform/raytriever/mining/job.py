@@ -24,8 +24,8 @@ from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
 from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.precision import choose_precision, default_device
@@ -43,7 +43,6 @@ class MiningJob:
     Args:
         dataset: path, URI or name.
         split: split whose queries get negatives.
-        mining: settings of mining.
         model: encoder, used if a method needs embeddings.
         precision: arithmetic of the encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
@@ -68,9 +67,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     """Mine, and commit the table to `output`.
 
     Args:
-        job: inputs and settings.
         output: directory that does not exist yet.
-        report: receives warnings and progress lines.
 
     Returns:
         The result, and a line about quarantined rows if there are any.

@@ -2,7 +2,7 @@
 
 1. Each method finds candidates for each query (`finders`), block by block.
 2. Excluded documents are removed, then passages that contain an answer, then candidates whose scores are too high
-   (`filters`, `scorers`).
+   (`filters`).
 3. The first of the remaining candidates, or random ones, are kept. Draws depend on (seed, round, query id) alone.
 4. The negatives of all methods become one table. A document that two methods keep for a query is in it once.
 
@@ -44,8 +44,7 @@ from raytriever.mining.filters import (
     count_verdicts,
     initial_verdicts,
 )
-from raytriever.mining.finders import CHOICE, MiningInputs
-from raytriever.mining.scorers import Embeddings, Judge
+from raytriever.mining.finders import CHOICE, Embeddings, Judge, MiningInputs
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_arrays
 from raytriever.store.parts import Parts
@@ -107,7 +106,6 @@ class CandidateFilter:
     """Filter of the candidates of one method after another.
 
     Args:
-        inputs: Inputs of the mining.
         finished: blocks of the same mining that are not mined again.
     """
 
@@ -208,7 +206,6 @@ class MiningResult:
     """Result of mining.
 
     Args:
-        table: the negatives.
         counts: for each method the number of `candidates`, of `kept` ones, and of those removed for each reason. The
             kept and the removed ones add up to the candidates. Reasons that removed nothing are omitted.
         wanted: number of negatives that each query should get from all methods together.
@@ -251,7 +248,6 @@ def mine(
 
     Args:
         dataset: opened with the split; documents judged relevant in any of its open splits are excluded.
-        split: name of the split.
         config: settings of the methods and the filters.
         embeddings: needed by `dense` and `cross-query`.
         bm25: returns the index of all passages; by default the index is built when it is needed.
@@ -340,9 +336,6 @@ def build_negatives_table(
         config: names the training split and the mix of origins.
         table: path of a negatives table, or empty.
         bm25: returns the index of all passages; called only if it is needed.
-
-    Raises:
-        DataError: the table does not fit the data set.
     """
     tables = [read_negatives(table, dataset)] if table else []
     if rows := dataset.negatives:

@@ -22,10 +22,10 @@ from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
+from raytriever.data.formats.trec import read_run
 from raytriever.data.negatives import read_negatives, write_pairs
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.prepare.pipeline import in_processes
-from raytriever.data.run_files import read_run
 from raytriever.data.sampling.teacher import KIND, identity, read_scores
 from raytriever.errors import ConfigError, DataError, ModelError, StorageError, setting
 from raytriever.mining.config import ScoreConfig
@@ -67,7 +67,6 @@ class ScorePlan:
         split: split whose queries are scored.
         queries, documents: digests of ids and texts.
         pairs_digest: SHA-256 over the positions of the pairs.
-        pairs: number of pairs.
         length: largest number of tokens of a pair.
         precision: `fp32` or `bf16`.
         part: number of pairs in a part.
@@ -126,11 +125,7 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
 
 
 def _read_plan(path: Path) -> Mapping[str, Any]:
-    """Return the plan of unfinished scores in a directory; empty if there is none.
-
-    Raises:
-        StorageError: the plan is damaged or cannot be read.
-    """
+    """Return the plan of unfinished scores in a directory; empty if there is none."""
     try:
         with disk_errors(path / PLAN, reading=True):
             return read_json(path / PLAN, _Plan, _OTHER_OUTPUT)
@@ -145,7 +140,6 @@ class ScoringJob:
     Args:
         dataset: path, URI or name.
         split: split whose queries are scored.
-        config: settings of teacher scoring.
         precision: arithmetic of the cross-encoder; None for the fastest on this hardware.
         max_bad_rows: largest share of bad rows in each file, 0 to 1.
         part: number of pairs that are committed together.
@@ -164,7 +158,6 @@ class ScoringResult:
     """Result of a scoring job.
 
     Args:
-        queries: number of queries.
         positives, candidates: scores of the positives and of the candidates.
         above: share of candidates that score above their query's lowest positive, which are likely false negatives.
         activation: activation that sentence-transformers would apply to the scores.
@@ -186,9 +179,7 @@ def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) ->
     """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
 
     Args:
-        job: inputs and settings.
         output: directory of the scores, new or from an earlier call.
-        report: receives warnings and progress lines.
 
     Raises:
         UserError: an error that the user can correct.

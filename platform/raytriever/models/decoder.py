@@ -33,7 +33,6 @@ def append_end_token(tokenizer: Any, append_eos: str, pooling: str, directory: P
 
     Raises:
         ConfigError: the tokenizer has no end token to append.
-        ModelError: see `Template.of`.
     """
     if append_eos == "no" or (append_eos == "auto" and "last" not in pooling.split("+")):
         return

@@ -151,7 +151,6 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
     Raises:
         ModelError: there are no such files, or one is missing, damaged or not a safetensors file.
-        StorageError: a file cannot be read.
     """
     if (directory / ADAPTER).is_file():
         raise ModelError(
@@ -237,7 +236,6 @@ def loading(directory: Path, remedy: str) -> Iterator[None]:
 
     Args:
         directory: directory of the model, whose files were checked.
-        remedy: action of the user that resolves the error.
     """
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError

@@ -43,7 +43,6 @@ def memory_error(what: str, device: torch.device, name: str | None = None) -> Co
 
     Args:
         what: what is too large, as a clause.
-        device: the device whose memory it exceeds.
         name: setting that decides its size, `passage_length` or `batch_tokens`; None if only free memory helps.
     """
     remedies = {
@@ -68,11 +67,7 @@ def memory_errors(what: str, device: torch.device, name: str | None = None) -> I
 
 
 def move_to(module: ModuleT, device: torch.device) -> ModuleT:
-    """Move a model to a device, in place, and return it.
-
-    Raises:
-        ConfigError: the free memory of the device does not hold it.
-    """
+    """Move a model to a device, in place, and return it."""
     try:
         return module.to(device)
     except (RuntimeError, MemoryError) as error:

@@ -42,7 +42,6 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
         weights: whether the weights of a hub model are downloaded, or only its other files.
 
     Raises:
-        ConfigError: a revision is passed for a local model.
         ModelError: the model does not exist, its digest is wrong, or the hub cannot be reached.
     """
     name = copy_of(name)
@@ -52,11 +51,7 @@ def resolve_model(name: str, revision: str | None = None, weights: bool = True) 
 
 
 def commit_of(name: str, revision: str | None = None) -> str | None:
-    """Return the current commit of a hub model's name and revision; None for a model on this machine.
-
-    Raises:
-        ModelError: see `resolve_model`.
-    """
+    """Return the current commit of a hub model's name and revision; None for a model on this machine."""
     if name == MINILM or expanded(name).exists():
         return None
     path = resolve_model(name, revision)
@@ -87,8 +82,6 @@ def merged_model(directory: Path, weights: bool = True) -> Path:
 
     Raises:
         ModelError: a file is missing or damaged, the base cannot be found, or the adapters belong to another model.
-        ConfigError: `peft` is not installed.
-        StorageError: the cache cannot be written.
     """
     settings = read_model_file(directory / ADAPTER, _AdapterConfig)
     if settings.get("peft_type") != "LORA":

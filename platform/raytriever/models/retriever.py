@@ -115,11 +115,7 @@ class Retriever(nn.Module):
         return "int8" if self.is_int8 else dtype
 
     def prompts_of(self, *names: str, task_type: str = TASK_TYPE) -> Prompts:
-        """Return the prompts of a data set with these names; see `raytriever.prompts`.
-
-        Raises:
-            ModelError: a prompt leaves no token for the text.
-        """
+        """Return the prompts of a data set with these names; see `raytriever.prompts`."""
         prompts = self.prompts.of(*names, task_type=task_type)
         self.check_prompts(prompts)
         return prompts

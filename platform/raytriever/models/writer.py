@@ -44,7 +44,6 @@ def write_model(retriever: Retriever, directory: Path, adapters_of: ModelConfig 
 
     Args:
         retriever: adapters in it are merged into the weights.
-        directory: where its files are written.
         adapters_of: settings that name the base; then adapters are written instead of the weights of the transformers,
             in the form of `peft`, and sentence-transformers loads them onto the base.
     """
@@ -144,9 +143,6 @@ def _write_head(
     """Write modules after the pooling; return their names and classes.
 
     Args:
-        head: modules in order.
-        directory: directory in which each gets a folder.
-        first: number of the first module.
         written: names of the modules that the other tower shares and that were written, by identity.
     """
     modules = []

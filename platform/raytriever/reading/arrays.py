@@ -39,10 +39,8 @@ def read_array(
     """Read a `.npy` file that `numpy.save` wrote.
 
     Args:
-        file: the file.
         dtypes: the types it may have, such as `int64`; `str` for texts of any length.
         shape: the length of each dimension; None for any.
-        remedy: for the message.
         mapped: `r` to map the file read-only, `c` to map it copy-on-write, None to read it.
 
     Raises:
@@ -95,9 +93,7 @@ def read_arrow(file: Path, columns: Mapping[str, str], remedy: str, full: bool =
     """Map the columns of an uncompressed Arrow file of one record batch as a table; no bytes are copied.
 
     Args:
-        file: the file.
         columns: the Arrow type of each, exactly those that there are, in their order.
-        remedy: for the message.
         full: whether every offset and every text is validated too. That reads the whole file: 1 GB takes about 1 s.
             Without it the cost does not grow with the rows, and offsets within a column are trusted.
 

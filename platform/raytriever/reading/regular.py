@@ -15,7 +15,6 @@ def open_regular(path: Path | str) -> BufferedReader:
     """Open a regular file for reading, without waiting for a writer of a pipe.
 
     Raises:
-        StorageError: the path is a pipe, a socket or a device.
         OSError: the path cannot be opened, or is a folder.
     """
     try:

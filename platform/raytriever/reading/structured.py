@@ -106,12 +106,8 @@ def conform(
     keys are refused).
 
     Args:
-        value: the content.
-        where: the file, for messages.
-        kind: the type.
         remedy: what the user can do where it is another.
         wrong: how the sentence begins that says what differs.
-        error: the kind of error.
 
     Raises:
         UserError: of the kind `error`, naming the first key whose value is of another type.

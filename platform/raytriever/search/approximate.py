@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,7 @@ from raytriever.data.dataset import Documents, RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import in_processes
 from raytriever.encoding.corpus import embed_corpus, open_matching_store
-from raytriever.encoding.encode import encode_queries, encode_texts
+from raytriever.encoding.encode import encode_queries
 from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, StorageError, setting
@@ -38,14 +38,10 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
-from raytriever.search.calibration import Calibration, after_changes, current_calibration
-from raytriever.search.decision import Decider
+from raytriever.search.calibration import Calibration, current_calibration
 from raytriever.search.exact import (
-    Hits,
-    edit_dataset,
-    encode_added,
+    PassageIndex,
     format_hits,
-    hits_of,
     search_store,
     searchable_blocks,
 )
@@ -83,7 +79,7 @@ class IndexJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexResult:
+class IndexResult(PassageIndex):
     """Index in memory with its inputs.
 
     `seconds` is the time of building or updating it, None if it was opened; `built` is the number of passages with
@@ -101,42 +97,22 @@ class IndexResult:
     changed: int = 0
     bm25: Bm25Index | None = None
 
-    @property
-    def documents(self) -> Documents:
-        """Passages that are searched."""
-        return self.dataset.documents
-
     def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> IndexResult:
         """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
 
         Raises:
             ConfigError: this kind of index cannot be changed, or too much of it has changed since it was built.
-            ModelError: an embedding is not finite.
         """
-        dataset = edit_dataset(self.dataset, keep, added)
-        new, ties = encode_added(self.retriever, self.dataset.name, added), tie_order(dataset.documents.ids)
+        fields, new = self.edited_inputs(keep, added)
+        ties = tie_order(fields["dataset"].documents.ids)
         index = edit_index(self.index, keep, new, ties, self.built, torch.get_num_threads())
-        changed = self.changed + max(len(added), len(self.documents) - len(keep))
-        calibration = after_changes(self.calibration, changed, len(dataset.documents))
-        bm25 = self.decider.edited(keep, added)
-        return replace(self, index=index, dataset=dataset, calibration=calibration, changed=changed, bm25=bm25)
+        return replace(self, index=index, **fields)
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
-        """Return for each query the best passages that the index finds, best first, none below the threshold.
-
-        Raises:
-            ModelError: the embedding of a query is not finite.
-        """
-        prompt = self.retriever.prompts_of(self.dataset.name).query
-        embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        scores, ranking = self.index.search(embeddings, max(top, self.decider.depth))
-        confidence = self.decider.confidence(queries, scores, ranking)
-        return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
-
-    @cached_property
-    def decider(self) -> Decider:
-        """Confidence of queries, by the calibration."""
-        return Decider(self.calibration, self.dataset.documents, self.bm25)
+    def rank(
+        self, queries: Float32[ndarray, "queries width"], k: int
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """See `PassageIndex.rank`."""
+        return self.index.search(queries, k)
 
     def queries(self, split: str) -> Float32[ndarray, "queries width"]:
         """Return the embeddings of the judged queries of a split."""
@@ -314,11 +290,7 @@ def format_answers(result: IndexResult, query: str, top: int) -> str:
 
 
 def format_measurements(result: IndexResult, split: str) -> str:
-    """Measure recall against exact search, candidates and queries per second on one thread, and format a table.
-
-    Raises:
-        ConfigError: the split has no judged query.
-    """
+    """Measure recall against exact search, candidates and queries per second on one thread, and format a table."""
     queries, index = result.queries(split), result.index
     rows = []
     for k in CUTOFFS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,8 +43,7 @@ from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.reading.arrays import read_array
 from raytriever.search.calibration import FILE as CALIBRATION
-from raytriever.search.calibration import Calibration, after_changes, current_calibration
-from raytriever.search.decision import Decider
+from raytriever.search.calibration import Calibration, Decider, after_changes, current_calibration
 from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts, Savepoint
 from raytriever.terminal import one_line, warn
@@ -66,9 +66,6 @@ def search_store(
         store, queries, k, ties, exclude: see `top_k_of_blocks`.
         unfinished: folder in which the ranking so far is kept from time to time. After a kill, the same search
             continues with it. None to keep none.
-
-    Raises:
-        ModelError: the number of `ties` or the width of the queries does not match the store.
     """
     check_fits(store, queries, ties)
     order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
@@ -273,8 +270,65 @@ def format_hits(hits: Hits) -> str:
     return "\n".join(lines)
 
 
+class PassageIndex(ABC):
+    """Index of the passages of a data set, with their encoder and what its scores mean."""
+
+    dataset: RetrievalDataset
+    retriever: Retriever
+    calibration: Calibration | None
+    changed: int
+    bm25: Bm25Index | None
+
+    @property
+    def documents(self) -> Documents:
+        """Passages that are searched."""
+        return self.dataset.documents
+
+    @cached_property
+    def decider(self) -> Decider:
+        """Confidence of queries, by the calibration."""
+        return Decider(self.calibration, self.dataset.documents, self.bm25)
+
+    @abstractmethod
+    def rank(
+        self, queries: Float32[ndarray, "queries width"], k: int
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """Return scores and positions of the k best passages of each query that the index finds."""
+
+    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
+        """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
+
+        Raises:
+            ModelError: the embedding of a query is not finite.
+        """
+        prompt = self.retriever.prompts_of(self.dataset.name).query
+        embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
+        scores, ranking = self.rank(embeddings, max(top, self.decider.depth))
+        confidence = self.decider.confidence(queries, scores, ranking)
+        return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
+
+    def edited_inputs(self, keep: Int64[ndarray, " kept"], added: Documents) -> tuple[dict[str, Any], ndarray]:
+        """Return the fields that change with the passages, and the embeddings of the added ones; see `edited`."""
+        before = self.documents
+        ids, titles, texts = (
+            EditedColumn.of(column, keep, more)
+            for column, more in ((before.ids, added.ids), (before.titles, added.titles), (before.texts, added.texts))
+        )
+        documents, dataset = Documents(ids, titles, texts), self.dataset
+        passages, prompt = prompted(added, range(len(added)), self.retriever.prompts_of(dataset.name).passage)
+        changed = self.changed + max(len(added), len(before) - len(keep))
+        fields = {
+            # Without judgements: their positions were others.
+            "dataset": RetrievalDataset(dataset.name, documents, dataset.queries, {}, prompts=dataset.prompts),
+            "calibration": after_changes(self.calibration, changed, len(documents)),
+            "changed": changed,
+            "bm25": self.decider.edited(keep, added),
+        }
+        return fields, encode_texts(self.retriever, passages, "passage", "passages", prompt)
+
+
 @dataclass(frozen=True)
-class ExactIndex:
+class ExactIndex(PassageIndex):
     """Passages of a data set with their embeddings and their encoder, in memory for any number of searches.
 
     Args:
@@ -294,26 +348,11 @@ class ExactIndex:
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
-        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`.
-
-        Raises:
-            ConfigError: the prompts of the user are of other data sets.
-            ModelError: an embedding is not finite.
-        """
+        """Encode the passages, or read their embeddings from the cache; `retriever` was loaded with `config`."""
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
         return cls(dataset, retriever, cut(passages), calibration)
-
-    @property
-    def documents(self) -> Documents:
-        """Passages that are searched."""
-        return self.dataset.documents
-
-    @cached_property
-    def decider(self) -> Decider:
-        """Confidence of queries, by the calibration."""
-        return Decider(self.calibration, self.dataset.documents, self.bm25)
 
     @cached_property
     def _corpus(self) -> Corpus:
@@ -325,11 +364,8 @@ class ExactIndex:
         """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
 
         Blocks of which no passage is removed are shared with this index.
-
-        Raises:
-            ModelError: an embedding is not finite.
         """
-        dataset, new = edit_dataset(self.dataset, keep, added), encode_added(self.retriever, self.dataset.name, added)
+        fields, new = self.edited_inputs(keep, added)
         blocks, first = [], 0
         for block in self.blocks:
             rows = keep[slice(*np.searchsorted(keep, [first, first + len(block)]))] - first
@@ -339,42 +375,13 @@ class ExactIndex:
             blocks[-1] = np.concatenate([blocks[-1], new])
         elif len(added):
             blocks.append(new)
-        changed = self.changed + max(len(added), len(self.documents) - len(keep))
-        calibration = after_changes(self.calibration, changed, len(dataset.documents))
-        bm25 = self.decider.edited(keep, added)
-        return replace(self, dataset=dataset, blocks=blocks, calibration=calibration, changed=changed, bm25=bm25)
+        return replace(self, blocks=blocks, **fields)
 
-    def search(self, queries: Sequence[str], top: int, threshold: float | None = None) -> list[Hits]:
-        """Return for each query the `top` passages of the highest scores, best first, none below the threshold.
-
-        Raises:
-            ModelError: the embedding of a query is not finite.
-        """
-        prompt = self.retriever.prompts_of(self.dataset.name).query
-        embeddings = encode_texts(self.retriever, queries, "query", "queries", prompt)
-        scores, ranking = self._corpus.top_k(embeddings, max(top, self.decider.depth))
-        confidence = self.decider.confidence(queries, scores, ranking)
-        return hits_of(self.dataset, scores[:, :top], ranking[:, :top], threshold, self.calibration, confidence)
-
-
-def edit_dataset(dataset: RetrievalDataset, keep: Int64[ndarray, " kept"], added: Documents) -> RetrievalDataset:
-    """Return a data set with some of its passages and others, without judgements: their positions were others."""
-    before = dataset.documents
-    ids, titles, texts = (
-        EditedColumn.of(column, keep, more)
-        for column, more in ((before.ids, added.ids), (before.titles, added.titles), (before.texts, added.texts))
-    )
-    return RetrievalDataset(dataset.name, Documents(ids, titles, texts), dataset.queries, {}, prompts=dataset.prompts)
-
-
-def encode_added(retriever: Retriever, dataset: str, added: Documents) -> Float32[ndarray, "added width"]:
-    """Return the embeddings of passages that are added to a data set.
-
-    Raises:
-        ModelError: an embedding is not finite.
-    """
-    texts, prompt = prompted(added, range(len(added)), retriever.prompts_of(dataset).passage)
-    return encode_texts(retriever, texts, "passage", "passages", prompt)
+    def rank(
+        self, queries: Float32[ndarray, "queries width"], k: int
+    ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
+        """See `PassageIndex.rank`."""
+        return self._corpus.top_k(queries, k)
 
 
 def search_dataset(

@@ -104,11 +104,7 @@ def is_held(path: Path) -> bool:
 
 
 def remove_entry(path: Path) -> bool:
-    """Remove an entry, unless a process writes it or has it open; return whether it was removed.
-
-    Raises:
-        StorageError: the entry may not be removed.
-    """
+    """Remove an entry, unless a process writes it or has it open; return whether it was removed."""
     if owner_of(path) is not None:
         return False
     try:

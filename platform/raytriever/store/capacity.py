@@ -48,7 +48,6 @@ def check_memory(needed: int, content: str, remedy: str) -> None:
     Args:
         needed: bytes of the content.
         content: what needs the memory, in the plural, for the error message.
-        remedy: what to do instead.
 
     Raises:
         StorageError: fewer bytes are free.

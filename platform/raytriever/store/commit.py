@@ -109,12 +109,7 @@ def lock_errors(path: Path | str) -> Iterator[None]:
 def one_writer(
     path: Path | str, *, wait: bool = False, report: Callable[[str], None] | None = None, remedy: str | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`.
-
-    Raises:
-        InUseError: another process is writing it, and `wait` is false.
-        StorageError: the lock cannot be made there.
-    """
+    """Hold the lock of `path` in a block: no other process that takes it writes there; see `lock.acquire`."""
     with lock_errors(path):
         make_folder(Path(os.path.abspath(path)).parent)
         lock = acquire(path, wait=wait, report=report, remedy=remedy)
@@ -170,11 +165,7 @@ def remove(path: Path, *, whole: bool = False) -> None:
     """Remove a file or folder that a command has written, if it is there.
 
     Args:
-        path: the file or folder.
         whole: whether a file of a folder that may not be removed is an error.
-
-    Raises:
-        StorageError: a file may not be removed.
     """
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
@@ -201,17 +192,21 @@ class Manifest(TypedDict):
 def is_committed(path: Path) -> bool:
     """Return whether a directory was committed and has all files of its manifest, by their names and sizes."""
     try:
-        read_manifest(path, verify=False)
+        check_names(path)
     except StorageError:
         return False
     return True
+
+
+def check_names(path: Path) -> None:
+    """Raise `StorageError` unless a directory was committed and has all files of its manifest, by names and sizes."""
+    read_manifest(path, verify=False)
 
 
 def read_manifest(path: Path | str, verify: bool | None = True) -> Manifest:
     """Return the manifest of a committed directory: `{"files": {name: {"size", "sha256"}}, "meta": {...}}`.
 
     Args:
-        path: the directory.
         verify: whether every byte is read and compared, or only names and sizes; None to read the manifest alone.
 
     Raises:
@@ -278,8 +273,6 @@ def push_part(folder: Path, path: Path, part: str) -> None:
     """Upload the files of a folder into a directory of an object store that another process will commit.
 
     Args:
-        folder: the files.
-        path: the directory.
         part: name by which the other process takes them, see `take_part`.
     """
     files = files_below(folder)

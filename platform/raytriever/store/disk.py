@@ -64,11 +64,7 @@ def disk_errors(path: Path | str, *, reading: bool = False) -> Iterator[None]:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Walk a folder like `os.walk`, but raise an error for a folder that cannot be read.
-
-    Raises:
-        StorageError: naming the folder that cannot be read.
-    """
+    """Walk a folder like `os.walk`, but raise an error for a folder that cannot be read."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -78,11 +74,7 @@ def walk(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return the files in a folder and in those below it, in order; links to folders are not followed.
-
-    Raises:
-        StorageError: naming the folder that cannot be read.
-    """
+    """Return the files in a folder and in those below it, in order; links to folders are not followed."""
     paths = sorted(Path(here, name) for here, _, names in walk(folder) for name in names)
     return [path for path in paths if path.is_file()]
 

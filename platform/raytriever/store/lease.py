@@ -27,7 +27,6 @@ class Lease:
     """Lease that this process holds until `release`; made by `ask`.
 
     Args:
-        path: the path that is written.
         file: the path of the lock, whose objects are the leases.
         token: of the process and its lock.
         record: what others read of its owner.
@@ -68,13 +67,8 @@ def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool
     """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
 
     Args:
-        file: the path of the lock.
-        token: of this process and its lock.
         record: what others read of its owner.
         has_ended: whether the process of a record is known to have ended.
-
-    Raises:
-        StorageError: the store refuses or does not answer.
     """
     objects.write_object(file / token, record)
     other = _other(file, token, has_ended)
@@ -89,7 +83,7 @@ def is_held(lease: Path) -> bool:
 
 
 def _other(file: Path, token: str, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    times = objects.list_objects(file)
+    times = {name: written for name, (_, written) in objects.listing(file).items()}
     for name, written in times.items():
         if name == token:
             continue

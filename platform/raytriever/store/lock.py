@@ -171,7 +171,6 @@ def acquire(
     """Take the lock of a path, which need not exist; its parents are made.
 
     Args:
-        path: what will be written.
         wait: whether to wait for another owner, interruptibly, rather than to raise.
         report: called with a line when waiting begins, and every ten seconds.
         remedy: what to do instead of waiting, for the error.

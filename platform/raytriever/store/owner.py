@@ -90,13 +90,7 @@ def parsed_owner(record: bytes) -> Owner:
 
 
 def _duration(seconds: float) -> str:
-    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
-    return (
-        f"{seconds:.0f} s"
-        if minutes < 1
-        else f"{minutes:.0f} min"
-        if hours < 2
-        else f"{hours:.0f} h"
-        if days < 2
-        else f"{days:.0f} days"
-    )
+    for unit, size, least in (("days", 86400, 2), ("h", 3600, 2), ("min", 60, 1)):
+        if seconds >= least * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from raytriever.errors import StorageError
 from raytriever.store.cache import keep_within_bound
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import committed_directory, is_committed, one_writer, read_manifest, remove
+from raytriever.store.commit import check_names, committed_directory, one_writer, read_manifest, remove
 from raytriever.store.disk import disk_errors
 from raytriever.terminal import warn
 
@@ -68,7 +68,6 @@ class Parts:
         """Commit a part. It replaces an earlier part of the name.
 
         Args:
-            name: Name of the part.
             save: writes the files of the part into a directory.
             meta: metadata of the part; read after `save`, which may fill it.
             size: bytes that the disk must have room for.
@@ -139,11 +138,21 @@ class Savepoint:
             remove(self.parts.folder / self.name)
 
 
-def make_once(entry: Path, make: Callable[[], object], is_whole: Callable[[Path], bool] = is_committed) -> Path:
-    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time."""
-    if not is_whole(entry):
+def make_once(entry: Path, make: Callable[[], object], check: Callable[[Path], object] = check_names) -> Path:
+    """Return an entry of the cache. If it is missing or damaged, `make` commits it, in one process at a time.
+
+    `check` raises `StorageError` for a damaged entry; by default names and sizes of the files are compared.
+    """
+
+    def is_whole() -> bool:
+        with suppress(StorageError):
+            check(entry)
+            return True
+        return False
+
+    if not is_whole():
         with one_writer(entry, wait=True, report=warn):
-            if not is_whole(entry):  # another command has not made it meanwhile
+            if not is_whole():  # another command has not made it meanwhile
                 if entry.exists():
                     warn(f"{entry}: is damaged or has no manifest; making it again")
                 make()

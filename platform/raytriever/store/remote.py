@@ -126,7 +126,9 @@ def push(path: Path) -> None:
     names = sorted(
         file.relative_to(path).as_posix() for here, _, files in os.walk(path) for file in (Path(here, f) for f in files)
     )
-    kept = {*names, UNFINISHED, *_files_of(path)}
+    kept = {*names, UNFINISHED}
+    if MANIFEST in names:  # other machines may have uploaded some of the files that it names
+        kept |= read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"].keys()
     write_object(path / UNFINISHED, b"")
     before = listing(path)
     _each([name for name in names if name != MANIFEST], lambda name: _upload(path / name, before.get(name)))
@@ -134,13 +136,6 @@ def push(path: Path) -> None:
     if MANIFEST in names:
         _upload(path / MANIFEST)
     delete_object(path / UNFINISHED)
-
-
-def _files_of(path: Path) -> list[str]:
-    """Return the files that a manifest names; other machines may have uploaded some of them."""
-    if not (path / MANIFEST).is_file():
-        return []
-    return list(read_json(path / MANIFEST, dict[str, Any], "make the directory again")["files"])
 
 
 def push_part(path: Path, files: Mapping[str, Path]) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
 
+Result = TypeVar("Result", covariant=True)
 POLL_SECONDS = 0.02  # between two polls while training waits for a job
 LOG_SECONDS = 60.0  # between two log lines while training waits
 
@@ -100,8 +101,36 @@ class JobMessage(NamedTuple):
 RUNNING = JobMessage()
 
 
+def all_rows(row: list[float], workers: WorkerGroup) -> list[list[float]]:
+    """Return the row of each worker, by rank; one small collective on the CPU that all workers call."""
+    rows: list[list[float]] = workers.all_gather(torch.tensor([row], dtype=torch.float64)).tolist()
+    return rows
+
+
+def all_texts(text: str, workers: WorkerGroup) -> list[str]:
+    """Return the text of each worker, by rank; two collectives on the CPU that all workers call."""
+    raw = text.encode()
+    length = max(int(row[0]) for row in all_rows([len(raw)], workers))
+    own = torch.frombuffer(bytearray(raw.ljust(length + 1, b"\0")), dtype=torch.uint8)[None]
+    return [bytes(row).rstrip(b"\0").decode() for row in workers.all_gather(own).tolist()]
+
+
 class JobError(Exception):
     """Failure that the process doing the work has reported, as a line for the user."""
+
+
+class JobClient(Protocol[Result]):
+    """Access to the process that does the work; used by the first worker alone, for one job at a time."""
+
+    def submit(self, number: int, content: Any) -> None:
+        """Start job `number`. Does not wait."""
+
+    def poll(self) -> Result | None:
+        """Return the result of the job; None while it is running. Does not wait.
+
+        Raises:
+            UserError, JobError: the job failed.
+        """
 
 
 @dataclass(frozen=True)
@@ -135,20 +164,13 @@ class JobStage:
 
 def exchange_messages(message: JobMessage, workers: WorkerGroup) -> list[JobMessage]:
     """Return the messages of all workers in the order of rank; one small collective that all workers call."""
-    if workers.size == 1:
-        return [message]
-    own = torch.tensor([[float(message.status), message.result]], dtype=torch.float64)
-    return [JobMessage(JobStatus(int(status)), result) for status, result in workers.all_gather(own).tolist()]
+    rows = all_rows([float(message.status), message.result], workers)
+    return [JobMessage(JobStatus(int(status)), result) for status, result in rows]
 
 
 def broadcast_json(value: Any, workers: WorkerGroup) -> Any:
     """Return the first worker's JSON value on every worker; all workers call it."""
-    if workers.size == 1:
-        return value
-    text = json.dumps(value).encode() if workers.rank == 0 else b""
-    length = int(workers.all_reduce(torch.tensor(len(text))))
-    own = torch.frombuffer(bytearray(text.ljust(length)), dtype=torch.uint8)
-    return json.loads(bytes(workers.all_gather(own)[:length].tolist()))
+    return json.loads(all_texts(json.dumps(value) if workers.rank == 0 else "", workers)[0])
 
 
 def failure_reason(error: Exception) -> str:
@@ -214,7 +236,7 @@ class BackgroundJob(Callback, ABC):
         if self._message.status is JobStatus.RUNNING:
             with self._failing():
                 self._message = stage.check(step)
-        messages = self._exchange()
+        messages = exchange_messages(self._message, self.workers)
         if stage.has_failed(messages):
             self._stage = None
             self.reject(step, self._reason)
@@ -266,6 +288,3 @@ class BackgroundJob(Callback, ABC):
         self._stage, self._message, self._reason = stage, RUNNING, ""
         with self._failing():
             start()
-
-    def _exchange(self) -> list[JobMessage]:
-        return exchange_messages(self._message, self.workers)

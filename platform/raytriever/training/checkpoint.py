@@ -69,7 +69,6 @@ class State:
     """Content of `state.json`.
 
     Args:
-        progression: Progression of the run.
         origin: values by name that must be equal where the run resumes, such as the digest of its data.
         metric: that decides which checkpoint is best.
     """
@@ -114,11 +113,7 @@ def read_state(path: Path) -> State:
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
-    """Yield all workers' slices, those of one name together, weights before moments; each is read when it is yielded.
-
-    Raises:
-        StorageError: a file is damaged.
-    """
+    """Yield all workers' slices, those of one name together, weights before moments, each read when it is asked for."""
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))

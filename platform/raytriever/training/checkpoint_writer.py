@@ -35,13 +35,13 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.store.commit import FileEntry, committed_directory, push_part, take_part
 from raytriever.store.disk import disk_errors
 from raytriever.store.objects import address_of
+from raytriever.training.background import all_rows, all_texts
 from raytriever.training.checkpoint import Progression, State, checkpoint_path, prune, write_slices, write_state
 from raytriever.training.parallel.model_state import Slice
 
 T = TypeVar("T")
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 2.0  # how long a run that ends in an error waits for the shards of workers that may have died
-_MESSAGE_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class CheckpointWriter:
     ) -> None:
         self._folder, self._workers, self._device, self._keep = folder, workers, device, keep
         self._before_commit, self._retained_steps = before_commit, retained_steps
-        table = self._table([float(has_state), float(secrets.randbits(40))])
+        table = all_rows([float(has_state), float(secrets.randbits(40))], workers)
         self._writers = [rank for rank, row in enumerate(table) if row[0]]
         self._token = f"{int(table[0][1]):010x}"  # distinguishes the shards of this call from those of a killed one
         self._buffers: dict[str, Tensor] = {}
@@ -103,7 +103,8 @@ class CheckpointWriter:
             StorageError: a worker could not write its shard; earlier checkpoints are unchanged.
         """
         is_writing = self._thread is not None and self._thread.is_alive()
-        table = self._table([float(is_writing), float(is_due), float(self._error is not None), seconds])
+        row = [float(is_writing), float(is_due), float(self._error is not None), seconds]
+        table = all_rows(row, self._workers)
         if any(row[2] for row in table):
             self._fail(next(rank for rank, row in enumerate(table) if row[2]))
         return WriterStatus(any(row[0] for row in table), bool(table[0][1]), tuple(row[3] for row in table))
@@ -221,21 +222,11 @@ class CheckpointWriter:
     def _shard(self, path: Path, rank: int) -> Path:
         return path.with_name(f".{path.name}-part-{rank}-{self._token}")
 
-    def _table(self, row: list[float]) -> list[list[float]]:
-        """Return the rows of all workers."""
-        if self._workers.size == 1:
-            return [row]
-        own = torch.tensor([row], dtype=torch.float64)
-        table: list[list[float]] = self._workers.all_gather(own).tolist()
-        return table
-
     def _fail(self, rank: int) -> None:
         """Raise on every worker the error of the thread of worker `rank`."""
         error = self._error
         fields = (error.what, error.where, error.remedy) if isinstance(error, StorageError) else (repr(error),)
-        text = "\n".join(field or "" for field in fields).encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
-        own = torch.frombuffer(bytearray(text), dtype=torch.uint8)[None]
-        received = bytes(self._workers.all_gather(own)[rank].tolist()).rstrip(b"\0").decode(errors="replace")
+        received = all_texts("\n".join(field or "" for field in fields), self._workers)[rank]
         if error is not None and not isinstance(error, StorageError):
             raise error
         what, where, remedy, *_ = [*received.split("\n"), "", ""]

@@ -1,4 +1,5 @@
-"""Settings of training. Imports nothing heavy, because the command line reads it for `--help`."""
+"""Settings of training, of its validations by retrieval, and of the refresh of hard negatives. Imports nothing heavy,
+because the command line reads it for `--help`."""
 
 from __future__ import annotations
 
@@ -6,8 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from raytriever.errors import flag_of
-from raytriever.options import option
+from raytriever.data.config import DataConfig
+from raytriever.data.records import ORIGINS
+from raytriever.errors import ConfigError, flag_of, setting
+from raytriever.mining.config import MiningConfig
+from raytriever.options import check_changed, option
+from raytriever.paths import DEV_DATASETS
 
 PRECISIONS = ("fp32", "bf16", "int8")
 DEV_LOSS = "dev_loss"
@@ -40,6 +45,12 @@ def worker_count(value: Any) -> int | str:
     if ends is None or isinstance(value, bool) or (ends[2] and int(ends[1]) > int(ends[2])):
         raise ValueError("give a number of processes such as 4, or the fewest and the most such as 1:4")
     return int(ends[1]) if ends[2] in (None, ends[1]) else f"{ends[1]}:{ends[2]}"
+
+
+def worker_range(value: int | str) -> tuple[int, int]:
+    """Return the smallest and the largest number of a setting that `worker_count` reads."""
+    fewest, _, most = str(worker_count(value)).partition(":")
+    return int(fewest), int(most or fewest)
 
 
 def metric_name(value: Any) -> str:
@@ -122,9 +133,183 @@ class TrainingConfig:
     @property
     def workers(self) -> tuple[int, int]:
         """The smallest and the largest number of workers."""
-        fewest, _, most = str(worker_count(self.num_workers)).partition(":")
-        return int(fewest), int(most or fewest)
+        return worker_range(self.num_workers)
 
     def sharing(self, available: int) -> int:
         """Return the number of workers that train, of those available: the most that divide the global batch evenly."""
         return max(size for size in range(1, available + 1) if self.batch_size % size == 0)
+
+
+OWN = "own"
+_EVALUATED = (f"best_metric!={DEV_LOSS}", "eval_datasets")
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """Settings of the dev data that the encoder is evaluated on every `--eval-steps`, during training."""
+
+    eval_datasets: str = option(
+        "",
+        "data sets to search at each validation, separated by commas: `own`, or a PATH; add #SPLIT for a split other "
+        f"than {flag_of('dev_split')} (default: `own` if {flag_of('best_metric')} needs it)",
+        reads=DEV_DATASETS,
+        form="PATH#SPLIT",
+    )
+    eval_corpus: int | None = option(
+        None,
+        "documents of each corpus besides the judged ones, half found by BM25 and half random (default: all)",
+        minimum=0,
+        needs=_EVALUATED,
+    )
+    eval_behind: int = option(
+        2, "validations that may be unfinished before training waits for one of them", minimum=1, needs=_EVALUATED
+    )
+
+    def sources(self, best_metric: str, dev_split: str) -> tuple[tuple[str, str], ...]:
+        """Return the data sets and their splits; none where nothing is evaluated."""
+        named = self.eval_datasets or ("" if best_metric == DEV_LOSS else OWN)
+        parts = [part.strip().partition("#") for part in named.split(",") if part.strip()]
+        return tuple((name, split or dev_split) for name, _, split in parts)
+
+
+def check_validation(validation: ValidationConfig, training: TrainingConfig) -> None:
+    """Check the settings against each other; raises `ConfigError`."""
+    check_changed(validation, training)
+    if training.best_metric == DEV_LOSS and not validation.eval_datasets:
+        return
+    if not validation.sources(training.best_metric, "dev"):
+        raise ConfigError(
+            "names no data set", setting("eval_datasets", validation.eval_datasets), "give own, or a path"
+        )
+
+
+ASYNC, SYNC, ROLLING = "async", "sync", "rolling"
+MODES = (ASYNC, SYNC, ROLLING)
+METHOD = "dense"
+
+
+def rank_range(value: Any) -> str:
+    """Read a range of ranks `A:B`, whole numbers with A below B; empty for none.
+
+    Raises:
+        ValueError: it is no range.
+    """
+    ends = re.fullmatch(r"(\d{1,9}):(\d{1,9})", str(value))
+    if value and (ends is None or int(ends[1]) >= int(ends[2])):
+        raise ValueError("give two whole numbers, the lower first, as in 30:200")
+    return f"{int(ends[1])}:{int(ends[2])}" if ends else ""
+
+
+@dataclass(frozen=True)
+class RefreshConfig:
+    """Settings of the refreshes: interval, ranks of the negatives, and processes that encode."""
+
+    refresh_every: int | None = option(
+        None, "steps between two refreshes of the hard negatives with the current encoder", minimum=1
+    )
+    refresh_mode: str = option(
+        ASYNC,
+        "async: training continues during a refresh; sync: it waits; rolling: only a share of the corpus is encoded",
+        choices=MODES,
+        needs="refresh_every",
+    )
+    refresh_share: float = option(
+        0.25,
+        "share of the corpus that a rolling refresh encodes again, a different share each time",
+        above=0,
+        maximum=1,
+        needs="refresh_mode=rolling",
+    )
+    refresh_pool: int | str = option(
+        1,
+        "number of processes that encode, or the smallest and the largest number",
+        reads=worker_count,
+        form="N|MIN:MAX",
+        needs="refresh_every",
+    )
+    refresh_negatives: int = option(
+        30,
+        f"negatives that a refresh keeps for each query; each epoch samples {flag_of('negatives_per_query')} of them",
+        minimum=1,
+        needs="refresh_every",
+    )
+    refresh_ranks: str = option(
+        "",
+        "ranks of these negatives in the search results, first included and last excluded",
+        reads=rank_range,
+        form="A:B",
+        needs="refresh_every",
+    )
+    refresh_max_score: float | None = option(None, "remove candidates with a higher score", needs="refresh_every")
+    refresh_absolute_margin: float | None = option(
+        None,
+        "distance that a negative must keep below the lowest score of a positive",
+        minimum=0,
+        needs="refresh_every",
+    )
+    refresh_relative_margin: float | None = option(
+        None,
+        "the same as a share of that score: 0.05 keeps candidates with at most 95 % of it",
+        minimum=0,
+        needs="refresh_every",
+    )
+
+    @property
+    def pool(self) -> tuple[int, int]:
+        """The smallest and the largest number of processes that re-encode."""
+        return worker_range(self.refresh_pool)
+
+    @property
+    def ranks(self) -> tuple[int, int | None]:
+        """The first rank, and the rank after the last; None for no end."""
+        first, _, end = rank_range(self.refresh_ranks).partition(":")
+        return int(first or 0), int(end) if end else None
+
+    @property
+    def mining(self) -> MiningConfig:
+        """The settings of the mining of each round."""
+        return MiningConfig(
+            method=METHOD,
+            num_negatives=self.refresh_negatives,
+            range_min=self.ranks[0],
+            range_max=self.ranks[1],
+            max_score=self.refresh_max_score,
+            absolute_margin=self.refresh_absolute_margin,
+            relative_margin=self.refresh_relative_margin,
+        )
+
+
+def check_refresh(refresh: RefreshConfig, data: DataConfig, total_steps: int | None) -> None:
+    """Check the settings against each other; raises `ConfigError`."""
+    check_changed(refresh)
+    every = refresh.refresh_every
+    if every is None:
+        return
+    if not data.negatives_per_query:
+        raise ConfigError(
+            "there are no hard negatives to refresh",
+            setting("refresh_every"),
+            f"give {setting('negatives_per_query')}, such as 5, too",
+        )
+    if total_steps is not None and every >= total_steps:
+        raise ConfigError(
+            f"no steps are left after the first refresh, at step {every} of {total_steps}",
+            setting("refresh_every"),
+            f"give less than {total_steps}, or train longer",
+        )
+    first, end = refresh.ranks
+    if end is not None and refresh.refresh_negatives > end - first:
+        raise ConfigError(
+            f"{refresh.refresh_negatives} negatives cannot be taken from {end - first} ranks",
+            setting("refresh_negatives"),
+            f"give at most {end - first}, or a longer range of {setting('refresh_ranks')}",
+        )
+    from raytriever.data.sampling.examples import parse_mix  # imports numpy, which `--help` does not need
+
+    shares = parse_mix(data.negatives_mix)
+    if shares is not None and not shares[ORIGINS.index(METHOD)]:
+        raise ConfigError(
+            f"gives refreshed negatives no share: {data.negatives_mix}",
+            setting("negatives_mix"),
+            "add dense, as in dense=0.5",
+        )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,13 +20,12 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from raytriever.data.columns import TokenColumn
 from raytriever.data.combine import starts_of
-from raytriever.data.dataset import RetrievalDataset, prompted
+from raytriever.data.dataset import RetrievalDataset
 from raytriever.encoding.corpus import weights_digest
 from raytriever.encoding.encode import TOKEN_BUDGET, encode_contents
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.encoding.shards import tokenisation_of
+from raytriever.encoding.shards import SideTexts
 from raytriever.errors import ModelError, flag_of, setting
 from raytriever.losses.guide import MASKED, MOST_MASKED
 from raytriever.models.config import ModelConfig
@@ -48,11 +47,7 @@ class Guide:
 
     @classmethod
     def load(cls, name: str, precision: str, device: torch.device) -> Guide:
-        """Load the guide of a model's name.
-
-        Raises:
-            ModelError: the model does not exist or cannot be read.
-        """
+        """Load the guide of a model's name."""
         with guide_errors(name):
             retriever = load_for_encoding(ModelConfig(model=name), precision, device)
         return cls(name, retriever.requires_grad_(False))
@@ -126,9 +121,7 @@ class GuideTexts:
         query_starts, document_starts = starts_of(dataset)
         parts = getattr(dataset, "parts", ()) or (dataset,)
         self._starts: dict[Side, ndarray] = {"query": query_starts, "passage": document_starts}
-        self._sides: dict[Side, list[_SideTexts]] = {
-            side: [_SideTexts(guide, part, side) for part in parts] for side in SIDES
-        }
+        self._sides: dict[Side, list[SideTexts]] = {side: [SideTexts(part, side) for part in parts] for side in SIDES}
 
     def passes(self, queries: ndarray, passages: ndarray) -> list[tuple[Buckets, Side]]:
         """Return queries and documents, by position, as inputs of the guide; see `Retriever.passes`."""
@@ -140,33 +133,8 @@ class GuideTexts:
         for part in np.unique(part_of).tolist():
             slots = np.flatnonzero(part_of == part).tolist()
             own = (rows[slots] - self._starts[side][part]).tolist()
-            for slot, content, prompt in zip(slots, *self._sides[side][part].read(own), strict=True):
-                contents[slot], prompts[slot] = content, prompt
+            tokens, prompt = self._sides[side][part].read(self._guide, own)
+            by_text = [prompt] * len(slots) if isinstance(prompt, str) else prompt
+            for slot, content, text_prompt in zip(slots, tokens, by_text, strict=True):
+                contents[slot], prompts[slot] = content, text_prompt
         return self._guide.batch_of(contents, side, prompts)
-
-
-class _SideTexts:
-    """Texts of one side of a single data set."""
-
-    def __init__(self, guide: Retriever, dataset: RetrievalDataset, side: Side) -> None:
-        prompts = guide.prompts_of(dataset.name)
-        self._guide, self._dataset, self._side, self._prompt = guide, dataset, side, prompts[side]
-        own = replace(
-            tokenisation_of(guide), query_prompt=prompts.query, passage_prompt=prompts.passage, table=None
-        ).digest
-        tokens = dataset.tokens
-        self._tokens: TokenColumn | None = None
-        if tokens is not None and tokens.digest == own:
-            self._tokens = tokens.documents if side == "passage" else tokens.queries
-
-    def read(self, rows: Sequence[int]) -> tuple[list[ndarray], list[str]]:
-        """Return contents and prompts of some texts."""
-        if self._side == "passage":
-            texts, prompts = prompted(self._dataset.documents, rows, self._prompt)
-        else:
-            texts = [self._dataset.queries.texts[row] for row in rows]
-            prompts = self._dataset.prompts_of(rows, self._prompt)
-        by_text = [prompts] * len(rows) if isinstance(prompts, str) else prompts
-        if self._tokens is not None:
-            return list(self._tokens.take(np.array(rows))), by_text
-        return self._guide.contents(texts, self._side, by_text), by_text

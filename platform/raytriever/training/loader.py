@@ -45,8 +45,6 @@ class BatchSource:
 
     Args:
         tokens: Tokens of queries and documents by position, made for the retriever that encodes them.
-        examples: the split's examples.
-        order: Order of the examples over the steps.
         positives_per_query: positives of a query's group, at most.
         negatives_per_query: hard negatives of a query's group; more where the query has fewer positives.
         version: the round of its hard negatives.
@@ -83,7 +81,10 @@ class BatchSource:
         known_rows, known = self.examples.known(chosen)
         everyones = GlobalIds(query_ids, positive_ids, group_ids.reshape(-1), known_rows, known)
         queries, passages = queries[own], groups[own].reshape(-1)
-        teacher = self._scored(queries, groups[own], group_ids[own])
+        teacher = None
+        if self.teacher is not None:
+            scores = self.teacher.of_groups(queries, groups[own])
+            teacher = TeacherScores(torch.from_numpy(group_ids[own]), torch.from_numpy(scores))
         ids = BatchIds(
             queries=torch.from_numpy(query_ids[own]),
             positives=torch.from_numpy(positive_ids[own]),
@@ -109,12 +110,6 @@ class BatchSource:
         if retriever.description.pool_prompt:
             return None
         return (self.tokens.query_prompts if side == "query" else self.tokens.document_prompts).of(positions)
-
-    def _scored(self, queries: ndarray, groups: ndarray, group_ids: ndarray) -> TeacherScores | None:
-        if self.teacher is None:
-            return None
-        scores = self.teacher.of_groups(queries, groups)
-        return TeacherScores(torch.from_numpy(group_ids), torch.from_numpy(scores))
 
 
 def _padded(rows: Sequence[ndarray]) -> ndarray:
@@ -161,7 +156,6 @@ class Prefetcher(Generic[T]):
 
     Args:
         make: returns the batch of a step; a pure function that any thread may call.
-        steps: Steps of the batches, in order.
         depth: batches prepared ahead, at least 1.
 
     Attributes:

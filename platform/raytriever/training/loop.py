@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -27,21 +28,21 @@ from raytriever.models.encoder import set_dropout
 from raytriever.models.files import first_line
 from raytriever.models.memory import is_out_of_memory
 from raytriever.models.retriever import Retriever
-from raytriever.training.background import Callback
+from raytriever.training.background import Callback, all_texts
 from raytriever.training.checkpoint import Progression, State, load_best, origin_of, resume
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.config import DEV_LOSS, TrainingConfig
 from raytriever.training.guide import Guide, MaskingWatch
 from raytriever.training.loader import BatchSource, Prefetcher, SourceVersions
-from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput, host_names
+from raytriever.training.monitoring import StepReports, StragglerWatch, Throughput
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.chunk_size import ChunkChoice
 from raytriever.training.parallel.grad_cache import Agreement, OutOfMemory
 from raytriever.training.parallel.model_state import frozen_digest, take_snapshot
 from raytriever.training.parallel.objective import Objective, StagedBatch, Stager
 from raytriever.training.parallel.strategy import Readout, Stopwatch
-from raytriever.training.refresh.job import RefreshJob, RefreshPlan
-from raytriever.training.validation.job import ValidationJob, ValidationPlan
+from raytriever.training.refresh import RefreshJob, RefreshPlan
+from raytriever.training.validation import ValidationJob, ValidationPlan
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,10 @@ class TrainingSetup:
 
     Args:
         retriever: the encoder, on `device`, the same on every worker.
-        train: batches to learn from.
-        dev: batches of the dev loss.
-        loss: settings of the loss.
-        training: settings of the loop.
         total_steps: after which training ends at the latest.
         precision: `fp32` or `bf16`.
-        device: Device of this worker.
-        workers: the data-parallel group.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
-        log: receives lines for the user.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
         refresh: plan of the refreshes of hard negatives; None for none.
@@ -173,7 +167,7 @@ class _Trainer:
         optimizer = build_optimizer(self.objective, settings.learning_rate, settings.weight_decay)
         frozen = frozen_digest(self.objective)
         self.stopwatch = Stopwatch(loss, optimizer, setup.device)
-        self.straggler_watch = StragglerWatch(host_names(self.messages), self._log)
+        self.straggler_watch = StragglerWatch(all_texts(socket.gethostname(), self.messages), self._log)
         self.straggler_metrics = dict[str, float]()
         self.masking_watch = MaskingWatch(self._log)
         self.stager = Stager(self.objective, self.throughput.count, setup.device)

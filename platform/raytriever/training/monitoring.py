@@ -6,13 +6,13 @@ over a window of steps."""
 from __future__ import annotations
 
 import resource
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +25,6 @@ from raytriever.training.parallel.strategy import Readout, Update, finite_or_ref
 WINDOW = 20  # steps
 EXCESS = 0.3  # of the others' median; a smaller difference is not logged
 LEAST_SECONDS = 0.02  # per step; a smaller difference is not logged
-_HOST_BYTES = 64
 # TFLOP/s of dense bf16 on tensor cores and of fp32, from the data sheets of the vendor.
 _PEAKS = {
     "NVIDIA A100": (312.0, 19.5),
@@ -45,7 +44,6 @@ class Straggler:
     """The slowest worker.
 
     Args:
-        rank: Rank of the worker.
         seconds: per step that it takes longer than the median of the others.
         share: Share of the median that these seconds are.
     """
@@ -101,17 +99,6 @@ class StragglerWatch:
         elif self._logged_rank is not None:
             self._log(f"Worker {self._logged_rank} on {self._hosts[self._logged_rank]} is no longer slow.")
             self._logged_rank = None
-
-
-def host_names(workers: WorkerGroup) -> list[str]:
-    """Return the host name of each worker, by rank; all workers call it.
-
-    Args:
-        workers: the group, for tensors on the CPU.
-    """
-    name = socket.gethostname().encode()[:_HOST_BYTES].ljust(_HOST_BYTES, b"\0")
-    own = torch.frombuffer(bytearray(name), dtype=torch.uint8)[None]
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in workers.all_gather(own).tolist()]
 
 
 # --------------------------------------------------------------------------------------------------------- throughput
@@ -216,15 +203,6 @@ def peak_memory_mb(device: torch.device) -> float:
 _TOKENS, _FLOPS = "tokens of the global batch", "FLOPs of the global batch"
 
 
-class _Unreported(NamedTuple):
-    """Step whose results are on their way: `phases` is called after `readout` is read."""
-
-    step: int
-    readout: Readout
-    phases: Callable[[], dict[str, float]]
-    others: dict[str, float]
-
-
 class StepReports:
     """Reports of the steps of one worker, each under its own step.
 
@@ -243,7 +221,7 @@ class StepReports:
         reads_late: bool,
     ) -> None:
         self._throughput, self._batch_size, self._report, self._reads_late = throughput, batch_size, report, reads_late
-        self._unreported: _Unreported | None = None
+        self._unreported: Callable[[], None] | None = None  # reports the step whose results are on their way
         self.own_seconds = 0.0
 
     def add(
@@ -259,18 +237,16 @@ class StepReports:
 
         Args:
             step: counted from 0.
-            update: its result.
             work: tokens and FLOPs of this worker.
             phases: returns the seconds of each phase, once the results are read.
             began: when the step began, by `time.perf_counter`, the wait for its batch included.
-            others: further metrics.
         """
         tokens, flops = self._throughput.total(work)
         statistics = {"loss": update.output.value, **update.output.statistics, "gradient_norm": update.norm}
         readout = Readout({**statistics, _TOKENS: tokens, _FLOPS: flops})
         self.finish()
         others = {**others, "step_seconds": time.perf_counter() - began}
-        self._unreported = _Unreported(step, readout, phases, others)
+        self._unreported = partial(self._finish, step, readout, phases, others)
         if not self._reads_late:
             self.finish()
 
@@ -280,9 +256,13 @@ class StepReports:
         Raises:
             NotFiniteError: its loss or gradient is not finite. Neither it nor a later step has changed a weight.
         """
-        if self._unreported is None:
-            return
-        (step, readout, phases, others), self._unreported = self._unreported, None
+        report, self._unreported = self._unreported, None
+        if report is not None:
+            report()
+
+    def _finish(
+        self, step: int, readout: Readout, phases: Callable[[], dict[str, float]], others: dict[str, float]
+    ) -> None:
         statistics = readout.read()
         finite_or_refused(statistics["loss"], statistics["gradient_norm"], step)
         tokens, flops = statistics.pop(_TOKENS), statistics.pop(_FLOPS)

@@ -23,8 +23,7 @@ from raytriever.evaluation.results import Results
 from raytriever.metrics.confidence import Confidence
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
-from raytriever.search.calibration import FILE, Calibration, read_calibration
-from raytriever.search.decision import Decider
+from raytriever.search.calibration import FILE, Calibration, Decider, read_calibration
 from raytriever.terminal import warn
 from raytriever.tracking.tracker import Tracker
 

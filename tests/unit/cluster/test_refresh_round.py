@@ -8,17 +8,16 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.train import mining_round
-from raytriever.cluster.train.local_jobs import LocalMiner
-from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
+from raytriever.cluster.train.clients import ThreadClient
+from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader, encode_here
 from raytriever.config import Config
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
@@ -35,10 +34,9 @@ from raytriever.mining.miner import CandidateFilter
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.background import JobError
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
-from raytriever.training.refresh.config import RefreshConfig
-from raytriever.training.refresh.ledger import round_path
+from raytriever.training.refresh import round_path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from sham_device import CUDA, sham_device
@@ -102,7 +100,7 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     snapshot = take_snapshot(retriever, ALONE)
-    logged = rounds().run(3, snapshot, Pool(snapshot)).metrics
+    logged = rounds().run(3, snapshot, Pool(snapshot))
     table = read_negatives(round_path(tmp_path / "negatives", 3), dataset)
     queries = encode_texts(retriever, dataset.queries.texts, "query")
     scores = queries @ encode_texts(retriever, list(dataset.passages()), "passage").T
@@ -133,7 +131,7 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
         counts.reset()
         for module in (mining_round, search):  # torch alone completes a device without an index
             patch.setattr(module, "default_device", lambda: CUDA)
-        assert rounds().run(2, taken, Pool(taken)).metrics["refresh_encoded"] == ALL
+        assert rounds().run(2, taken, Pool(taken))["refresh_encoded"] == ALL
     rounds().run(1, snapshot, Pool(snapshot))
     expected, table = (read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2))
     assert np.array_equal(table.offsets, expected.offsets)
@@ -143,25 +141,30 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     assert copies == [1], counts.table()
 
 
+def local_client(rounds: Make) -> ThreadClient[dict[str, float]]:
+    opened = cache(rounds)
+    return ThreadClient(lambda number, weights: opened().run(number, weights, partial(encode_here, weights)), CPU, bool)
+
+
 def test_the_first_worker_mines_where_training_leaves_no_gpu(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
     snapshot = take_snapshot(retriever, ALONE)
-    expected = rounds().run(1, snapshot, Pool(snapshot)).metrics["refresh_encoded"]
-    local = LocalMiner(rounds, CPU, Gauges("run"))
+    expected = rounds().run(1, snapshot, Pool(snapshot))["refresh_encoded"]
+    local = local_client(rounds)
     for number in (2, 3):
         local.submit(number, snapshot)
         while (result := local.poll()) is None:
             time.sleep(0.01)
-        assert result.metrics["refresh_encoded"] == expected
+        assert result["refresh_encoded"] == expected
     tables = [read_negatives(round_path(tmp_path / "negatives", number), dataset) for number in (1, 2)]
     assert np.array_equal(*(table.documents for table in tables))
 
 
 def test_an_error_of_the_first_workers_round_fails_the_round_alone(rounds: Make, retriever: Retriever) -> None:
-    local = LocalMiner(rounds, CPU, Gauges("run"))
+    local = local_client(rounds)
     local.submit(1, {})
-    while not local._thread._job.done():
+    while not local._job.done():
         time.sleep(0.01)
     with pytest.raises(JobError, match="another model"):
         local.poll()
@@ -180,7 +183,7 @@ def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
         return loaded
 
     monkeypatch.setattr(SnapshotLoader, "__call__", remember)
-    local = LocalMiner(rounds, CPU, Gauges("run"))
+    local = local_client(rounds)
     gc.collect()
     gc.disable()
     try:
@@ -189,7 +192,7 @@ def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
             time.sleep(0.01)
         monkeypatch.setattr(Retriever, "encode", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
         local.submit(2, other(snapshot))
-        while not local._thread._job.done():
+        while not local._job.done():
             time.sleep(0.01)
         with pytest.raises(JobError, match="no memory"):
             local.poll()
@@ -205,7 +208,7 @@ def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Ma
     with pytest.raises(KeyboardInterrupt):
         rounds().run(1, one, Pool(one, most=1))
     rest = Pool(one)
-    assert rounds().run(1, one, rest).metrics["refresh_encoded"] == rest.rows == ALL - 160
+    assert rounds().run(1, one, rest)["refresh_encoded"] == rest.rows == ALL - 160
     with pytest.raises(KeyboardInterrupt):
         rounds().run(2, one, Pool(one, most=1))
     again = Pool(two)
@@ -245,11 +248,11 @@ def test_rolling_encodes_the_queries_and_a_share_of_the_corpus(
 ) -> None:
     one = take_snapshot(retriever, ALONE)
     mining = rounds(refresh_mode="rolling", refresh_share=0.25)
-    assert mining.run(1, one, Pool(one)).metrics["refresh_encoded"] == ALL
+    assert mining.run(1, one, Pool(one))["refresh_encoded"] == ALL
     weights, table = one, {}
     for number in range(2, 6):
         weights = other(weights)
-        assert mining.run(number, weights, Pool(weights)).metrics["refresh_encoded"] == 160 + 40
+        assert mining.run(number, weights, Pool(weights))["refresh_encoded"] == 160 + 40
         table[number] = read_negatives(round_path(tmp_path / "negatives", number), dataset).documents
     # With the same weights four turns make a whole corpus of one age, which a refresh of all is as well.
     for number in range(6, 10):
@@ -294,10 +297,8 @@ def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
         **{name: np.insert(getattr(judged, name), 0, value) for name, value in
            {"queries": query, "documents": hardest, "scores": 1, "sources": 0, "ranks": 0}.items()},
     )  # fmt: skip
-    mining._mining = dataclasses.replace(
-        mining._mining, datasets=[dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
-    )
-    logged = mining.run(2, one, Pool(one)).metrics
+    mining._datasets = [dataclasses.replace(dataset, judgements={**dataset.judgements, "test": rows})]
+    logged = mining.run(2, one, Pool(one))
     after = read_negatives(round_path(tmp_path / "negatives", 2), dataset)
     assert logged["refresh_true_positives"] == 1 / len(before)
     assert len(after) == len(before) - 1

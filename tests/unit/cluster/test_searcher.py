@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from raytriever.cluster import search
-from raytriever.cluster.search import _Searcher
+from raytriever.cluster import evaluation
+from raytriever.cluster.evaluation import _Searcher
 from raytriever.index.ranking import TieOrder
 
 
@@ -21,8 +21,8 @@ def test_a_searcher_opens_its_documents_once(monkeypatch: pytest.MonkeyPatch) ->
         def __len__(self) -> int:
             return len(documents)
 
-    monkeypatch.setattr(search.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
-    monkeypatch.setattr(search, "searchable_blocks", lambda store, shards: [(0, documents)])
+    monkeypatch.setattr(evaluation.EmbeddingStore, "open", lambda path: opened.append(path) or Store())
+    monkeypatch.setattr(evaluation, "searchable_blocks", lambda store, shards: [(0, documents)])
     searcher, order = _Searcher("store", [0], 1), TieOrder.of(np.arange(6))
     for row in (4, 2):
         _, best = order.read(searcher.search((documents[[row]], None), 1, order))

@@ -25,10 +25,9 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory
 from raytriever.training.checkpoint import Progression, State, write_slices, write_state
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import TrainingConfig, ValidationConfig
 from raytriever.training.parallel.model_state import Slice
-from raytriever.training.validation.config import ValidationConfig
-from raytriever.training.validation.records import read_records
+from raytriever.training.validation import read_records
 
 
 @pytest.fixture

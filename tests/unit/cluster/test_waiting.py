@@ -7,8 +7,8 @@ import re
 import pytest
 
 from raytriever.cluster.events import Event, GroupWanted, MissingWorkers, StatusMessage
-from raytriever.cluster.train import waiting
-from raytriever.cluster.train.waiting import ClusterError, Wait
+from raytriever.cluster.train import trainer
+from raytriever.cluster.train.trainer import ClusterError, Wait
 from raytriever.training.parallel.strategy import TrainingError
 
 
@@ -20,8 +20,8 @@ def wanted(room: int) -> GroupWanted:
 def room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Room of the cluster, which a test may change; every check asks for it."""
     now = [1]
-    monkeypatch.setattr(waiting, "room_for", lambda resources: now[0])
-    monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "room_for", lambda resources: now[0])
+    monkeypatch.setattr(trainer, "LOOK_SECONDS", 0.0)
     return now
 
 
@@ -69,7 +69,7 @@ def test_a_wait_with_room_ends_as_deaths_of_workers(room: list[int]) -> None:
 
 def test_the_time_counts_from_the_first_request_of_a_group(monkeypatch: pytest.MonkeyPatch, room: list[int]) -> None:
     now = [0.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: now[0])
     wait = Wait(1, lambda event: None)
     wait.begin(wanted(1))
     now[0] = 50

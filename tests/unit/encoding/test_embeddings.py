@@ -165,7 +165,7 @@ def test_prepared_tokens_give_the_embeddings_of_the_texts(
     prepared = open_dataset(tiny_dataset, [], tokenisation=tokenisation_of(retriever))
     assert prepared.tokens is not None
     for side in ("passage", "query"):
-        actual, expected = (SideTexts(each, side).contents(retriever, range(5, 90)) for each in (prepared, dataset))
+        actual, expected = (SideTexts(each, side).read(retriever, range(5, 90))[0] for each in (prepared, dataset))
         assert [ids.tolist() for ids in actual] == [ids.tolist() for ids in expected]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Retriever, "contents", None)  # so that nothing could be tokenised

@@ -51,17 +51,17 @@ def plain(retriever: Retriever) -> list[list[int]]:
 
 def test_a_passage_is_read_with_its_title_in_its_place(folder: Path, retriever: Retriever) -> None:
     texts = SideTexts(open_dataset(folder, ["train"]), "passage")
-    assert [ids.tolist() for ids in texts.contents(retriever, range(3))] == plain(retriever)
-    assert [ids.tolist() for ids in texts.contents(retriever, [2, 0])] == [plain(retriever)[n] for n in (2, 0)]
+    assert [ids.tolist() for ids in texts.read(retriever, range(3))[0]] == plain(retriever)
+    assert [ids.tolist() for ids in texts.read(retriever, [2, 0])[0]] == [plain(retriever)[n] for n in (2, 0)]
     guide = GuideTexts(retriever, open_dataset(folder, ["train"]))
-    assert [ids.tolist() for ids in guide._sides["passage"][0].read([0, 1, 2])[0]] == plain(retriever)
+    assert [ids.tolist() for ids in guide._sides["passage"][0].read(retriever, [0, 1, 2])[0]] == plain(retriever)
 
 
 def test_prepared_tokens_are_those_of_the_texts(folder: Path, retriever: Retriever) -> None:
     prepared = open_dataset(folder, ["train"], tokenisation=tokenisation_of(retriever))
     assert prepared.tokens is not None
     assert [ids.tolist() for ids in prepared.tokens.documents.take(np.arange(3))] == plain(retriever)
-    assert [ids.tolist() for ids in SideTexts(prepared, "passage").contents(retriever, range(3))] == plain(retriever)
+    assert [ids.tolist() for ids in SideTexts(prepared, "passage").read(retriever, range(3))[0]] == plain(retriever)
 
 
 def test_a_title_that_moves_into_the_text_is_another_passage(folder: Path) -> None:

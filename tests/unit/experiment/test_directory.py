@@ -14,8 +14,7 @@ from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
 from raytriever.experiment.directory import RunDirectory, check_same_settings
 from raytriever.models.config import ModelConfig
-from raytriever.training.config import MAY_CHANGE, TrainingConfig
-from raytriever.training.validation.config import ValidationConfig
+from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationConfig
 
 CONFIG = to_dict(Config())
 TEXT = dump_config(Config())

@@ -37,9 +37,8 @@ from raytriever.models.writer import write_model
 from raytriever.search.approximate import IndexJob, format_answers, run_index
 from raytriever.search.exact import search_dataset
 from raytriever.tracking.tracker import Tracker
-from raytriever.training.config import TrainingConfig
+from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
-from raytriever.training.refresh.config import RefreshConfig
 
 QUERY, PASSAGE, OTHER = "Ask: ", "Tell: ", "Else: "
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.mining.scorers import Embeddings
+from raytriever.mining.finders import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from mining_data import word_dataset

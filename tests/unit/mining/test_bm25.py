@@ -21,8 +21,7 @@ from raytriever.errors import DataError
 from raytriever.mining import bm25 as index_of_bm25
 from raytriever.mining import postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.comparison import compare_best
+from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.mining.postings import K1, B, Postings, PostingsBlock
 from raytriever.store.parts import Parts
 

@@ -18,8 +18,8 @@ from raytriever.index.exact.search import Corpus
 from raytriever.mining import finders, miner
 from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import mine
-from raytriever.mining.scorers import Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from mining_data import dataset_of, rows_of, whole_numbers

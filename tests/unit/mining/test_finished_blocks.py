@@ -17,8 +17,8 @@ from raytriever.data.negatives import read_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.mining import miner
 from raytriever.mining.config import METHODS, MiningConfig
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import CandidateFilter, MinedBlock, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.operation.cache import _describe
 from raytriever.store.parts import Parts
 

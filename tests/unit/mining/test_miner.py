@@ -21,8 +21,8 @@ from raytriever.errors import ConfigError, DataError, ModelError
 from raytriever.mining import miner
 from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
+from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
-from raytriever.mining.scorers import ArrayEmbeddings, Embeddings
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 

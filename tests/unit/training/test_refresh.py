@@ -21,7 +21,7 @@ from raytriever.errors import StorageError
 from raytriever.losses.distributed import ALONE
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
-from raytriever.training.refresh.ledger import ROUNDS, read_ledger, remove_tables, round_path
+from raytriever.training.refresh import ROUNDS, read_ledger, remove_tables, round_path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from scripted_pool import ScriptedPool, mined, plan
@@ -300,7 +300,7 @@ def test_a_batch_of_another_table_than_the_recorded_one_is_never_learnt_from(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hand-over that forgets that the loader runs ahead is caught at the first batch it mixes."""
-    monkeypatch.setattr("raytriever.training.refresh.job.PREFETCH_DEPTH", 0)
+    monkeypatch.setattr("raytriever.training.refresh.PREFETCH_DEPTH", 0)
     with pytest.raises(RuntimeError, match=r"has negatives of round 0, not 1"):
         begin("run").live()
 

@@ -13,10 +13,9 @@ from raytriever.data.config import DataConfig
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import ConfigError
+from raytriever.training.config import RefreshConfig, check_refresh, rank_range
 from raytriever.training.loader import SourceVersions
-from raytriever.training.refresh.config import RefreshConfig, check_refresh, rank_range
-from raytriever.training.refresh.job import overlap
-from raytriever.training.refresh.ledger import Ledger, Round, read_ledger
+from raytriever.training.refresh import Ledger, Round, overlap, read_ledger
 
 # Taken at 10, failed, taken at 34, under way.
 LEDGER = Ledger(

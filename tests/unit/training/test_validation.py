@@ -15,10 +15,9 @@ from safetensors.torch import load_file
 from raytriever.errors import ConfigError, StorageError
 from raytriever.training import background
 from raytriever.training.checkpoint import Progression
-from raytriever.training.config import TrainingConfig, metric_name
+from raytriever.training.config import TrainingConfig, ValidationConfig, check_validation, metric_name
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.validation.config import ValidationConfig, check_validation
-from raytriever.training.validation.records import (
+from raytriever.training.validation import (
     Record,
     Stop,
     read_records,

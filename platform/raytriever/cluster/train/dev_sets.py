@@ -24,8 +24,7 @@ from raytriever.evaluation.protocol import (
     select_judged_queries,
 )
 from raytriever.metrics.ranking import DEFAULT_METRICS
-from raytriever.training.config import DEV_LOSS
-from raytriever.training.validation.config import OWN
+from raytriever.training.config import DEV_LOSS, OWN
 
 DEV = "dev/"  # prefix of the metrics of checkpoints on dev data
 

@@ -89,13 +89,11 @@ def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[],
             attempt.wait(events.has_failed, check)
         finally:
             attempt.end(lambda: end_controller(events.queue))
-        if events.has_failed.is_set() or not _died_between(attempt.failure):
-            return attempt.failure
+        failure = attempt.failure
+        died_between = isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)
+        if events.has_failed.is_set() or not died_between:
+            return failure
         end_controller(events.queue)  # its process would live as long as its exception
         events.queue.record_failure("a worker died before it could start training", process_died=True)
         if not events.queue.may_start():
             return attempt.failure
-
-
-def _died_between(failure: Exception | None) -> bool:
-    return isinstance(failure, ControllerError) and isinstance(failure.controller_failure, RayActorError)

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -24,12 +25,12 @@ from raytriever.data.negatives import NegativesTable, write_negatives
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.records import ORIGINS
 from raytriever.encoding.loading import speed_up
+from raytriever.encoding.shards import ShardEncoder, encode_in_process
 from raytriever.encoding.store import EmbeddingStore, shard_folder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
-from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import ExcludedDocuments
+from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import MiningResult, mine
-from raytriever.mining.scorers import Embeddings
 from raytriever.models.config import ModelConfig
 from raytriever.models.memory import move_to
 from raytriever.models.precision import choose_precision, default_device, type_of
@@ -37,10 +38,9 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
 from raytriever.store.commit import remove
+from raytriever.training.config import ROLLING
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot
-from raytriever.training.refresh.config import ROLLING
-from raytriever.training.refresh.job import RoundResult
-from raytriever.training.refresh.ledger import remove_tables, round_path
+from raytriever.training.refresh import remove_tables, round_path
 
 EMBEDDINGS, CHECKPOINTS = "embeddings", "checkpoints"
 
@@ -51,7 +51,6 @@ class SnapshotLoader:
 
     Args:
         model: settings of the model at the start of training.
-        seed: Seed of the run.
         precision: Precision of encoding; None for the fastest of the device.
     """
 
@@ -74,11 +73,15 @@ class SnapshotLoader:
 Encode = Callable[[StoreWriter, SnapshotLoader, str, list[int]], None]
 
 
+def encode_here(snapshot: Snapshot, store: StoreWriter, load: SnapshotLoader, dataset: str, missing: list[int]) -> None:
+    """Encode shards in this process; see `Encode`."""
+    encode_in_process(ShardEncoder(store, partial(load, snapshot), dataset), missing, lambda texts: None)
+
+
 class MiningRounds:
     """Rounds of mining of a run.
 
     Args:
-        config: Settings of the experiment.
         paths: paths or URIs of its prepared data sets.
         folder: Folder of the rounds, next to that of the checkpoints.
         first: the table that training began with, where every round keeps rows of it; otherwise None.
@@ -94,23 +97,14 @@ class MiningRounds:
         self._width = load_retriever(config.model).width
         self._combined = combine(self._datasets)
         split = config.data.train_split
-        self._mining = TableMiner(
-            datasets=self._datasets,
-            combined=self._combined,
-            excluded=[ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets],
-            split=split,
-            mining=config.refresh.mining,
-            seed=config.training.seed,
-            first=first,
-        )
+        # For each data set, the documents that the judgements of this split alone exclude.
+        self._excluded = [ExcludedDocuments.of_split(_with_split_alone(one, split), split) for one in self._datasets]
+        self._first = first
 
-    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> RoundResult:
+    def run(self, number: int, snapshot: Snapshot, encode: Encode) -> dict[str, float]:
         """Mine one round, or the rest of an interrupted one, and commit its table, replacing any table there.
 
-        Args:
-            number: Number of the round.
-            snapshot: the weights.
-            encode: encodes shards with these weights.
+        Returns metrics for the tracker.
 
         Raises:
             UserError: something that the user can correct.
@@ -131,11 +125,53 @@ class MiningRounds:
             embeddings.append(Embeddings(queries.read(trained_queries), documents))
             encoded += count + more
         then = time.monotonic()
-        table, metrics = self._mining.table(number, embeddings, finished)
+        table, metrics = self._table(number, embeddings, finished)
         write_negatives(round_path(self._folder, number), table, self._combined, replace=True)
         self._remove_but(ROLLING if rolling else "")
         metrics |= {"refresh_encoded": float(encoded), "refresh_encode_seconds": then - began}
-        return RoundResult(metrics | {"refresh_mine_seconds": time.monotonic() - then})
+        return metrics | {"refresh_mine_seconds": time.monotonic() - then}
+
+    def _table(
+        self, number: int, embeddings: Sequence[Embeddings], finished: Path
+    ) -> tuple[NegativesTable, dict[str, float]]:
+        """Return the table of a round, of all data sets in one, and its metrics for the tracker.
+
+        The filters know only the judgements of the trained split. Documents that other splits judge relevant are
+        removed afterwards; their share estimates the false negatives among the unjudged documents.
+
+        Args:
+            embeddings: Embeddings of each data set.
+            finished: folder of the blocks that an interrupted call with the same arguments mined.
+        """
+        tables, counts, split, config = [], [], self._config.data.train_split, self._config
+        relevant = judged = 0
+        for index, (dataset, own, excluded) in enumerate(zip(self._datasets, embeddings, self._excluded, strict=True)):
+            mined = mine(
+                _with_split_alone(dataset, split),
+                split,
+                config.refresh.mining,
+                embeddings=own,
+                seed=config.training.seed,
+                round=number,
+                excluded=excluded,
+                finished=finished / str(index),
+            )
+            rows = mined.table
+            table = NegativesTable.of(
+                dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
+            )
+            tables.append(table)
+            counts.append(mined)
+            if _has_other_judgements(dataset, split, rows):
+                relevant, judged = relevant + table.relevant, judged + len(rows)
+        starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self._datasets[:-1])]
+        table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
+        metrics = _metrics(counts)
+        if judged:
+            metrics["refresh_true_positives"] = relevant / judged
+        if self._first is not None:
+            table = NegativesTable.merged(self._combined, [table, _without(self._first, config.refresh.mining.methods)])
+        return table, metrics
 
     def _roll(self, index: int, dataset: RetrievalDataset, number: int) -> None:
         """Remove the shards whose turn it is, unless shards are missing, as in the first or an interrupted round."""
@@ -208,76 +244,6 @@ def rolling_rows(documents: int, share: float, turn: int) -> range:
     turns = math.ceil(1 / share)
     index = turn % turns
     return range(index * documents // turns, (index + 1) * documents // turns)
-
-
-# -------------------------------------------------------------------------------------------------- table of a round
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableMiner:
-    """Miner of the table of a round.
-
-    Args:
-        datasets: each with the judgements of all its splits.
-        combined: all data sets as one.
-        excluded: for each data set, the documents that the judgements of `split` alone exclude.
-        split: whose queries are trained on.
-        mining: the settings.
-        seed: Seed of the run.
-        first: the table that training began with, whose rows of other origins are kept; None where the mined rows
-            replace it.
-    """
-
-    datasets: Sequence[RetrievalDataset]
-    combined: RetrievalDataset
-    excluded: Sequence[ExcludedDocuments]
-    split: str
-    mining: MiningConfig
-    seed: int
-    first: NegativesTable | None = None
-
-    def table(
-        self, number: int, embeddings: Sequence[Embeddings], finished: Path | None = None
-    ) -> tuple[NegativesTable, dict[str, float]]:
-        """Return the table of a round, of all data sets in one, and its metrics for the tracker.
-
-        The filters know only the judgements of the trained split. Documents that other splits judge relevant are
-        removed afterwards; their share estimates the false negatives among the unjudged documents.
-
-        Args:
-            number: Number of the round.
-            embeddings: Embeddings of each data set.
-            finished: folder of the blocks that an interrupted call with the same arguments mined; None to keep none.
-        """
-        tables, counts = [], []
-        relevant = judged = 0
-        for index, (dataset, own, excluded) in enumerate(zip(self.datasets, embeddings, self.excluded, strict=True)):
-            mined = mine(
-                _with_split_alone(dataset, self.split),
-                self.split,
-                self.mining,
-                embeddings=own,
-                seed=self.seed,
-                round=number,
-                excluded=excluded,
-                finished=finished and finished / str(index),
-            )
-            rows = mined.table
-            table = NegativesTable.of(
-                dataset, rows.queries, rows.documents, rows.origins, rows.ranks, rows.scores, rows.rounds
-            )
-            tables.append(table)
-            counts.append(mined)
-            if _has_other_judgements(dataset, self.split, rows):
-                relevant, judged = relevant + table.relevant, judged + len(rows)
-        starts = [0, *itertools.accumulate(len(dataset.documents) for dataset in self.datasets[:-1])]
-        table = tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
-        metrics = _metrics(counts)
-        if judged:
-            metrics["refresh_true_positives"] = relevant / judged
-        if self.first is not None:
-            table = NegativesTable.merged(self.combined, [table, _without(self.first, self.mining.methods)])
-        return table, metrics
 
 
 def _with_split_alone(dataset: RetrievalDataset, split: str) -> RetrievalDataset:

@@ -17,9 +17,8 @@ import ray
 import torch
 from ray.exceptions import RayActorError
 
-from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
-from raytriever.cluster.session import DriverContext
+from raytriever.cluster.session import DriverContext, result_or_error
 from raytriever.cluster.train.mining_round import EMBEDDINGS, MiningRounds, SnapshotLoader
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
@@ -27,10 +26,8 @@ from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import StoreWriter
 from raytriever.errors import UserError, flag_of
 from raytriever.store.commit import remove
-from raytriever.training.background import JobError
+from raytriever.training.config import SYNC
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.config import SYNC
-from raytriever.training.refresh.job import RoundResult
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class EncodingTask:
     Args:
         number: unique among the tasks of a run.
         store: Store of the embeddings.
-        load: loads the encoder of a snapshot.
         dataset: path or URI of the prepared data set.
     """
 
@@ -64,15 +60,11 @@ class EncoderActor:
         """Return as soon as the actor has started or restarted."""
 
     def encode(self, task: EncodingTask, snapshot: Snapshot, shard: int) -> UserError | None:
-        """Encode and commit one shard; returns a user error, because Ray would wrap an error that is raised."""
+        """Encode and commit one shard, or return a user error."""
         if self._encode is None or self._task != task.number:
             self._encode = ShardEncoder(task.store, partial(task.load, snapshot), task.dataset)
             self._task = task.number
-        try:
-            self._encode(shard)
-        except UserError as error:
-            return error
-        return None
+        return result_or_error(partial(self._encode, shard))
 
 
 START_SECONDS = 600.0  # in which one encoder at least must start; enough for a cluster that grows on demand
@@ -99,7 +91,6 @@ class EncoderPool:
         """Encode shards on the encoders, and wait for them.
 
         Args:
-            snapshot: a reference to the weights.
             store, load, dataset, missing: see `mining_round.Encode`.
 
         Raises:
@@ -177,58 +168,17 @@ class Miner:
         self._rounds = MiningRounds(config, datasets, Path(folder), first, on_gpu=spare() > 0)
         self._encoders = EncoderPool(*config.refresh.pool, spare)
 
-    def mine(self, number: int, snapshot: list[Any]) -> RoundResult:
-        """Mine one round.
+    def mine(self, number: int, snapshot: list[Any]) -> dict[str, float] | UserError:
+        """Mine one round, and return its metrics or a user error.
 
         Args:
-            number: Number of the round.
             snapshot: a reference to the weights, in a list so that Ray passes the reference itself.
         """
+        encode = partial(self._encoders.encode, snapshot[0])
         try:
-            return self._rounds.run(number, ray.get(snapshot[0]), partial(self._encoders.encode, snapshot[0]))
-        except UserError as error:
-            return RoundResult(reason=str(error))
+            return result_or_error(lambda: self._rounds.run(number, ray.get(snapshot[0]), encode))
         finally:
             self._encoders.shrink()
-
-
-class RayMinerClient:
-    """Client of the miner for the first worker; see `MinerClient`.
-
-    Args:
-        miner: the actor.
-        gauges: Gauges of the run. Alerts on steps that take long need to know that a round is running.
-        waits: whether training waits for each round.
-    """
-
-    def __init__(self, miner: Any, gauges: Gauges, waits: bool) -> None:
-        self._miner, self._gauges, self._waits = miner, gauges, waits
-        self._result: Any = None
-
-    def submit(self, number: int, snapshot: Snapshot) -> None:
-        """See `MinerClient.submit`."""
-        self._set_gauges(True)
-        self._result = self._miner.mine.remote(number, [ray.put(dict(snapshot))])
-
-    def poll(self) -> RoundResult | None:
-        """See `MinerClient.poll`."""
-        if not ray.wait([self._result], timeout=0)[0]:
-            return None
-        self._set_gauges(False)
-        result: RoundResult = get_result(self._result)
-        return result
-
-    def _set_gauges(self, is_running: bool) -> None:
-        self._gauges.set("refresh_running", is_running, "1 while a round is under way, else 0")
-        self._gauges.set("refresh_waiting", is_running and self._waits, "1 while steps wait for a round, else 0")
-
-
-def get_result(reference: Any) -> Any:
-    """Return the result of a call of an actor; raises `JobError` with the last line of an error of Ray."""
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as error:  # a defect, or the actor died too often
-        raise JobError(str(error).strip().splitlines()[-1]) from error
 
 
 @contextmanager
@@ -238,13 +188,11 @@ def start_miner(
     """Run a miner actor for the duration of a run.
 
     Yields None where nothing is refreshed, and where training waits for each round and leaves no GPU free: then the
-    first worker mines; see `local_jobs`.
+    first worker mines; see `clients`.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets.
         negatives: reference to the table that training begins with.
-        folder: the run directory.
         log: receives a line where training leaves fewer GPUs than the encoders would use.
     """
     if config.refresh.refresh_every is None:

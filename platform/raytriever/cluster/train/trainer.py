@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,16 @@ from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raytriever.cluster.event_queue import open_event_queue, open_inline_queue
-from raytriever.cluster.events import Event, GroupStarted, GroupWanted, LogMessage, RestartsExhausted
-from raytriever.cluster.placement import count_gpus
+from raytriever.cluster.events import (
+    Event,
+    GroupStarted,
+    GroupWanted,
+    LogMessage,
+    MissingWorkers,
+    RestartsExhausted,
+    StatusMessage,
+)
+from raytriever.cluster.placement import count_gpus, room_for
 from raytriever.cluster.session import DriverContext
 from raytriever.cluster.train.controller import FIRST, Failures, GroupReports
 from raytriever.cluster.train.dev_sets import DevSet
@@ -27,13 +36,90 @@ from raytriever.cluster.train.fit import fit
 from raytriever.cluster.train.network import UNREACHABLE, VARIABLES
 from raytriever.cluster.train.refresh import start_miner
 from raytriever.cluster.train.validation import start_evaluator
-from raytriever.cluster.train.waiting import ClusterError, Wait
 from raytriever.cluster.train.worker import WorkerJob, train_worker
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import UserError, setting
 from raytriever.store.remote import pull
 from raytriever.training.parallel.strategy import TrainingError
+
+LOOK_SECONDS = 2.0  # between two questions to Ray
+
+
+class ClusterError(UserError):
+    """The cluster lacks resources for the run."""
+
+
+class Wait:
+    """Wait for the workers of each group, from the first request until all of them have started.
+
+    Ray Train asks again and again by variables of its own, and waits without a word.
+
+    Args:
+        minutes: longest wait for one group.
+        show: called with the status and the number of missing workers, in the thread of the events.
+    """
+
+    def __init__(self, minutes: float, show: Callable[[Event], None]) -> None:
+        self._minutes, self._show = minutes, show
+        self._wanted: GroupWanted | None = None
+        self._room = 0
+        self._ends = self._next_look = 0.0
+
+    def begin(self, wanted: GroupWanted) -> None:
+        """Begin to wait, unless the wait for an earlier request goes on."""
+        now = time.monotonic()
+        is_new, changed = self._wanted is None, wanted.room != self._room
+        if is_new:
+            self._ends = now + 60 * self._minutes
+        self._wanted, self._room = wanted, wanted.room
+        if is_new or changed:
+            self._report(wanted, self._show)
+
+    def end(self) -> None:
+        """End the wait: all workers have started."""
+        self._wanted = None
+        self._show(MissingWorkers(0))
+
+    def check(self, send: Callable[[Event], None]) -> None:
+        """Send what is missing, if that has changed; called in another thread than that of the events.
+
+        Raises:
+            ClusterError: the wait took too long.
+            TrainingError: the cluster has room, but no group has started.
+        """
+        wanted, now = self._wanted, time.monotonic()
+        if wanted is None or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        if self._room < wanted.workers:  # else the group may have reserved what is free
+            room = min(room_for(wanted.resources), wanted.workers)
+            if room != self._room:
+                self._room = room
+                self._report(wanted, send)
+        if now > self._ends and self._room == wanted.workers:
+            raise TrainingError(
+                f"workers died as they started, for {self._minutes:g} minutes",
+                remedy="check the memory of their nodes, then run the same command again: it resumes",
+            )
+        if now > self._ends:
+            raise ClusterError(
+                f"had room for {self._room} of {_count(wanted)} for {self._minutes:g} minutes",
+                "the Ray cluster",
+                f"add nodes, lower {setting('num_workers')}, or wait longer by {setting('wait_minutes')}; "
+                "`ray status` shows what uses its resources",
+            )
+
+    def _report(self, wanted: GroupWanted, show: Callable[[Event], None]) -> None:
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._ends - time.monotonic()))
+        missing = f"waiting for {_count(wanted)}, the cluster has room for {self._room}; gives up at {until}"
+        show(StatusMessage("starting the workers" if self._room == wanted.workers else missing))
+        show(MissingWorkers(wanted.workers - self._room))
+
+
+def _count(wanted: GroupWanted) -> str:
+    return f"{wanted.workers} worker{'s' if wanted.workers > 1 else ''}"
+
 
 # Ray Train may ask for resources on a node that has just died; it asks again after this time.
 PLACEMENT_SECONDS = 10
@@ -67,7 +153,6 @@ def train_on_cluster(
     """Train on `config.training.num_workers` processes; a range lets the group shrink and grow with the cluster.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: the table of hard negatives, or None.
         total_steps: after which training ends at the latest.

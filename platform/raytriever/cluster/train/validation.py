@@ -1,7 +1,7 @@
 """Validation of checkpoints on the cluster: the evaluation of one checkpoint, and the actor that runs it.
 
 `Validations` needs no Ray. The actor uses a GPU where one is free. Where training uses all GPUs, there is no actor: see
-`local_jobs`. Without GPUs it shares the CPU cores with training, at a lower priority. A killed actor restarts, possibly
+`clients`. Without GPUs it shares the CPU cores with training, at a lower priority. A killed actor restarts, possibly
 on another node, and repeats its checkpoint. If it is killed too often, the validation of that checkpoint fails."""
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import numpy as np
 import ray
 import torch
 
-from raytriever.cluster.gauges import Gauges
 from raytriever.cluster.placement import SPREAD, count_gpus, spare_gpus
-from raytriever.cluster.session import DriverContext
+from raytriever.cluster.session import DriverContext, result_or_error
 from raytriever.cluster.train.dev_sets import DEV, DevSet, dev_protocol
-from raytriever.cluster.train.refresh import get_result
 from raytriever.config import Config
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -44,8 +42,7 @@ from raytriever.store.commit import read_manifest, remove
 from raytriever.training.checkpoint import WEIGHTS, read_slices
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.parallel.model_state import load_snapshot, whole_tensors
-from raytriever.training.validation.job import EvaluationResult
-from raytriever.training.validation.records import FOLDER, Record, read_record, write_record
+from raytriever.training.validation import FOLDER, Record, read_record, write_record
 
 _RETRIEVER = "retriever."  # prefix of the encoder's weights in a checkpoint
 
@@ -131,39 +128,9 @@ class CheckpointEvaluator:
         torch.set_num_threads(usable_cores())  # Ray gives a process one
         self._validations = Validations(config, dev_sets, Path(folder))
 
-    def evaluate(self, step: int, checkpoint: str) -> EvaluationResult:
-        """Evaluate the checkpoint of a step."""
-        try:
-            return EvaluationResult(self._validations.run(step, Path(checkpoint)))
-        except UserError as error:
-            return EvaluationResult(reason=str(error))
-
-
-class RayEvaluatorClient:
-    """Client of the evaluator for the first worker; see `EvaluatorClient`.
-
-    Alerts on steps that take long need to know from the gauges that an evaluation is running.
-    """
-
-    def __init__(self, evaluator: Any, gauges: Gauges) -> None:
-        self._evaluator, self._gauges = evaluator, gauges
-        self._result: Any = None
-
-    def submit(self, step: int, checkpoint: Path) -> None:
-        """See `EvaluatorClient.submit`."""
-        self._set_gauge(True)
-        self._result = self._evaluator.evaluate.remote(step, str(checkpoint))
-
-    def poll(self) -> EvaluationResult | None:
-        """See `EvaluatorClient.poll`."""
-        if not ray.wait([self._result], timeout=0)[0]:
-            return None
-        self._set_gauge(False)
-        result: EvaluationResult = get_result(self._result)
-        return result
-
-    def _set_gauge(self, is_running: bool) -> None:
-        self._gauges.set("evaluation_running", is_running, "1 while a checkpoint is evaluated, else 0")
+    def evaluate(self, step: int, checkpoint: str) -> Record | UserError:
+        """Evaluate the checkpoint of a step; returns its record or a user error."""
+        return result_or_error(lambda: self._validations.run(step, Path(checkpoint)))
 
 
 @contextmanager
@@ -173,7 +140,7 @@ def start_evaluator(
     """Run an evaluator actor for the duration of a run.
 
     Yields None where nothing is evaluated, and where training leaves no GPU free: then the first worker evaluates; see
-    `local_jobs`.
+    `clients`.
     """
     if not dev_sets:
         yield None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from raytriever.cluster.event_queue import EventQueue
 from raytriever.cluster.events import CheckpointEvent, LogMessage, StatusMessage, StepEvent, ValidationEvent
 from raytriever.cluster.gauges import Gauges, run_label
 from raytriever.cluster.session import DriverContext
+from raytriever.cluster.train.clients import ActorClient, ThreadClient
 from raytriever.cluster.train.dev_sets import DevSet, digest_of
-from raytriever.cluster.train.local_jobs import LocalEvaluator, LocalMiner
-from raytriever.cluster.train.mining_round import MiningRounds
-from raytriever.cluster.train.refresh import NEGATIVES, RayMinerClient
-from raytriever.cluster.train.validation import RayEvaluatorClient, Validations
+from raytriever.cluster.train.mining_round import MiningRounds, encode_here
+from raytriever.cluster.train.refresh import NEGATIVES
+from raytriever.cluster.train.validation import Validations
 from raytriever.config import Config
 from raytriever.data.negatives import NegativesTable, read_negatives
 from raytriever.data.sampling.teacher import Coverage
@@ -39,13 +39,13 @@ from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
 from raytriever.store.objects import is_uri, report_to
+from raytriever.training.config import SYNC
 from raytriever.training.guide import Guide
 from raytriever.training.loop import TrainingSetup, train
-from raytriever.training.refresh.config import SYNC
-from raytriever.training.refresh.job import MinerClient, RefreshPlan
+from raytriever.training.refresh import RefreshPlan
 from raytriever.training.training_data import TrainingData
-from raytriever.training.validation.job import EvaluatorClient, ValidationPlan
-from raytriever.training.validation.records import FOLDER as EVALUATIONS
+from raytriever.training.validation import FOLDER as EVALUATIONS
+from raytriever.training.validation import Record, ValidationPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,9 @@ class WorkerJob:
     """Job that the driver sends to every worker of a group.
 
     Args:
-        config: Settings of the experiment.
         datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: reference to the table of hard negatives, or to None.
         total_steps: after which training ends at the latest.
-        folder: the run directory.
-        queue: for events to the driver.
         driver: working directory and locks of the driver.
         last_logged_step: the last step that an earlier call has logged.
         miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
@@ -184,14 +181,26 @@ def _train(job: WorkerJob, device: torch.device) -> None:
                 write_model(retriever.eval(), hidden, adapters_of=config.model)
 
 
-def _miner(job: WorkerJob, negatives: NegativesTable | None, device: torch.device) -> MinerClient:
+def _miner(
+    job: WorkerJob, negatives: NegativesTable | None, device: torch.device
+) -> ActorClient[dict[str, float]] | ThreadClient[dict[str, float]]:
     """Return the access of the first worker to the miner."""
     gauges, config = Gauges(run_label(job.folder)), job.config
+    waits = config.refresh.refresh_mode == SYNC
+
+    def show(is_running: bool) -> None:
+        gauges.set("refresh_running", is_running, "1 while a round is under way, else 0")
+        gauges.set("refresh_waiting", is_running and waits, "1 while steps wait for a round, else 0")
+
     if job.miner is not None:
-        return RayMinerClient(job.miner, gauges, config.refresh.refresh_mode == SYNC)
+        return ActorClient(lambda number, weights: job.miner.mine.remote(number, [ray.put(dict(weights))]), show)
     kept = negatives if config.data.negatives_mix else None
     folder, on_gpu = job.folder / NEGATIVES, device.type == "cuda"
-    return LocalMiner(partial(MiningRounds, config, list(job.datasets), folder, kept, on_gpu), device, gauges)
+    # The data sets are opened by the first round.
+    rounds = cache(partial(MiningRounds, config, list(job.datasets), folder, kept, on_gpu))
+    return ThreadClient(
+        lambda number, weights: rounds().run(number, weights, partial(encode_here, weights)), device, show
+    )
 
 
 def _refresh_plan(
@@ -211,12 +220,16 @@ def _refresh_plan(
     )
 
 
-def _evaluator(job: WorkerJob, device: torch.device) -> EvaluatorClient:
+def _evaluator(job: WorkerJob, device: torch.device) -> ActorClient[Record] | ThreadClient[Record]:
     """Return the access of the first worker to the evaluator."""
     gauges = Gauges(run_label(job.folder))
+
+    def show(is_running: bool) -> None:
+        gauges.set("evaluation_running", is_running, "1 while a checkpoint is evaluated, else 0")
+
     if job.evaluator is not None:
-        return RayEvaluatorClient(job.evaluator, gauges)
-    return LocalEvaluator(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS), device, gauges)
+        return ActorClient(lambda step, checkpoint: job.evaluator.evaluate.remote(step, str(checkpoint)), show)
+    return ThreadClient(Validations(job.config, job.dev_sets, job.folder / EVALUATIONS).run, device, show)
 
 
 def _validation_plan(job: WorkerJob, workers: WorkerGroup, device: torch.device) -> ValidationPlan | None:

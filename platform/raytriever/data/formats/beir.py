@@ -84,11 +84,7 @@ def plan(source: Source) -> Plan:
     parts = [Part.of(file, document_row) for file in documents] + [Part.of(file, query_row) for file in queries]
     answers = [file for file in plain_before_packed(source.files) if _ANSWERS.fullmatch(file.path)]
     parts += [Part.of(file, answers_row) for file in answers]
-    qrels = [
-        _unanswerable_part(file) if _UNANSWERABLE.fullmatch(file.path) else _qrels_part(file)
-        for file in judged
-        if file.path not in used
-    ]
+    qrels = [_judged_part(file) for file in judged if file.path not in used]
     splits = tuple(dict.fromkeys(part.split for part in qrels if part.split))
     return Plan(NAME, (*parts, *qrels), splits, has_queries)
 
@@ -105,21 +101,17 @@ def _is_judged(file: SourceFile) -> bool:
     return any(pattern.fullmatch(file.path) for pattern in (_QRELS, _SAVED, _UNANSWERABLE))
 
 
-def _qrels_part(file: SourceFile) -> Part:
+def _judged_part(file: SourceFile) -> Part:
     kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
     split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
+    has_no_answers = _UNANSWERABLE.fullmatch(file.path)
     if kind != "tsv":
-        return Part.of(file, judgement_row, split)
+        return Part.of(file, unanswerable_row if has_no_answers else judgement_row, split)
+    if has_no_answers:
+        return Part(file.where, kind, unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
     header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
     return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
-
-
-def _unanswerable_part(file: SourceFile) -> Part:
-    split = canonical_split(stem_of(file.path).rsplit("/", 1)[-1])
-    if kind_of(file.path) != "tsv":
-        return Part.of(file, unanswerable_row, split)
-    return Part(file.where, "tsv", unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:

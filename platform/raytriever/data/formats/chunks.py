@@ -76,7 +76,6 @@ def read_chunks(part: Part, index: int, size: int = 1 << 20) -> Iterator[FileChu
     """Yield the chunks of a part in order, streamed.
 
     Args:
-        part: the file.
         index: its position among the parts, kept in each chunk.
         size: the bytes after which a chunk is cut at the next row; Parquet is cut by rows of about that size.
 

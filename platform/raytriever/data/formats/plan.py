@@ -67,7 +67,6 @@ class Part:
         where: absolute path or URI; for the kind `ir`, a name of `ir_datasets` and `#docs`, `#queries` or `#qrels`.
         kind: `json`, one object in each line; `tsv`, columns separated by tabs; `table`, a CSV or TSV file; `array`, a
             JSON array of objects; `parquet`; `arrow`, of `datasets`; `ir`.
-        parse: parser of its rows.
         header: columns that the first row of a `tsv` must name, if it has a header; or the name of each column of a
             `table` in its format.
         split: split of its judgements; None if it has none, or if its rows name the split.
@@ -90,7 +89,6 @@ class Plan:
     """Format, parts and splits of a data set.
 
     Args:
-        format: name of the format.
         parts: files of the data set, files with only texts first.
         splits: splits of the parts; None if only the rows name them.
         note: how the files are read, where that was guessed.
@@ -286,9 +284,6 @@ class QueryGroup:
     """Query of a row, with its passages, judgements, negatives and answers, which are added to the records.
 
     Args:
-        records: what the rows of a chunk become.
-        split: split of the judgements.
-        text: text of the query.
         name: id of the query; None for an id from its content.
         prompt: prompt of this query, which replaces that of its data set; "" for none.
         answers: texts that identify passages with the answer.

@@ -132,9 +132,6 @@ def choose_columns(
     """Return the column of each role that a table has; a column has one role.
 
     Args:
-        where: the file, for messages.
-        columns: names of the columns of the table.
-        roles: what is looked for.
         named: columns that the user has named, by role.
         remedy: what the user can do where a column is not recognised.
 

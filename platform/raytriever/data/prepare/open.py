@@ -68,15 +68,7 @@ def fetch_dataset(uri: str) -> Path | None:
             for name, (size, digest) in files.items():
                 _copy(_below(uri, name), aside / name, size, digest)
 
-    return make_once(folder, fetch, _is_whole)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        check_directory(folder)
-    except StorageError:
-        return False
-    return True
+    return make_once(folder, fetch, check_directory)
 
 
 def _check_name(name: str, uri: str) -> None:
@@ -128,12 +120,10 @@ def open_dataset(
         max_bad_rows: allowed share of bad rows of each file, 0 to 1.
         bm25_language: see `Documents`.
         tokenisation: tokenizer and prompts; None for texts without tokens.
-        run: runner that makes the shards.
         report: called with a line about what is prepared.
 
     Raises:
         DataError: the data set or a split does not exist, a file is broken, or too many rows are bad.
-        StorageError: a prepared data set is damaged, or cannot be written.
     """
     requested = list(splits)
     request = Request(str(name_or_path), tokenisation, max_bad_rows=max_bad_rows, splits=_with_lender(requested))

@@ -36,7 +36,6 @@ def settings_digest(reads: object, format: str, tokenisation: Tokenisation | Non
 
     Args:
         reads: version of what is read from files and written to shards.
-        format: name of the format.
         tokenisation: tokenizer and prompts, if texts are tokenised.
     """
     decides = [reads, format, tokenisation.digest if tokenisation else None]
@@ -49,7 +48,6 @@ def chunk_digest(settings: str, part: Part, chunk: FileChunk) -> str:
     Args:
         settings: `settings_digest` of the data set.
         part: file of the chunk. Settings of its parser concern judgements, and shards with these are not copied.
-        chunk: the chunk.
     """
     # The name is that of the class that the parser was in version 0.2.
     parser = getattr(part.parse, "__name__", "").title().replace("_", "") + "()"
@@ -71,13 +69,7 @@ class EarlierShards:
     digests: Mapping[Path, str]
 
     def copy(self, digest: str, folder: Path, stem: str) -> bool:
-        """Copy the files of the shard of a chunk; return False if there is none that is whole.
-
-        Args:
-            digest: digest of the chunk.
-            folder: folder of the new shards.
-            stem: stem of the new files.
-        """
+        """Copy the files of the shard of a chunk; return False if there is none that is whole."""
         if digest not in self.stems:
             return False
         earlier, earlier_stem = self.stems[digest]

@@ -218,7 +218,6 @@ class ShardWriter:
     """Writer of the shards of all parts, sent to the processes that write them.
 
     Args:
-        parts: files of the data set.
         folder: directory of the data set, which every process can write.
         tokenisation: tokenizer and prompts; None for texts without tokens.
         settings: `reuse.settings_digest` of the data set.

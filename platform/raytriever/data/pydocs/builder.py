@@ -28,7 +28,6 @@ from pathlib import Path
 from raytriever.activity import activity
 from raytriever.data.formats.beir import QRELS_HEADER
 from raytriever.data.pydocs.docstrings import documented, normalised, question_and_answer
-from raytriever.errors import StorageError
 from raytriever.store.cache import cache_folder
 from raytriever.store.commit import committed_directory, read_manifest
 from raytriever.store.disk import walk
@@ -76,7 +75,7 @@ def pydocs_folder(name: str = PYDOCS) -> Path:
             pairs = part_of(roots, PART_PAIRS) if name == PYDOCS_PART else distinct(pairs_of(modules_of(*roots)))
             write_pairs(pairs, aside)
 
-    return make_once(folder, build, _is_whole)
+    return make_once(folder, build, read_manifest)
 
 
 def part_of(roots: list[Path], limit: int) -> list[Pair]:
@@ -144,14 +143,6 @@ def write_pairs(pairs: list[Pair], folder: Path) -> None:
 
 def _line(**fields: str) -> str:
     return json.dumps(fields, ensure_ascii=False) + "\n"
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        read_manifest(folder)
-    except StorageError:
-        return False
-    return True
 
 
 _OWN = "raytriever"  # editing the project must not change its data

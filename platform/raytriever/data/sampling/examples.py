@@ -26,11 +26,11 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.combine import starts_of
-from raytriever.data.dataset import Positives, RetrievalDataset
+from raytriever.data.dataset import Positives, RetrievalDataset, positions_of_runs
 from raytriever.data.keys import NO_COPIES, Copies
 from raytriever.data.negatives import NegativesTable
 from raytriever.data.records import ORIGINS, SOURCES
-from raytriever.data.sampling.order import WORD, positions_of_runs, words
+from raytriever.data.sampling.order import WORD, words
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.options import did_you_mean
 

@@ -122,15 +122,10 @@ def arrange(
     """Return the order of a split's examples, of one data set or of several combined.
 
     Args:
-        examples: the examples.
         batch_size: number of examples in the global batch, over all workers.
-        seed: seed of the order.
         weights: weights of the data sets, see `parse_weights`; "" for their sizes.
         mixing: `examples` mixes data sets within each batch, `batches` reads each batch from one data set.
         no_duplicates: avoid batches with two queries that share a positive, see `spread`.
-
-    Raises:
-        ConfigError: the weights do not fit the data sets.
     """
     sizes = np.diff(examples.starts).tolist()
     shares = parse_weights(weights, sizes)

@@ -151,11 +151,6 @@ def words(
     return _mix(state[:, None] ^ columns.astype(np.uint64)[None, :])
 
 
-def positions_of_runs(starts: ndarray, counts: ndarray) -> Int64[ndarray, " positions"]:
-    """Return the positions of runs one after another: `counts[i]` positions from `starts[i]` on."""
-    return np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-
-
 def derived_seed(seed: int, number: int) -> int:
     """Return the seed of part `number`, so that the parts are drawn independently."""
     return int(_mix(_mix(np.array([seed & WORD], dtype=np.uint64)) ^ np.uint64(number + 1))[0])

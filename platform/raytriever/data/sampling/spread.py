@@ -27,8 +27,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from raytriever.data.dataset import Positives
-from raytriever.data.sampling.order import Epoch, Order, Stream, positions_of_runs, words
+from raytriever.data.dataset import Positives, positions_of_runs
+from raytriever.data.sampling.order import Epoch, Order, Stream, words
 
 # Number of batches an item may try before it is left over: interleaved chains of different documents end here.
 ROUNDS = 64
@@ -45,8 +45,6 @@ def place_all(offsets, documents, size, items, begins, head, batch, batches):  #
         items: examples, in the order in which they choose.
         begins: batch at which each item begins its search; it tries all later batches, then the earlier ones.
         head: examples that are in the first batch already.
-        batch: number of slots of a batch.
-        batches: number of batches.
     """
     pairs = 0
     for item in items:

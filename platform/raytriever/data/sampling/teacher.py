@@ -172,7 +172,6 @@ def read_scores(path: Path | str, dataset: RetrievalDataset) -> TeacherTable:
     Raises:
         DataError: the path does not exist, has scores of other texts, lacks a column or has one of another type; an id
             is unknown, a score is not finite, or a pair has two scores.
-        StorageError: the directory was never completed, or is damaged.
     """
 
     def check(meta: Mapping[str, Any]) -> None:

@@ -186,9 +186,6 @@ def update_index(
         built: number of rows with which the index was built.
         threads: number of threads; only the graph of HNSW depends on it.
         join: makes the embeddings of the result from blocks, given their shape; by default in memory.
-
-    Raises:
-        ModelError: an embedding is not finite.
     """
     finder = index.finder
     if not isinstance(finder, Ivf | Hnsw):
@@ -231,7 +228,6 @@ def edit_index(
 
     Raises:
         ConfigError: the library cannot change this kind of index, or too much of it would have changed.
-        StorageError: the embeddings do not fit in memory.
     """
     finder, rows = index.finder, len(index.documents) + len(added)
     if not isinstance(finder, Flat | Ivf | Hnsw):

@@ -240,7 +240,6 @@ def choose_neighbours(row, candidates, documents, fill, out):  # type: ignore[no
     """Choose neighbours of a document.
 
     Args:
-        row: the document.
         candidates: documents; the document itself and repeated entries are ignored.
         fill: fill free slots with the nearest rejected candidates.
         out: receives the chosen documents: first those that the rule keeps, then the filled ones, each nearest first.

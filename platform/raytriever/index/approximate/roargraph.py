@@ -213,7 +213,6 @@ class RoarGraph:
 
         Raises:
             DataError: there are no documents or no training queries, or too many documents.
-            ModelError: an embedding is not finite.
         """
         if not len(training) or not len(embeddings):
             raise DataError("RoarGraph needs documents and training queries", remedy="pass at least one of each")
@@ -235,11 +234,7 @@ class RoarGraph:
 
     @classmethod
     def load(cls, folder: Path, embeddings: Float32[ndarray, "rows width"]) -> RoarGraph:
-        """Read the files of `save` for the same embeddings.
-
-        Raises:
-            StorageError: the files are not a graph of this size.
-        """
+        """Read the files of `save` for the same embeddings."""
         return cls(Graph.load(folder, len(embeddings)), embeddings)
 
     @property

@@ -83,9 +83,6 @@ class UnfinishedIndex:
 
         Args:
             shape: number of rows and components of all blocks together.
-
-        Raises:
-            StorageError: the disk is full or not writable.
         """
         file, aside = self.folder / EMBEDDINGS, self.folder / f"next-{EMBEDDINGS}"
         with disk_errors(file):
@@ -104,9 +101,6 @@ class UnfinishedIndex:
         Args:
             kind: kind of its finder, one of `KINDS`.
             meta: inputs and settings of the index, with `degree` for a kind that needs it.
-
-        Raises:
-            StorageError: the disk is full or not writable.
         """
         for name in _ARRAYS:
             with disk_errors(self.folder / f"{name}.npy"):
@@ -152,7 +146,6 @@ def read_index(path: Path, grows: bool = False) -> ApproximateIndex:
 
     Raises:
         StorageError: the directory is damaged, or is not a finished index of this version.
-        ConfigError: the library of the index is not installed.
     """
     meta = read_meta(path)
     check_directory(path)

@@ -46,9 +46,6 @@ class Vamana:
             embeddings: finite embeddings.
             degree: largest number of neighbours of a document.
             beam: number of documents in the beam of a search for a document (`window_size`).
-
-        Raises:
-            ConfigError: the extra is not installed.
         """
         svs = _svs()
         settings = svs.VamanaBuildParameters(graph_max_degree=degree, window_size=max(beam, degree), alpha=ALPHA)
@@ -74,7 +71,6 @@ class Vamana:
         """Read the files of `save` for embeddings of this shape; the caller has checked the digests of the folder.
 
         Raises:
-            ConfigError: the extra is not installed.
             StorageError: the index is of other embeddings.
         """
         svs = _svs()

@@ -351,11 +351,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def allocate(documents: int, width: int, device: torch.device, budget: int) -> ResidentDocuments:
-    """Return room for all documents, or for as many as the budget and the device allow.
-
-    Raises:
-        ConfigError: the device has too little memory.
-    """
+    """Return room for all documents, or for as many as the budget and the device allow."""
     precision = quick_precision(device)
     rows = min(documents, budget // ResidentDocuments.bytes_per_row(width, precision))
     while rows or not documents:

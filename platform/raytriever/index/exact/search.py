@@ -124,11 +124,7 @@ class Scan:
 
 
 def largest_norm(positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"]) -> float:
-    """Return an upper bound of the norms of a block of documents, infinite where float32 might overflow.
-
-    Raises:
-        ModelError: a vector is not finite.
-    """
+    """Return an upper bound of the norms of a block of documents, infinite where float32 might overflow."""
     return float(_norms(vectors, "document", positions).max(initial=0))
 
 
@@ -136,9 +132,6 @@ def _norms(vectors: Float32[ndarray, "rows width"], name: str, positions: Int64[
     """Return upper bounds of the norms in float64, infinite where float32 might overflow.
 
     They cover what sums of squares in float32 lose: less than 1 %, and numbers below 2^-63.
-
-    Raises:
-        ModelError: a vector is not finite.
     """
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors), dtype=np.float64) * 1.01 + 2.0**-50
     if not np.isfinite(norms).all():
@@ -242,10 +235,6 @@ def top_k_of_blocks(
 
     Returns:
         Scores and documents; -inf and -1 if a query has fewer than k documents.
-
-    Raises:
-        ModelError: an embedding is not finite, or the widths differ.
-        ConfigError: k is below 1.
     """
     order = TieOrder.of(ties)
     return order.read(best_keys(queries, blocks, k, order, exclude, device))
@@ -256,7 +245,6 @@ class Corpus:
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
-        order: tie order of the whole corpus.
         device: see `top_k_of_blocks`.
         documents: largest number of documents in the blocks, by default that of the whole corpus.
     """

@@ -70,9 +70,6 @@ def lengths(directory: Path) -> dict[Side, int]:
 
     Args:
         directory: directory of a transformer, with or without settings of sentence-transformers.
-
-    Raises:
-        ModelError: a file is damaged, or a setting is not supported.
     """
     settings, file = _read_settings(directory)
     _check_supported(settings, file)

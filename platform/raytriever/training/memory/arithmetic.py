@@ -44,8 +44,6 @@ class StateBytes:
         """Return the bytes of one worker.
 
         Args:
-            settings: settings of the training.
-            workers: training processes.
             weights: bytes of all weights.
             trained: number of values of each trained parameter.
             cached: whether gradients are summed over chunks.
@@ -69,9 +67,6 @@ class WorkerTexts:
     """Texts that one worker encodes and scores in a step.
 
     Args:
-        queries: queries of this worker.
-        passages: passages of this worker.
-        workers: training processes.
         tokens: tokens of the longest text.
         width: components of an embedding.
     """

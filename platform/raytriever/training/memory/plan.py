@@ -16,11 +16,11 @@ and the embeddings of the whole batch exist.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 from raytriever.training.config import TrainingConfig
 from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
-from raytriever.training.memory.simulation import ChunkBytes, SimulatedEncoder
+from raytriever.training.memory.simulation import SimulatedEncoder
 from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
@@ -68,8 +68,6 @@ class MemoryPlan:
     Args:
         encoder: the simulated encoder; of two towers, the one of the passages.
         towers: number of separate towers, 1 or 2.
-        training: settings of the training.
-        share: texts of this worker.
         guide: bytes of the guide; see `guide_bytes`.
     """
 
@@ -77,7 +75,7 @@ class MemoryPlan:
         self, encoder: SimulatedEncoder, towers: int, training: TrainingConfig, share: WorkerTexts, guide: int = 0
     ) -> None:
         self.encoder, self.towers, self.training, self.share, self.guide = encoder, towers, training, share, guide
-        self._simulated: dict[int, ChunkBytes] = {}
+        self._chunk = cache(lambda texts: encoder.chunk_bytes(texts, share.tokens))
 
     @cached_property
     def trained(self) -> int:
@@ -148,8 +146,3 @@ class MemoryPlan:
             else:
                 fails, step = texts, 1
         return Fit(fits, parts(fits), budget)
-
-    def _chunk(self, texts: int) -> ChunkBytes:
-        if texts not in self._simulated:
-            self._simulated[texts] = self.encoder.chunk_bytes(texts, self.share.tokens)
-        return self._simulated[texts]

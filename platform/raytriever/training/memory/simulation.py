@@ -180,7 +180,6 @@ def simulate(
 
     Raises:
         ModelError: the configuration is missing or damaged, or transformers does not know the architecture.
-        ConfigError: the encoder does not support the settings.
     """
     folder = pipelines(directory)[side].transformer
     config = load_config(folder, _REMEDY, **config_settings(folder))

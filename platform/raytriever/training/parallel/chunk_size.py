@@ -66,12 +66,8 @@ def find_chunk(
         encode: embeddings of that many texts of the longest length, differentiable.
         parameters: trained ones behind it.
         texts: Texts of a worker's share of a batch, both sides.
-        device: Device of this worker.
         key: under which the result is stored: everything that the chunk depends on.
         reserve: bytes that training will allocate later: gradients, moments, embeddings of the batch, scores.
-
-    Raises:
-        ConfigError: not even one text fits.
     """
     chunk, of, text_bytes = _remembered().get(key, (0, 0, 0))
     free = free_memory(device) - reserve
@@ -217,9 +213,6 @@ class ChunkChoice:
             chunk: None for a whole batch.
             parts: Parts of this worker's batch, both sides.
             is_agreed: whether all workers call it.
-
-        Raises:
-            ConfigError: the chunk is a single text.
         """
         if not is_agreed and not self._is_searched:
             return chunk

@@ -50,7 +50,6 @@ class FullyShard(Strategy):
     """The strategy `fsdp2`.
 
     Args:
-        inputs: as of every strategy.
         by_block: gather weights block by block; None to decide by the memory of the GPUs, never on a CPU.
     """
 

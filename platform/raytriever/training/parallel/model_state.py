@@ -37,10 +37,8 @@ class Slice:
     """Range of values of a flattened tensor.
 
     Args:
-        name: Name of the tensor.
         values: one-dimensional.
         start: index of the first value in the flattened tensor.
-        shape: Shape of the whole tensor.
     """
 
     name: str
@@ -55,10 +53,8 @@ def slices_of(
     """Yield a worker's slice of a weight and those of its moments; its step count comes with the first slice.
 
     Args:
-        name: Name of the weight.
         values: the worker's slice of it, one-dimensional.
         start: index of its first value.
-        shape: Shape of the whole weight.
         moments: the worker's slices of the moments, and the step count, by name.
     """
     yield Slice(name, values, start, shape)
@@ -70,11 +66,7 @@ def slices_of(
 
 
 def whole_tensors(slices: Iterable[Slice]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order.
-
-    Raises:
-        StorageError: values are missing, or slices disagree about a shape.
-    """
+    """Yield every tensor, put together from its slices; slices of one name follow each other, in any order."""
     for name, parts in groupby(slices, key=lambda one: one.name):
         yield name, _whole(name, list(parts))
 

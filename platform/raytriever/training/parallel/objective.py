@@ -38,7 +38,6 @@ class Objective(nn.Module):
     """Loss of the global batch, from one worker's share of it.
 
     Args:
-        retriever: encodes queries and passages.
         loss: reduces the score matrix of the global batch.
         precision: `fp32` or `bf16`, of the encoder; trained weights, embeddings and loss are float32.
         chunk: number of texts or tokens encoded at a time, with gradient caching; None to keep the activations of the
@@ -91,15 +90,6 @@ class Objective(nn.Module):
         parts = [(part, side) for texts, side in passes for part in texts.buckets]
         device, guide = parts[0][0]["input_ids"].device, self._guide_embeddings(whole)
         precision = partial(torch.autocast, device.type, torch.bfloat16, enabled=self.precision == "bf16")
-        if self.chunk is None or not torch.is_grad_enabled():
-            all_embeddings = list[Tensor]()
-            for part, side in parts:
-                # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
-                with precision():
-                    all_embeddings.append(self.retriever.encode(part, side).float())
-            queries, passages = _in_order(torch.cat(all_embeddings), passes, whole)
-            output: LossOutput = self.loss(queries, passages, whole.ids, workers, guide)
-            return output
 
         def encode(part: TokenBatch, side: Side) -> Tensor:
             with precision():
@@ -110,6 +100,9 @@ class Objective(nn.Module):
             output: LossOutput = self.loss(*_in_order(embeddings, passes, whole), whole.ids, workers, guide)
             return output
 
+        if self.chunk is None or not torch.is_grad_enabled():
+            # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
+            return reduce(torch.cat([encode(part, side) for part, side in parts]))
         # Parts that communicate are encoded in the same order on all workers.
         keep = 1 if self.parts_communicate else self.chunk.holds([part for part, _ in parts])
         encoder = None if self.parts_communicate else _trained(self.retriever)
@@ -159,7 +152,6 @@ class StagedBatch:
     Args:
         batch: the batch on the CPU, to cut it again.
         work: tokens and FLOPs of this worker's share.
-        cut: the batch on the device.
         copied: recorded after the copy; None where there is none.
     """
 

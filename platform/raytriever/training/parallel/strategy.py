@@ -60,8 +60,6 @@ class StrategyInputs:
     Args:
         objective: on `device`, the same on every worker.
         optimizer: over its trained parameters, without state; the strategy owns it from now on.
-        workers: the data-parallel group.
-        device: Device of this worker.
         max_grad_norm: gradients are scaled down to this norm.
     """
 
@@ -120,9 +118,6 @@ class Strategy(ABC):
         """Load weights and moments from the slices of all workers, written by any number of workers and any strategy.
 
         Every worker reads all slices; slices of one name follow each other.
-
-        Raises:
-            StorageError: the state is of another model, or incomplete.
         """
         restore_replicated(slices, self._objective, self._optimizer)
 
@@ -200,11 +195,7 @@ class UpdateGuard:
         self._has_failed = torch.zeros((), device=device)
 
     def update(self, value: Tensor, norm: Tensor, number: int) -> None:
-        """Update the weights if loss and norm are finite, and those of all steps before.
-
-        Raises:
-            NotFiniteError: they are not, and the optimizer has no switch.
-        """
+        """Update the weights if loss and norm are finite, and those of all steps before."""
         if self._has_switch:
             is_finite = torch.isfinite(torch.stack([value.detach().double(), norm.double()])).all()
             self._has_failed = torch.maximum(self._has_failed, (~is_finite).float())

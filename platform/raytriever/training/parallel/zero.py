@@ -43,11 +43,7 @@ from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Upda
 
 
 class Zero(Strategy):
-    """The strategies `zero0` to `zero3`.
-
-    Raises:
-        ConfigError: DeepSpeed is not installed.
-    """
+    """The strategies `zero0` to `zero3`."""
 
     def __init__(self, stage: int, inputs: StrategyInputs, offload: bool = False) -> None:
         self._deepspeed = _deepspeed(inputs.device)
@@ -206,14 +202,9 @@ def _position_of(stage: int, parameter: nn.Parameter, optimizer: Any, rank: int)
         inside, outside = mapping.hp_fragment_address, mapping.lp_fragment_address
         return _Position(flat, inside.start, outside.start, inside.numel)
     group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
-    start, length = _share(parameter, padded, rank)
+    # Without padding.
+    start, length = rank * padded, max(0, min(padded, parameter.ds_numel - rank * padded))  # type: ignore[attr-defined]
     return _Position(optimizer.fp32_partitioned_groups_flat[group], offset, start, length) if length else None
-
-
-def _share(parameter: Any, padded: int, rank: int) -> tuple[int, int]:
-    """Return start and length of a worker's slice of a stage 3 parameter, without padding."""
-    start = rank * padded
-    return start, max(0, min(padded, parameter.ds_numel - start))
 
 
 def _put_weights(stage: int, parameter: Any, values: Tensor) -> None:

@@ -13,7 +13,7 @@ from raytriever.experiment.opening import OpenStage, open_run, resolved_config
 from raytriever.experiment.stages import LexicalIndexes, find_negatives
 from raytriever.losses.registry import build_loss
 from raytriever.tracking.tracker import DatasetRecord
-from raytriever.training.refresh.config import check_refresh
+from raytriever.training.config import check_refresh
 from raytriever.tuning.ray.trial import TrialJob
 from raytriever.tuning.space import Point, SearchSpace
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from raytriever.data.formats.recognise import recognise
+from raytriever.data.formats.trec import read_run_scores
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.run_files import read_run_scores
 from raytriever.data.sources import Source
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import evaluate

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.run_files import read_run_scores
+from raytriever.data.formats.trec import read_run_scores
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_per_query
 from raytriever.evaluation.protocol import FOREIGN, HARD, REMOVED
@@ -29,8 +29,7 @@ from raytriever.metrics.confidence import (
     held_out_confidence,
 )
 from raytriever.metrics.selective import Statistic, answer_f1, area_under_risk_coverage
-from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.comparison import compare_best
+from raytriever.mining.bm25 import Bm25Index, compare_best
 from raytriever.studies.definition import Evaluated
 from raytriever.studies.recipes.abstain.questions import ANSWERABLE
 

@@ -11,24 +11,26 @@ arXiv:2007.00808)."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
-from numpy import ndarray
 
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.reading.structured import read_json
+from raytriever.store.commit import remove, write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
-    JobError,
+    JobClient,
     JobMessage,
     JobStage,
     JobStatus,
@@ -37,33 +39,134 @@ from raytriever.training.batch import Batch
 from raytriever.training.checkpoint import Progression
 from raytriever.training.loader import PREFETCH_DEPTH, SourceVersions
 from raytriever.training.parallel.model_state import Snapshot
-from raytriever.training.refresh.ledger import Round, read_ledger, round_path
+
+ROUNDS = "rounds.json"
+_REMEDY = f"train again with {setting('fresh', True)}"
 
 
 @dataclass(frozen=True)
-class RoundResult:
-    """Result of a round of mining.
+class Round:
+    """One round of refresh.
 
     Args:
-        metrics: for the tracker.
-        reason: why there is no table; empty where there is one.
+        number: from 1; 0 is the table that training began with.
+        due: the number of steps after which it was due, a multiple of `--refresh-every`.
+        snapshot: the number of steps that its encoder was trained for; more than `due` where it was started again.
+        ended: the number of steps done when it ended; None while it is running.
+        used_from: the first step, counted from 0, whose batch uses its table; None where it failed.
     """
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    number: int
+    due: int
+    snapshot: int
+    ended: int | None = None
+    used_from: int | None = None
+    digest: str = ""
     reason: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
 
 
-class MinerClient(Protocol):
-    """Access to the process that mines; used by the first worker alone, for one round at a time."""
+@dataclass(frozen=True)
+class Ledger:
+    """All rounds of a run in order; at most the last one is running.
 
-    def submit(self, number: int, snapshot: Snapshot) -> None:
-        """Start round `number` with the weights of a snapshot. Does not wait.
+    `negatives/rounds.json` holds an entry for each. It is replaced as a whole before any work on a round and before any
+    worker uses its table. Given the entries, the table of a step is a function of the step, so a resumed run makes the
+    same batches. The table is in `negatives/round-0001/`.
+    """
 
-        The miner commits the table of the round at `round_path`, and replaces any table there.
+    rounds: tuple[Round, ...] = ()
+
+    @property
+    def running_round(self) -> Round | None:
+        """The round that has not ended; None where all have."""
+        return self.rounds[-1] if self.rounds and self.rounds[-1].ended is None else None
+
+    @property
+    def adopted_rounds(self) -> tuple[Round, ...]:
+        """The rounds whose tables are used, each from a later step than the round before it."""
+        return tuple(one for one in self.rounds if one.used_from is not None)
+
+    def version(self, step: int) -> int:
+        """Return the round whose table the batch of `step`, counted from 0, uses; 0 for the first table."""
+        return max(
+            (one.number for one in self.adopted_rounds if one.used_from is not None and one.used_from <= step),
+            default=0,
+        )
+
+    def age(self, step: int) -> int:
+        """Return the steps between `step` and the weights that mined its negatives; `step` for the first table."""
+        return step - max((one.snapshot for one in self.adopted_rounds if one.number <= self.version(step)), default=0)
+
+    @property
+    def failures(self) -> int:
+        """Number of rounds that ended without a table."""
+        return sum(one.ended is not None and one.used_from is None for one in self.rounds)
+
+    def is_due(self, step: int, every: int) -> bool:
+        """Return whether a round starts when `step` steps are done.
+
+        A step has at most one round, also where a resumed run repeats the step. It has none where another round was
+        running.
         """
+        if step == 0 or step % every:
+            return False
+        return not any(
+            one.due == step or one.due < step < (step + 1 if one.ended is None else one.ended) for one in self.rounds
+        )
 
-    def poll(self) -> RoundResult | None:
-        """Return the result of the round; None while it is running. Does not wait."""
+    def with_round_started(self, due: int, snapshot: int) -> Ledger:
+        """Return the ledger with one more round, or with the running round started again."""
+        finished = self.rounds[:-1] if self.running_round else self.rounds
+        return Ledger((*finished, Round(len(finished) + 1, due, snapshot)))
+
+    def without_later(self, step: int) -> Ledger:
+        """Return the ledger for a run that resumes after `step`, without a running round that was due later."""
+        running = self.running_round
+        return Ledger(self.rounds[:-1]) if running and running.due > step else self
+
+    def with_round_ended(self, **fields: Any) -> Ledger:
+        """Return the ledger with the running round ended; `fields` are fields of `Round`."""
+        return Ledger((*self.rounds[:-1], replace(self.rounds[-1], **fields)))
+
+    def write(self, folder: Path) -> None:
+        """Replace the file; raises `StorageError` where it cannot be written."""
+        write_atomically(folder / ROUNDS, json.dumps([asdict(one) for one in self.rounds], indent=1) + "\n")
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Return the rounds of an interrupted run; none where there is no file.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    file = folder / ROUNDS
+    if not file.is_file():
+        return Ledger()
+    with disk_errors(file, reading=True):
+        rounds = read_json(file, list[Round], _REMEDY)
+    for number, one in enumerate(rounds, 1):
+        if one.number != number:
+            raise StorageError(
+                f"is damaged or changed: round {number} is missing",
+                str(file),
+                _REMEDY,
+            )
+    return Ledger(tuple(rounds))
+
+
+def round_path(folder: Path, number: int) -> Path:
+    """Return the path of the table of a round."""
+    return folder / f"round-{number:04d}"
+
+
+def remove_tables(folder: Path, checkpoints: Path) -> None:
+    """Remove the tables that are used by no run that resumes from one of the checkpoints."""
+    steps = [int(path.name[5:]) for path in checkpoints.glob("step-*") if path.name[5:].isdigit()]
+    needed = read_ledger(folder).version(min(steps, default=0))
+    for path in folder.glob("round-*"):
+        if path.name[6:].isdigit() and int(path.name[6:]) < needed:
+            remove(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +174,10 @@ class RefreshPlan:
     """Plan of the refreshes of a run.
 
     Args:
-        every: steps between two rounds.
-        waits: whether training waits for each round.
         folder: Folder of the ledger and the tables, seen by every worker.
         read: reads the table in a committed directory.
-        miner: on the first worker; None on the others.
+        miner: on the first worker; None on the others. It is passed the number of a round and a snapshot, commits the
+            table of the round at `round_path`, replacing any table there, and returns metrics for the tracker.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. No earlier step uses
             the table of a round that is started again, so that the logged metrics stay true.
     """
@@ -84,7 +186,7 @@ class RefreshPlan:
     waits: bool
     folder: Path
     read: Callable[[Path], NegativesTable]
-    miner: MinerClient | None
+    miner: JobClient[Mapping[str, float]] | None
     last_logged_step: int = 0
 
 
@@ -104,11 +206,12 @@ class RefreshJob(BackgroundJob):
         take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
     ) -> None:
-        mining, reading = (
+        stages = [
             JobStage(self._check_mining),
             JobStage(self._check_reading, self._start_reading, needs_all=True),
-        )
-        super().__init__([mining, reading, JobStage(self._check_recording, self._record)], workers, log)
+            JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
+        ]
+        super().__init__(stages, workers, log)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)
@@ -121,11 +224,7 @@ class RefreshJob(BackgroundJob):
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def start(self, progression: Progression) -> Progression:
-        """Resume, unless training has ended.
-
-        Raises:
-            StorageError: a recorded table is missing or another one.
-        """
+        """Resume, unless training has ended."""
         if progression.stopped or progression.step >= self._total_steps:
             return progression
         return self.after_step(super().start(progression))
@@ -217,12 +316,10 @@ class RefreshJob(BackgroundJob):
         self.submit(start)
 
     def _check_mining(self, step: int) -> JobMessage:
-        result = self._plan.miner.poll() if self._plan.miner is not None else None
-        if result is None:
+        metrics = self._plan.miner.poll() if self._plan.miner is not None else None
+        if metrics is None:
             return RUNNING
-        if result.reason:
-            raise JobError(result.reason)
-        self._metrics = dict(result.metrics)
+        self._metrics = dict(metrics)
         return JobMessage(JobStatus.DONE)
 
     def _start_reading(self, step: int) -> None:
@@ -258,16 +355,11 @@ class RefreshJob(BackgroundJob):
             }
             self._ledger.with_round_ended(**self._end).write(plan.folder)
 
-    def _check_recording(self, step: int) -> JobMessage:
-        return JobMessage(JobStatus.DONE) if self.is_first else RUNNING
-
     def _add_recorded(self, one: Round) -> None:
         path = round_path(self._plan.folder, one.number)
         table = self._plan.read(path)
         if table.digest != one.digest:
-            raise StorageError(
-                "is not the table that the run used", str(path), f"train again with {setting('fresh', True)}"
-            )
+            raise StorageError("is not the table that the run used", str(path), _REMEDY)
         self._add_version(table, one)
 
     def _add_version(self, table: NegativesTable, one: Round) -> None:
@@ -289,8 +381,5 @@ def overlap(table: NegativesTable, before: NegativesTable | None) -> float:
     if before is None or not len(table) or not len(before):
         return 0.0
     size = 1 + max(int(table.documents.max()), int(before.documents.max()))
-    return float(np.isin(_pairs(table, size), _pairs(before, size), assume_unique=True).mean())
-
-
-def _pairs(table: NegativesTable, size: int) -> Int64[ndarray, " rows"]:
-    return table.queries * size + table.documents
+    own, others = (each.queries * size + each.documents for each in (table, before))
+    return float(np.isin(own, others, assume_unique=True).mean())

@@ -5,22 +5,27 @@
 3. A step waits only where too many validations are pending. The end of training waits for all that count.
 
 Values count in the order of the steps, up to the one that ends patience; the checkpoints of later steps do not count.
-So the best checkpoint does not depend on when a value became known, or on restarts."""
+So the best checkpoint does not depend on when a value became known, or on restarts. `evaluations/step-20.json` is
+written once, by the evaluator; `evaluations/stop.json` by rank 0, before training stops early."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from raytriever.errors import StorageError
+from raytriever.errors import StorageError, setting
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.store.commit import read_manifest
+from raytriever.reading.structured import read_json
+from raytriever.store.commit import read_manifest, remove, write_atomically
+from raytriever.store.disk import disk_errors
 from raytriever.training.background import (
     RUNNING,
     BackgroundJob,
-    JobError,
+    JobClient,
     JobMessage,
     JobStage,
     JobStatus,
@@ -28,34 +33,126 @@ from raytriever.training.background import (
 )
 from raytriever.training.checkpoint import Progression, checkpoint_path
 from raytriever.training.config import DEV_LOSS, TrainingConfig
-from raytriever.training.validation.records import (
-    Record,
-    Stop,
-    ValidationSummary,
-    read_records,
-    read_stop,
-    remove_later,
-    summarize,
-    write_stop,
-)
+
+T = TypeVar("T")
+FOLDER, STOP = "evaluations", "stop.json"
 
 
 @dataclass(frozen=True)
-class EvaluationResult:
-    """Result of an evaluation: its record, which is on disk, or the reason why there is none."""
+class Record:
+    """One validation.
 
-    record: Record | None = None
-    reason: str = ""
+    Args:
+        value: Value of the metric that decides; higher is better; NaN where no metric decides.
+    """
+
+    step: int
+    value: float
+    measured: Mapping[str, float]
 
 
-class EvaluatorClient(Protocol):
-    """Access to the process that evaluates; used by the first worker alone, for one checkpoint at a time."""
+@dataclass(frozen=True)
+class Stop:
+    """Early stopping.
 
-    def submit(self, step: int, checkpoint: Path) -> None:
-        """Start the evaluation of a committed checkpoint; its record will be in the folder. Does not wait."""
+    Args:
+        decided: the step of the checkpoint whose validation ended patience.
+        at: the number of steps after which training stops.
+    """
 
-    def poll(self) -> EvaluationResult | None:
-        """Return the result; None while the evaluation is running. Does not wait."""
+    decided: int
+    at: int
+
+
+@dataclass(frozen=True)
+class ValidationSummary:
+    """Summary of the validations of a run.
+
+    Args:
+        best_step: Step of the best checkpoint, the first of equal ones; 0 where there is none.
+        value: Value of the best checkpoint.
+        validations_without: validations since the last one that was better by enough.
+        decided: the step of the validation that ended patience; None where patience lasts. Later validations do not
+            count.
+    """
+
+    best_step: int = 0
+    value: float = math.nan
+    validations_without: int = 0
+    decided: int | None = None
+
+
+def summarize(values: Mapping[int, float], patience: int, min_delta: float) -> ValidationSummary:
+    """Return the summary of values by step.
+
+    Args:
+        values: higher is better; NaN is never better than another value.
+        patience: validations that are not better by enough after which training stops.
+        min_delta: a value is better by enough if it exceeds the last value that was by more than this. The best
+            checkpoint is the one of the highest value, by any difference.
+    """
+    summary, best, reference = ValidationSummary(), -math.inf, -math.inf
+    for step, value in sorted(values.items()):
+        best_step, without = summary.best_step, summary.validations_without + 1
+        if value > best:
+            best_step, best = step, value
+        if value > reference and (reference == -math.inf or value - reference > min_delta):
+            reference, without = value, 0
+        decided = step if without >= patience else None
+        summary = ValidationSummary(best_step, best if best_step else math.nan, without, decided)
+        if decided is not None:
+            break
+    return summary
+
+
+def record_path(folder: Path, step: int) -> Path:
+    """Return the path of the record of a step's checkpoint."""
+    return folder / f"step-{step}.json"
+
+
+def write_record(folder: Path, record: Record) -> None:
+    """Write one record; raises `StorageError` where it cannot be written."""
+    write_atomically(record_path(folder, record.step), json.dumps(asdict(record), indent=1) + "\n")
+
+
+def read_record(folder: Path, step: int) -> Record | None:
+    """Return the record of a step's checkpoint, if there is one; raises `StorageError` where it is damaged."""
+    return _read(record_path(folder, step), Record)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return all records by step; raises `StorageError` where one is damaged."""
+    steps = [path.stem.removeprefix("step-") for path in folder.glob("step-*.json")]
+    records = [read_record(folder, int(step)) for step in steps if step.isdigit()]
+    return sorted((record for record in records if record is not None), key=lambda record: record.step)
+
+
+def write_stop(folder: Path, stop: Stop) -> None:
+    """Write the step at which training stops; raises as `write_record` does."""
+    write_atomically(folder / STOP, json.dumps(asdict(stop)) + "\n")
+
+
+def read_stop(folder: Path) -> Stop | None:
+    """Return the early stop, if it is decided; raises `StorageError` where the file is damaged."""
+    return _read(folder / STOP, Stop)
+
+
+def remove_later(folder: Path, step: int) -> None:
+    """Remove the records of checkpoints after `step`: a run that resumes from there makes them again."""
+    for record in read_records(folder):
+        if record.step > step:
+            remove(record_path(folder, record.step))
+    stop = read_stop(folder)
+    if stop is not None and stop.decided > step:
+        remove(folder / STOP)
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    try:
+        with disk_errors(file, reading=True):
+            return read_json(file, kind, f"remove it to evaluate again, or train again with {setting('fresh', True)}")
+    except FileNotFoundError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +162,8 @@ class ValidationPlan:
     Args:
         folder: Folder of the records, seen by every worker.
         behind: validations that may be pending before training waits.
-        evaluator: on the first worker; None on the others.
+        evaluator: on the first worker; None on the others. It is passed the step and the path of a committed checkpoint
+            and returns its record, which is in `folder` then.
         on_metrics: called on the first worker with the step of each validated checkpoint and its metrics. After a
             restart it is called again for earlier validations.
         last_logged_step: the last step that an earlier call has logged, the same on every worker. Training stops no
@@ -75,7 +173,7 @@ class ValidationPlan:
 
     folder: Path
     behind: int
-    evaluator: EvaluatorClient | None
+    evaluator: JobClient[Record] | None
     on_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     last_logged_step: int = 0
     digest: str = ""
@@ -200,14 +298,12 @@ class ValidationJob(BackgroundJob):
             self._plan.evaluator.submit(self._pending[0], checkpoint_path(self._checkpoints, self._pending[0]))
 
     def _check_evaluation(self, step: int) -> JobMessage:
-        result = self._plan.evaluator.poll() if self._plan.evaluator is not None else None
-        if result is None:
+        record = self._plan.evaluator.poll() if self._plan.evaluator is not None else None
+        if record is None:
             return RUNNING
-        if result.record is None:
-            raise JobError(result.reason)
-        self._record_stop(result.record, step)
-        self._plan.on_metrics(result.record.step, result.record.measured)
-        return JobMessage(JobStatus.DONE, result.record.value)
+        self._record_stop(record, step)
+        self._plan.on_metrics(record.step, record.measured)
+        return JobMessage(JobStatus.DONE, record.value)
 
     def _record_stop(self, record: Record, step: int) -> None:
         """Write the early stop where this record ends patience, before any worker acts on it."""

@@ -1,1 +1,0 @@
-"""Refresh of hard negatives during training: settings, rounds, and the state machine of all workers."""

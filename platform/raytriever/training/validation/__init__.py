@@ -1,1 +1,0 @@
-"""Validation of checkpoints during training: its settings, its records on disk and the decision to stop early."""

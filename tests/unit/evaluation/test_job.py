@@ -73,6 +73,7 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("evaluation")
+    own = shutil.copytree(tiny_encoder, folder / "tiny")  # it gets a calibration.json
     forums = folder / "forums"
     for name in ("one", "two"):
         shutil.copytree(tiny_dataset, forums / name)
@@ -80,7 +81,7 @@ def done(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPa
     graded = ["q128\td128\t2", "q128\td3\t1", "q128\td4\t0", *few.read_text().split("\n")[2:9]]
     few.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"{row}\n" for row in graded))
     job = EvaluationJob(
-        models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
+        models=read_models(["bm25", f"tiny={own}"], ModelConfig()),
         datasets=describe_datasets([str(tiny_dataset), str(forums)], "test"),
         baselines=["bm25"],
         protocol=Protocol(METRICS),

@@ -83,7 +83,7 @@ def is_held(lease: Path) -> bool:
 
 
 def _other(file: Path, token: str, has_ended: Callable[[bytes], bool]) -> bytes | None:
-    times = {name: written for name, (_, written) in objects.listing(file).items()}
+    times = objects.list_objects(file)
     for name, written in times.items():
         if name == token:
             continue

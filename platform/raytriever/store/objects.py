@@ -123,6 +123,11 @@ def read_object(path: Path) -> bytes | None:
     return ask(path, read)
 
 
+def list_objects(path: Path) -> dict[str, int]:
+    """Return the objects below a path with the store's times of their last writing, in nanoseconds."""
+    return {name: modified for name, (_, modified) in listing(path).items()}
+
+
 def has_object(uri: str) -> bool:
     """Return False if an address of a store names neither an object nor a folder; True for any other name."""
     if uri.partition("://")[0] not in SCHEMES or not is_uri(uri):

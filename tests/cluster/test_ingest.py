@@ -59,6 +59,7 @@ def words() -> str:
     return str(tokenizer.to_str())
 
 
+@pytest.mark.slow
 def test_ray_writes_what_one_process_writes(session: None, folder: Path, words: str, tmp_path: Path) -> None:
     request = Request(str(folder), Tokenisation(words))
     places = [prepare(request, run, tmp_path / run.__name__) for run in (in_this_process, run_in_ray_tasks)]
@@ -80,6 +81,7 @@ def test_a_row_that_kills_its_task_is_quarantined_alone(session: None, folder: P
     assert dataset.documents.ids[ROWS] == "z"
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_a_user_error_and_leaves_no_file(session: None, folder: Path, tmp_path: Path) -> None:
     file = folder / "corpus.jsonl.gz"
     file.write_bytes(file.read_bytes()[:-50])

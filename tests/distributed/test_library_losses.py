@@ -12,6 +12,7 @@ from library_losses import CASES, equal, write_model
 from process_group import run_groups
 
 
+@pytest.mark.slow
 def test_two_devices_equal_one_with_the_whole_batch(tmp_path: Path) -> None:
     write_model(tmp_path / "model")
     (one,), two = run_groups(Path(__file__).with_name("library_worker.py"), (1, 2), tmp_path / "model")

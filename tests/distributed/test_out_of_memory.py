@@ -29,7 +29,8 @@ def run(
     return group
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 def test_all_workers_do_the_step_again(run: Callable[..., list[list[dict[str, Any]]]], strategy: str) -> None:
     first, second = run(strategy, "none", "encoding", "differentiating")
     whole = first[0]

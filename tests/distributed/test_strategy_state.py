@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from process_group import run_group
 
 STEPS = 2  # of each strategy
-FAST = [("ddp", 1), ("fsdp2", 2), ("ddp", 2)]
+SHORT = [("ddp", 1), ("fsdp2", 2), ("ddp", 2)]
 FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2-blocks", 2), ("ddp", 1), ("fsdp2", 1), ("fsdp2-blocks", 4), ("zero1", 2)]
-SLOW = [pytest.mark.slow, pytest.mark.timeout(600)]
+LONG = pytest.mark.timeout(600)
 CHAIN = [("ddp", 1), ("zero1", 2), ("zero3", 2), ("zero2", 1), ("zero3", 1), ("zero2", 2), ("zero0", 2), ("ddp", 2)]
 
 
@@ -32,7 +32,8 @@ def train(chain: list[tuple[str, int]], steps: int, encoder: Path) -> dict[str, 
     return dict(whole_tensors(sorted(state, key=lambda one: one.name)))
 
 
-@pytest.mark.parametrize("chain", [FAST, pytest.param(CHAIN, marks=SLOW), pytest.param(FSDP2, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chain", [SHORT, pytest.param(CHAIN, marks=LONG), pytest.param(FSDP2, marks=LONG)])
 def test_a_state_goes_from_strategy_to_strategy(chain: list[tuple[str, int]], tiny_encoder: Path) -> None:
     expected = train([("ddp", 1)], STEPS * len(chain), tiny_encoder)
     actual = train(chain, STEPS, tiny_encoder)

@@ -42,6 +42,7 @@ def peak_of_a_step(counts: Counts, config: LossConfig, guide: GuideEmbeddings | 
     return counts.peak - before
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("name", ["infonce", "lsepair", "mw"])
 def test_a_loss_holds_one_panel_of_scores(name: str, sham: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", PANEL)

@@ -307,6 +307,7 @@ def test_a_killed_preparation_begins_again(files: Path) -> None:
     assert manifest["meta"]["chunks"] == whole["meta"]["chunks"]
 
 
+@pytest.mark.slow
 def test_shards_of_unfinished_embeddings_are_not_encoded_again(files: Path) -> None:
     shards = state_of(iter([files / "encoding" / "shards"]))
     assert len(shards) == 6  # the embeddings, keys and manifests of two shards

@@ -19,7 +19,9 @@ import traceback
 from typing import Any
 
 NOBODY = 65534
-AFTER_SECONDS = 5.0  # what a command started must have ended so soon after it
+# What a command started must have ended so soon after it. A server of processes first imports what it was asked for,
+# which takes long where all cores are busy.
+AFTER_SECONDS = 20.0
 HEAVY = (
     "multiprocessing.forkserver",
     "torch",

@@ -229,6 +229,7 @@ def test_user_errors_are_one_line_and_change_nothing(build: Callable[..., rt.Ind
     assert repr(index) == f"Index({kind!r}, closed)"
 
 
+@pytest.mark.slow
 def test_a_graph_that_no_library_changes_is_one_line(build: Callable[..., rt.Index]) -> None:
     index = build("roargraph")
     for change in (lambda: index.add({"a": "b"}), lambda: index.remove(["d1"])):

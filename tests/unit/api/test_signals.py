@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import raytriever
 
 PACKAGE = Path(raytriever.__file__).parent
@@ -68,6 +70,7 @@ def test_a_handler_is_set_in_three_places_and_used_by_commands_alone() -> None:
     assert users == {"cli/main.py"}
 
 
+@pytest.mark.slow
 def test_a_program_keeps_its_handlers_and_receives_its_signals(
     tiny_dataset: Path, tiny_encoder: Path, workplace: Path
 ) -> None:

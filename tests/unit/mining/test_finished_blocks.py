@@ -103,6 +103,7 @@ entry()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_command_costs_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = word_dataset()[0]
     source = tmp_path / "source"

@@ -69,7 +69,7 @@ def build(
     return retriever, strategy, batch
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("chunk", [None, ChunkSizes(sequences=5)])
 @pytest.mark.parametrize(("towers", "packs"), [("shared", False), ("shared", True), ("separate", False)])
 def test_adapters_learn_and_the_written_model_contains_them(

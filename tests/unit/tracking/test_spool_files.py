@@ -66,6 +66,7 @@ def test_a_killed_driver_loses_and_repeats_no_data(server: MlflowServer, uri: st
     assert len(server.client.search_runs([server.experiment()], f"tags.`raytriever.key` = '{key}'")) == 1
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_unsent_data(
     faulty: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

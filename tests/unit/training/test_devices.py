@@ -64,7 +64,7 @@ def test_a_guide_masks_as_on_the_cpu(
 
 
 @pytest.mark.slow
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(6)
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_bf16_is_close_to_fp32(make_assignment, chunk: str, cuda: torch.device, tmp_path: Path) -> None:
     losses = {}
@@ -87,6 +87,7 @@ class Killed(BaseException):
     """As sudden as a signal."""
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
     """Fused AdamW counts its steps on the device, also after a checkpoint was read."""
     settings = {"device": cuda, "total_steps": 4, "checkpoint_steps": 1, "loss": LossConfig("infonce", 0.1, True)}

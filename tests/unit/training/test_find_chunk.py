@@ -217,6 +217,7 @@ def test_what_is_searched_for_fits_into_what_is_free(
     assert len((tmp_path / FILE).read_text().splitlines()) > 2  # each is remembered for itself
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_search_encodes_texts_as_training_does(
     make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str

@@ -73,7 +73,7 @@ def head_of(device: str = "cpu") -> list[nn.Module]:
         return [Dense(128, 4096, True, "Tanh", True), Normalize(), Dense(4096, 64, False, "Identity", False)]
 
 
-@pytest.mark.fast_every(6)
+@pytest.mark.fast_every(12)
 @pytest.mark.parametrize(
     ("config", "model", "precision", "kernels"),
     [
@@ -214,6 +214,7 @@ def test_fsdp2_gathers_by_block_where_the_model_is_too_large() -> None:
     assert plan.largest(small).parts == plan.parts(max(1, plan.largest(small).texts), by_block=True)
 
 
+@pytest.mark.slow
 def test_the_largest_chunk_fits_and_one_more_text_does_not() -> None:
     plan = plan_of(QWEN3, PLAIN, precision="bf16")
     everything = plan.parts(64).total
@@ -299,7 +300,7 @@ def test_a_model_that_cannot_run_without_values_is_refused() -> None:
 ROW_LOSSES = ("infonce", "infonce-symmetric", "triplet", "lsepair")  # the kernel of mw needs a real GPU
 
 
-@pytest.mark.fast_every(6)
+@pytest.mark.fast_every(12)
 @pytest.mark.parametrize(("loss", "device"), [*product((*ROW_LOSSES, "mw"), [CPU]), *product(ROW_LOSSES, [CUDA])])
 @pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
 def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(

@@ -50,7 +50,7 @@ def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:
     return total
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(99)
 @pytest.mark.parametrize("cached", [False, True], ids=["whole", "cached"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_waits_and_copies_little(

@@ -182,9 +182,9 @@ def test_a_node_dies_in_a_round_and_the_run_is_as_in_peace(peace: tuple[Any, lis
         os.kill(miner, signal.SIGCONT)
         ours, theirs = (one.all_processes["raylet"][0].process.pid for one in (cluster.head_node, node))
         # The encoder that stays holds its shard until the other node is dead, so the round does not end before.
-        [held] = wait_for(lambda: processes("ray::Encoder.encode", children_of(ours)), 120, process)
+        [held] = wait_for(lambda: processes("ray::EncoderActor.encode", children_of(ours)), 120, process)
         os.kill(held, signal.SIGSTOP)
-        wait_for(lambda: shards(run) and processes("ray::Encoder.encode", children_of(theirs)), 120, process)
+        wait_for(lambda: shards(run) and processes("ray::EncoderActor.encode", children_of(theirs)), 120, process)
         cluster.remove_node(node, allow_graceful=False)
         assert len(shards(run)) < SHARDS
         os.kill(held, signal.SIGCONT)

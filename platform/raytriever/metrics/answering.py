@@ -313,7 +313,8 @@ def wrong_answers_threshold(
 
 
 def missed_threshold(confidence: Float[ndarray, " questions"], alpha: float) -> float | None:
-    """Choose the highest threshold at which a further question with an answer is shown none with probability alpha.
+    """Choose the highest threshold at which a further question with an answer is shown none, with probability at most
+    alpha.
 
     Args:
         confidence: of questions that have an answer.

@@ -52,7 +52,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Backlog:
-    """Data logged that its server does not have yet: the age of the oldest point, and failed requests of now."""
+    """Data that a run has logged and its server does not have yet.
+
+    `seconds` is the age of the oldest point; `failures` counts the requests that failed since this call began.
+    """
 
     points: int = 0
     files: int = 0

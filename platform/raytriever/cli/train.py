@@ -39,7 +39,7 @@ from raytriever.config import (
 )
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, flag_of
-from raytriever.experiment.directory import check_same_settings
+from raytriever.experiment.directory import check_run_directory
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.paths import SETTINGS, runs_folder
@@ -76,10 +76,11 @@ def main(words: list[str]) -> None:
         return
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)
-    if not arguments.fresh and not _is_quickstart(arguments):
-        # Before anything heavy is imported. The loss of a file is compared with its digest.
-        check_same_settings(output, to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned())))
-    if _is_quickstart(arguments):
+    is_quickstart = _is_quickstart(arguments)  # whose settings follow from the machine
+    # Before anything heavy is imported. The loss of a file is compared with its digest.
+    settings = {} if is_quickstart else to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned()))
+    check_run_directory(output, settings, arguments.fresh)
+    if is_quickstart:
         from raytriever.experiment.quickstart import size_quickstart
 
         curriculum = size_quickstart(curriculum, output, arguments.fresh, warn, arguments.trackers)

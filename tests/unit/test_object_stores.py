@@ -240,18 +240,22 @@ def test_a_second_machine_is_refused_until_the_first_has_ended(
     acquire(path_of(uri)).release()
 
 
-def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies(machine: Callable[[str], None], uri: str) -> None:
+@pytest.mark.parametrize(("seconds", "full_share"), [(remote.UNUSED_SECONDS, 1.0), (remote.IN_USE_SECONDS, 0.0)])
+def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner_from_a_full_disk(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, seconds: float, full_share: float
+) -> None:
+    monkeypatch.setattr(remote, "FULL_SHARE", full_share)  # the disk is full, or never
     names = ["used", "unused", "written"]
     for name in names:
         with committed_directory(path_of(uri) / name) as folder:
             (folder / "large").write_bytes(bytes(remote.SMALL_BYTES + 1))
             (folder / "small").write_text(name)
-    week_ago = time.time() - remote.UNUSED_SECONDS - 60
+    long_ago = time.time() - seconds - 60
     for name in names:
-        os.utime(path_of(uri) / name, (week_ago, week_ago))
+        os.utime(path_of(uri) / name, (long_ago, long_ago))
     read_manifest(path_of(uri) / "used")
     lock = acquire(path_of(uri) / "written")
-    os.utime(path_of(uri) / "written", (week_ago, week_ago))
+    os.utime(path_of(uri) / "written", (long_ago, long_ago))
     remote.remove_unused(objects.copies_folder())
     lock.release()
     left = [name for name in names if (path_of(uri) / name / "large").exists()]

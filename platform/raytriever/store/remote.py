@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ UNFINISHED = ".unfinished"
 SMALL_BYTES = 1 << 20
 CLOCK_ERROR_NS = 3_600_000_000_000  # by which the clock of a machine may differ from that of the store
 UNUSED_SECONDS = 7 * 86_400  # after which the large files of a copy are removed
+IN_USE_SECONDS = 3_600  # for which a full disk does not remove them
+FULL_SHARE = 0.9  # of the disk
 TRANSFERS = 8  # at a time
 
 
@@ -84,7 +85,7 @@ def fetch(path: Path, names: Iterable[str]) -> None:
         os.utime(path)
     missing = [name for name in names if not (path / name).exists()]
     if missing:
-        _remove_unused_once()
+        remove_unused(copies_folder())
 
     def download(name: str) -> None:
         about = ask(path / name, lambda store, key: store.get_file_info(key))
@@ -94,26 +95,37 @@ def fetch(path: Path, names: Iterable[str]) -> None:
     _each(missing, download)
 
 
-@cache
-def _remove_unused_once() -> None:
-    remove_unused(copies_folder())
-
-
 def remove_unused(folder: Path) -> None:
     """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
+
+    From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
+    a file keeps it.
 
     Args:
         folder: of copies. Folders that a process of this machine writes stay.
     """
     owners = tuple(_owned_folders(folder)) or ("\0",)
+    last_read = {}
     for here, _, names in os.walk(folder):
-        is_old = time.time() - os.stat(here).st_mtime > UNUSED_SECONDS
-        if MANIFEST not in names or not is_old or f"{here}{os.sep}".startswith(owners):
-            continue
-        for file in (Path(below, name) for below, _, inner in os.walk(here) for name in inner):
-            with suppress(OSError):
-                if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
-                    file.unlink()
+        if MANIFEST in names and not f"{here}{os.sep}".startswith(owners):
+            with suppress(FileNotFoundError):  # another process has removed it
+                last_read[here] = os.stat(here).st_mtime
+    for here in sorted(last_read, key=last_read.__getitem__):
+        age = time.time() - last_read[here]
+        if age > UNUSED_SECONDS or (age > IN_USE_SECONDS and _is_full(folder)):
+            _remove_large_files(here)
+
+
+def _is_full(folder: Path) -> bool:
+    disk = shutil.disk_usage(folder)
+    return disk.free < (1 - FULL_SHARE) * disk.total
+
+
+def _remove_large_files(folder: str) -> None:
+    for file in (Path(here, name) for here, _, names in os.walk(folder) for name in names):
+        with suppress(OSError):
+            if file.name != MANIFEST and file.stat().st_size > SMALL_BYTES:
+                file.unlink()
 
 
 def push(path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Training on two hosts of a network, from a bucket into a bucket: the same loss curve as on one, and a lost cable.
+"""Training on three hosts of a network, from a bucket into a bucket: the same loss curve as on one, and what goes wrong
+on one host: a lost cable, a full disk, another version of raytriever.
 
 Run alone: `python -m pytest -m hosts tests/hosts`. Needs root."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,77 +15,20 @@ from pathlib import Path
 
 import pytest
 
+import raytriever
+
 sys.path += [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)]
-from clusters import Lines, losses_of, wait_for
+from clusters import STEPS, Cluster, Lines
 from network import Hosts
-from object_store import ObjectStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(1500)]
-RAY = str(Path(sys.executable).with_name("ray"))
-TRAIN = str(Path(sys.executable).with_name("raytriever"))
-STEPS = 8
 
 
 @pytest.fixture(scope="module")
 def hosts(folder: Path) -> Iterator[Hosts]:
-    network = Hosts(folder, 3)
+    network = Hosts(folder, 4)
     yield network
     network.stop()
-
-
-class Cluster:
-    """Ray on all hosts, with one CPU for workers on each but the first, and a bucket for everything."""
-
-    def __init__(self, hosts: Hosts, folder: Path) -> None:
-        self.hosts, self._folder = hosts, folder
-        self.head = hosts.address("h1")
-        (folder / "store").mkdir()
-        self.store = ObjectStore(folder / "store", self.head, hosts.enter("h1"))
-        self.environment = {
-            **self.store.environment(),
-            "RAYTRIEVER_CACHE": "s3://bucket/cache",
-            "OMP_NUM_THREADS": "1",
-            "HOME": "/tmp",
-        }
-        wait_for(hosts, "h1", self.store.endpoint)
-        self._ray("h1", "--head", f"--node-ip-address={self.head}", "--port=6379", "--num-cpus=0")
-        for name in hosts.names[1:]:
-            self.join(name)
-
-    def join(self, name: str) -> None:
-        """Add a host to the cluster, perhaps again."""
-        self.hosts.start(name, [RAY, "stop", "-f"], {"HOME": "/tmp"}, stdout=subprocess.DEVNULL).wait()
-        self._ray(name, f"--address={self.head}:6379", "--num-cpus=1")
-
-    def train(self, run: str, *words: str) -> subprocess.Popen[str]:
-        """Start a training of one worker from the head, whose run directory is in the bucket."""
-        settings = {
-            "dataset": self._folder / "data",
-            "model": self._folder / "model",
-            "tracker": "none",
-            "precision": "fp32",
-            "batch-size": 16,
-            "learning-rate": 1e-3,
-            "temperature": 0.05,
-            "max-steps": STEPS,
-            "eval-steps": 2,
-            "output": f"s3://bucket/runs/{run}",
-        }
-        flags = [f"--{name}={value}" for name, value in settings.items()]
-        environment = self.environment | {"RAY_ADDRESS": f"{self.head}:6379"}
-        pipe = subprocess.PIPE
-        process: subprocess.Popen[str] = self.hosts.start(
-            "h1", [TRAIN, "train", *flags, *words], environment, stdout=pipe, stderr=pipe
-        )
-        return process
-
-    def losses(self, run: str) -> dict[int, float]:
-        """Return the loss of each step as the bucket has it."""
-        return losses_of(self.hosts, "h1", run, self.environment)
-
-    def _ray(self, name: str, *words: str) -> None:
-        options = ["--disable-usage-stats", "--object-store-memory=200000000"]
-        self.hosts.run(name, [RAY, "start", *words, *options], self.environment)
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +55,39 @@ def one(cluster: Cluster) -> dict[int, float]:
     return curve
 
 
+def refused(process: subprocess.Popen[str]) -> str:
+    """Return the line with which a training ends."""
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 2, err
+    assert "Traceback" not in err
+    return str(err.strip().splitlines()[-1])
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp2"])
-def test_two_hosts_have_the_loss_curve_of_one(cluster: Cluster, one: dict[int, float], strategy: str) -> None:
-    finished(cluster.train(strategy, "--num-workers=2", f"--strategy={strategy}"))
+def test_three_hosts_have_the_loss_curve_of_one(cluster: Cluster, one: dict[int, float], strategy: str) -> None:
+    finished(cluster.train(strategy, "--num-workers=3", f"--strategy={strategy}"))
     assert cluster.losses(strategy) == pytest.approx(one, rel=2e-4)
+
+
+def test_a_full_disk_is_named_with_its_host(cluster: Cluster) -> None:
+    folder = "/tmp/.cache/raytriever"
+    fill = f"mkdir -p {folder} && mount -t tmpfs -o size=64k tmpfs {folder} && (yes > {folder}/full || true)"
+    cluster.hosts.run("h3", ["bash", "-c", fill], {})
+    line = refused(cluster.train("full", "--num-workers=3"))
+    assert "no space left on the disk" in line
+    assert "h3" in line
+    cluster.hosts.run("h3", ["umount", folder], {})
+
+
+def test_another_version_of_raytriever_is_named_with_its_host(cluster: Cluster, folder: Path) -> None:
+    copied = folder / "older" / "raytriever"
+    shutil.copytree(Path(raytriever.__file__).parent, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    file = copied / "__init__.py"
+    file.write_text(file.read_text().replace(f'"{raytriever.__version__}"', '"0.0.1"'))
+    cluster.join("h4", PYTHONPATH=str(copied.parent))
+    line = refused(cluster.train("older", "--num-workers=3"))
+    assert line.startswith("error: the Ray cluster: host h4 has raytriever 0.0.1, and the command has")
+    cluster.join("h4")
 
 
 def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster) -> None:

@@ -265,6 +265,19 @@ def test_large_files_that_nobody_has_read_for_a_week_leave_the_copies_and_sooner
     assert (path_of(uri) / "unused" / "large").exists()
 
 
+def test_a_full_disk_is_not_a_store_that_does_not_answer(
+    machine: Callable[[str], None], uri: str, full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects.write_object(path_of(uri) / "file", bytes(100_000))
+    monkeypatch.setenv(objects.COPIES, str(full_disk))
+    with pytest.raises(StorageError) as caught:
+        remote.pull(path_of(uri))
+    assert str(caught.value) == (
+        f"{full_disk}: the copies of s3://bucket cannot be written or read (No space left on device); "
+        "free some space there, or name another folder in RAYTRIEVER_COPIES"
+    )
+
+
 @pytest.mark.parametrize("offset", [0, 600, -600])
 def test_a_file_that_changes_twice_in_a_second_is_read_again(
     machine: Callable[[str], None], uri: str, wrong_clock: Callable[[float], None], offset: float

@@ -8,6 +8,7 @@ region and endpoint from the usual variables of the environment. One that does n
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -38,6 +39,8 @@ _REFUSALS = re.compile(
     r"Could not create a OAuth2 access token",
     re.IGNORECASE,
 )
+# Errors of this machine's disk that name no file; asking the store again would not help.
+_OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO)
 _PROBE = b"raytriever"
 _REFUSED = "check the name of the bucket, the credentials of the environment, and what they may do"
 
@@ -174,7 +177,7 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
     """Return the answer of a store to a request about the object of a copy; ask again while it does not answer.
 
     Raises:
-        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`.
+        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`, or the disk of the copies fails.
     """
     scheme, bucket, *parts = inside(path) or ()
     began, pause = time.monotonic(), 0.5
@@ -187,6 +190,12 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
             uri = f"{scheme}://{bucket.partition('?')[0]}"
+            if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
+                raise StorageError(
+                    f"the copies of {uri} cannot be written or read ({error.strerror})",
+                    str(copies_folder()),
+                    f"free some space there, or name another folder in {COPIES}",
+                ) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", address_of(path), _REFUSED) from error
             waited = time.monotonic() - began

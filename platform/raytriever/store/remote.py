@@ -252,9 +252,9 @@ def _download_if_changed(file: Path, size: int, modified: int) -> None:
     if _is_copied(file, size, modified):
         return
     aside = file.with_name(f".{file.name}.aside-{os.getpid()}-{threading.get_ident()}")
-    file.parent.mkdir(parents=True, exist_ok=True)
 
     def download(store: Any, key: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with store.open_input_stream(key) as source, aside.open("wb") as target:
             shutil.copyfileobj(source, target, 8 << 20)
 

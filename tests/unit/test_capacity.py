@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from indexes import write_index
 from raytriever.config import Config, Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
@@ -31,9 +31,6 @@ from raytriever.store.disk import files_below
 from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from indexes import write_index
 
 DOCUMENTS = 3_000
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import http.server
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
 from raytriever.data.prepare.open import open_dataset
@@ -38,9 +38,6 @@ from raytriever.store.commit import (
 from raytriever.store.disk import check_writable
 from raytriever.store.lock import InUseError, acquire, check_owner
 from raytriever.store.objects import address_of, copy_of
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from object_store import READER, ObjectStore, object_store
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from raytriever.data import negatives as negatives_file
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import COLUMNS, NegativesTable, read_negatives, write_negatives
-from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError, StorageError
 
 GOLD, BM25, DENSE = 0, 1, 2
@@ -63,18 +62,6 @@ def test_what_is_relevant_in_any_split_is_no_negative_and_is_counted() -> None:
     table = NegativesTable.of(with_dev, np.array([0, 0, 3, 3, 2]), np.array([0, 1, 3, 8, 8]), "bm25")
     assert rows(table) == [(0, 1, BM25, 0), (2, 8, BM25, 0)]
     assert (table.relevant, table.repeated) == (3, 0)
-
-
-def test_a_document_found_twice_counts_for_the_higher_rank_then_the_earlier_origin() -> None:
-    table = NegativesTable.of(
-        dataset(),
-        np.array([0, 0, 1, 1]),
-        np.array([5, 5, 6, 6]),
-        np.array([BM25, DENSE, DENSE, GOLD]),
-        np.array([4, 2, 1, 1]),
-    )
-    assert rows(table) == [(0, 5, DENSE, 2), (1, 6, GOLD, 1)]
-    assert table.repeated == 2
 
 
 @settings(deadline=None)
@@ -125,13 +112,6 @@ def test_positions_the_data_set_does_not_have_are_refused() -> None:
         NegativesTable.of(dataset(), np.arange(4), np.full(4, 10), "bm25")
     with pytest.raises(DataError, match="names query 4 of 4"):
         NegativesTable.of(dataset(), np.array([4]), np.array([1]), "bm25")
-
-
-def test_an_empty_table() -> None:
-    table = NegativesTable.none(dataset())
-    assert len(table) == 0
-    assert table.offsets.tolist() == [0] * 5
-    assert ORIGINS[0] not in table.counts()
 
 
 def small_dataset(reverse: bool = False) -> RetrievalDataset:

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns, query_row
+from raytriever.data.formats.beir import QRELS_HEADER, document_row, judgement_columns
 from raytriever.data.formats.chunks import Parsed, parse_chunk, read_chunks
 from raytriever.data.formats.plan import Kind, Part
 from raytriever.data.formats.row_formats import dpr_row
@@ -56,8 +56,7 @@ def document(number: int, text: str) -> bytes:
     return json.dumps({"_id": f"d{number}", "text": text}, ensure_ascii=False).encode()
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-@pytest.mark.parametrize("size", [1, 7, 64, 1000, 1 << 20])
+@pytest.mark.parametrize(("name", "size"), [("a.jsonl", 1), ("a.jsonl", 1000), ("a.jsonl.gz", 64)])
 def test_rows_are_cut_at_newlines_only_at_any_size(tmp_path: Path, name: str, size: int) -> None:
     wanted = [f"{ODD} {n} " + "é" * (n % 50) for n in range(200)]
     file = write(tmp_path / name, [document(n, text) for n, text in enumerate(wanted)])
@@ -69,7 +68,7 @@ def test_rows_are_cut_at_newlines_only_at_any_size(tmp_path: Path, name: str, si
     assert texts(part_of(file), size) == wanted
 
 
-@pytest.mark.parametrize("size", [1, 30, 1 << 20])
+@pytest.mark.parametrize("size", [1, 30])
 def test_numbers_count_every_line_of_the_file(tmp_path: Path, size: int) -> None:
     rows = [b"\xef\xbb\xbf" + document(1, "a"), b"", b"  \t", b"{", document(5, "b") + b"\r", b"", b"[1]"]
     file = tmp_path / "a.jsonl"
@@ -109,11 +108,6 @@ def test_a_text_of_ten_megabytes_is_one_row(tmp_path: Path) -> None:
     assert texts(part_of(tmp_path / "a.parquet", "parquet")) == ["a", long, "b"]
 
 
-def test_whole_numbers_serve_as_ids(tmp_path: Path) -> None:
-    part = part_of(write(tmp_path / "a.jsonl", [b'{"_id": 7, "text": "a"}', b'{"_id": -1, "text": "b"}']))
-    assert [row.id for result in parsed(part) for row in result.records.documents] == ["7", "-1"]
-
-
 def test_a_gzip_broken_late_gives_the_rows_before(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     rows = [document(n, f"{n * n * 7919} " * 40) for n in range(3000)]
@@ -142,15 +136,6 @@ def test_a_header_alone_holds_no_judgement(tmp_path: Path) -> None:
     file = write(tmp_path / "a.tsv", [b"query-id\tcorpus-id\tscore"])
     with pytest.raises(DataError, match="no judgement in it; give rows of query-id<TAB>corpus-id<TAB>score"):
         list(read_chunks(part_of(file, "tsv"), 0))
-
-
-@pytest.mark.data
-def test_squad_is_read_whole(data_packs: Path) -> None:
-    documents = part_of(data_packs / "squad" / "corpus.jsonl.gz")
-    queries = part_of(data_packs / "squad" / "queries.jsonl.gz", parse=query_row)
-    assert sum(len(result.records.documents) for result in parsed(documents)) == 20_958
-    assert sum(len(result.records.queries) for result in parsed(queries, 1 << 16)) == 98_159
-    assert max(len(chunk.payload) for chunk in read_chunks(documents, 0)) < 1.1 * (1 << 20)
 
 
 def part_of_parquet(file: Path, parse: Any = document_row) -> Part:
@@ -212,7 +197,7 @@ class Pickled(pa.ExtensionType):
         return cls("test", payload)
 
 
-@pytest.fixture(params=["ray.data.arrow_pickled_object", "arrow.py_extension_type", "somebody.elses"])
+@pytest.fixture(params=["ray.data.arrow_pickled_object", "somebody.elses"])
 def registered(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pickled]:
     kind = Pickled(request.param, pickle.dumps(Evil(tmp_path / "trace")))
     rays = "ray.data" in sys.modules and request.param.startswith("ray.data")

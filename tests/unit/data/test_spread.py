@@ -120,14 +120,6 @@ def test_batches_of_one_and_of_all(batch: int, shift: int) -> None:
         assert shared(order, positives, range(order.steps(3))) == 0
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_document_that_needs_every_batch_gets_every_batch(seed: int) -> None:
-    # 40 queries of one document, 40 batches, all straddling windows avoided: an epoch is a whole number of batches.
-    positives = positives_of([[0]] * 40 + [[number] for number in range(1, 281)])
-    order = order_of(positives, 8, seed)
-    assert shared(order, positives, range(order.steps(1))) == 0
-
-
 def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> None:
     frequent = [[document] for document in range(32) for _ in range(1000)]
     positives = positives_of([*frequent, *([number] for number in range(100, 32_100))])
@@ -136,9 +128,10 @@ def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> 
     assert order.stream.steps < 6 * len(positives)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("queries", [45, 60, 200])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("queries", [40, 45, 200])
 def test_a_document_with_more_queries_than_batches_leaves_no_more_than_it_must(seed: int, queries: int) -> None:
+    # 40 batches, all straddling windows avoided: an epoch is a whole number of batches.
     positives = positives_of([[0]] * queries + [[number] for number in range(1, 321 - queries)])
     order = order_of(positives, 8, seed)
     assert shared(order, positives, range(order.steps(1))) == queries - 40
@@ -206,15 +199,12 @@ def test_epochs_and_seeds_differ() -> None:
 def test_the_spread_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     positives = positives_of([[number // 3] for number in range(12)] + [[0, 3]])
-    assert order_of(positives, 4, 7).batch(3).tolist() == GOLDEN
-
-
-GOLDEN = [0, 11, 5, 6]
+    assert order_of(positives, 4, 7).batch(3).tolist() == [0, 11, 5, 6]
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("batch", [64, 256])
-def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path, batch: int) -> None:
+def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path) -> None:
+    batch = 64
     lines = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
     pairs = [line.split("\t") for line in lines]
     number_of = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
@@ -39,30 +41,41 @@ pipeline.prepare(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
 """
 
 
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of which the first file alone has more than `FINISHED` chunks; one of its rows is bad."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
-    folder, draw = tmp_path / "words", random.Random(0)
-    (folder / "qrels").mkdir(parents=True)
-    rows = [{"_id": f"d{n}", "text": " ".join(draw.choices(("one", "two", "three"), k=30))} for n in range(400)]
-    lines = [json.dumps(row) for row in rows]
+    draw = random.Random(0)
+    folder = tmp_path_factory.mktemp("source") / "words"
+    write_beir(
+        folder, [" ".join(draw.choices(("one", "two", "three"), k=30)) for _ in range(400)], ["one"], train=[(0, 0)]
+    )
+    lines = (folder / "corpus.jsonl").read_text().split("\n")
     lines[7] = "{"
-    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "one"}\n')
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
     return folder
 
 
-@pytest.fixture
-def killed(source: Path, tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
+
+
+@pytest.fixture(scope="module")
+def left(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hidden directory of a preparation of `out` that was killed."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")], check=False)
+    output = tmp_path_factory.mktemp("left") / "out"
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(output)], check=False)
     assert ended.returncode == -signal.SIGKILL
-    [leftover] = leftovers(tmp_path / "out")
+    [leftover] = leftovers(output)
     assert len(list((leftover / PARTS).glob("*-*"))) == FINISHED
     return leftover
+
+
+@pytest.fixture
+def killed(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, for `out` in the folder of the test."""
+    return Path(shutil.copytree(left, tmp_path / left.name))
 
 
 @pytest.fixture

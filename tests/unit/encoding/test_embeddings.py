@@ -17,7 +17,7 @@ from raytriever.data.unanswerable import with_questions
 from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.shards import ShardEncoder, encode_in_process
-from raytriever.encoding.store import EmbeddingStore, shard_folder
+from raytriever.encoding.store import EmbeddingStore, read_embeddings, shard_folder, write_embeddings
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
 from raytriever.errors import ModelError, StorageError
 from raytriever.models.config import ModelConfig
@@ -77,6 +77,12 @@ def test_stored_embeddings_are_read_back(
     assert stored_bytes - 8 * 128 <= 160 * bytes_a_row <= stored_bytes
     with pytest.raises(IndexError):
         store.read(np.array([160]))
+    file = shard_folder(store.path, 2) / "embeddings.npy"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(StorageError, match=r"000002/embeddings\.npy: changed"):
+        EmbeddingStore.open(store.path)
 
 
 def test_only_missing_or_damaged_shards_are_encoded_again(
@@ -99,18 +105,6 @@ def test_only_missing_or_damaged_shards_are_encoded_again(
     encode_store(work, config, retriever, dataset)
     assert {file: file.read_bytes() for file in whole.path.rglob("*") if file.is_file()} == before
     assert {n for n, stamp in stamps.items() if shard_folder(whole.path, n).stat().st_mtime_ns == stamp} == {0, 2}
-
-
-def test_a_changed_byte_is_detected(
-    config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset, plan: EmbeddingPlan, tmp_path: Path
-) -> None:
-    store = encode_store(StoreWriter(tmp_path / "store", plan), config, retriever, dataset)
-    file = shard_folder(store.path, 2) / "embeddings.npy"
-    content = bytearray(file.read_bytes())
-    content[-3] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(StorageError, match=r"000002/embeddings\.npy: changed"):
-        EmbeddingStore.open(store.path)
 
 
 def test_a_directory_with_other_content_is_not_changed(
@@ -239,8 +233,6 @@ def test_an_embedding_that_is_not_finite_ends_in_one_line_without_a_store(
 
 
 def test_fp16_refuses_components_beyond_its_range(tmp_path: Path) -> None:
-    from raytriever.encoding.store import read_embeddings, write_embeddings
-
     rows = np.array([[1e5, 1], [0, 0]], np.float32)
     with pytest.raises(ModelError, match="beyond fp16"):
         write_embeddings(tmp_path, rows, "fp16")

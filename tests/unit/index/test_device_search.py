@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from sham_device import CUDA, sham_device
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact import device as device_search
@@ -17,9 +16,6 @@ from raytriever.index.exact import search
 from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 SMALL_TILE = 2**18
@@ -158,12 +154,3 @@ def test_a_corpus_refuses_embeddings_that_are_not_finite(cuda: torch.device) -> 
     documents[123, 3] = np.nan
     with pytest.raises(ModelError, match="document 123 is not finite"):
         Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(300)), cuda).top_k(embeddings(3), 5)
-
-
-def test_the_oldest_torch_has_products_of_bf16_with_float32_results() -> None:
-    """`torch.mm(..., out_dtype=)` came with torch 2.8 (pull request 150812 of PyTorch)."""
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
-    oldest = re.search(r'"torch>=(\d+)\.(\d+)"', text)
-    assert oldest is not None
-    assert (int(oldest[1]), int(oldest[2])) >= (2, 8)
-    assert "dtype" in torch.ops.aten.mm.overloads()

@@ -119,14 +119,6 @@ def test_every_document_is_reachable_for_any_queries() -> None:
             assert (graph.neighbours[row, degree:] == -1).all()
 
 
-def test_the_graph_is_the_same_at_any_number_of_threads() -> None:
-    one, two = (RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 5, threads).graph for threads in (1, 2))
-    other = RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 6, 1).graph
-    assert one.neighbours.tobytes() == two.neighbours.tobytes()
-    assert one.degrees.tobytes() == two.degrees.tobytes()
-    assert one.neighbours.tobytes() != other.neighbours.tobytes()
-
-
 def test_queries_like_the_training_queries_need_few_steps() -> None:
     roar = RoarGraph.build(SET.documents, SET.training, 16, 50, 60, 0, 1)
     _, nearest = top_k(SET.training, SET.documents, 50, np.arange(1_500))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mining_data import dataset_of, rows_of, whole_numbers
+from sham_device import CUDA, sham_device
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.index.exact import device as device_search
@@ -20,10 +19,6 @@ from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import REASONS
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import mine
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from mining_data import dataset_of, rows_of, whole_numbers
-from sham_device import CUDA, sham_device
 
 WORDS = ["river", "garden", "Garden ", "stone", "cloud"]
 

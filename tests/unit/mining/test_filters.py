@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytriever.cli.main import run
 from raytriever.data.keys import normalise
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
 from raytriever.mining.filters import (
     ABSOLUTE,
     KEPT,
@@ -118,30 +112,11 @@ def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, shar
     assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
 
 
-def test_the_published_setting_keeps_what_scores_95_per_cent_of_the_positive() -> None:
-    scores = np.array([[0.77, 0.76, 0.75]], np.float32)
-    verdicts = np.zeros((1, 3), np.int8)
-    apply_score_bounds(verdicts, scores, np.array([0.8], np.float32), None, None, 0.05)
-    assert verdicts.tolist() == [[RELATIVE, KEPT, KEPT]]
-
-
 def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     verdicts = np.array([[KEPT, RANGE, KEPT, KEPT], [RANGE, RANGE, KEPT, RANGE]], np.int8)
     draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
     choose(verdicts, 2, draws)
     assert verdicts.tolist() == [[KEPT, RANGE, NOT_CHOSEN, KEPT], [RANGE, RANGE, KEPT, RANGE]]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("The  Cat\n sat ", "the cat sat"), ("Ｃafé", "cafe\u0301"), ("STRASSE", "straße"), ("a\u2028b", "A B")],
-)
-def test_case_width_and_white_space_do_not_count(one: str, other: str) -> None:
-    assert normalise(one) == normalise(other)
-
-
-def test_other_differences_count() -> None:
-    assert len({normalise(text) for text in ("a cat", "a cat.", "acat", "a cät")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -163,12 +138,7 @@ def test_other_differences_count() -> None:
     ],
 )
 def test_answers_match_whole_words(passage: str, answer: str, is_contained: bool) -> None:
-    assert contains_answer(normalise(passage), [normalise(answer)]) is is_contained
-
-
-def test_one_of_several_answers_suffices() -> None:
-    assert contains_answer("a b c", ["x", "b"])
-    assert not contains_answer("a b c", [])
+    assert contains_answer(normalise(passage), ["nowhere", normalise(answer)]) is is_contained
 
 
 GROUPS = st.lists(st.integers(0, 3), min_size=1, max_size=7)
@@ -210,40 +180,3 @@ def test_excluded_documents_are_those_of_a_loop(
     everything = excluded.padded(np.arange(len(selected)))
     assert (everything[0] >= 0).sum() == excluded.counts.sum()
     assert ((everything[0] < 0) == (everything[1] == 0)).all()
-
-
-def contains(passage: str, answer: str) -> bool:
-    """Return true if an ASCII passage contains an answer as whole words, by a regular expression."""
-    answer, passage = (" ".join(text.lower().split()) for text in (answer, passage))
-    before = "(?<![a-z0-9])" * answer[0].isalnum()
-    behind = "(?![a-z0-9])" * answer[-1].isalnum()
-    return re.search(before + re.escape(answer) + behind, passage) is not None
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_only_passages_with_an_answer_are_removed(
-    data_packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    squad, words = data_packs / "squad", ["--split", "dev", "--num-negatives", "10", "--range-max", "10"]
-    assert run("mine", ["--dataset", str(squad), *words, "--output", str(tmp_path / "all")]) == 0
-    assert run("mine", ["--dataset", str(squad), *words, "--drop-answers", "--output", str(tmp_path / "some")]) == 0
-    assert "holds an answer" in capsys.readouterr().out
-    dataset = open_dataset(squad, ["dev"])
-    assert dataset.answers is not None
-    every, some = (read_negatives(tmp_path / name, dataset) for name in ("all", "some"))
-    size = len(dataset.documents)
-    remaining = set((some.queries * size + some.documents).tolist())
-    assert 1.02 * len(some) < len(every)
-    looked_at = gone = 0
-    passages = dataset.passages()
-    texts = {int(document): passages[int(document)] for document in np.unique(every.documents)}
-    for query, document in zip(every.queries.tolist(), every.documents.tolist(), strict=True):
-        answers, passage = dataset.answers.of(query), texts[document]
-        if passage.isascii() and all(answer.isascii() for answer in answers):
-            holds = any(contains(passage, answer) for answer in answers)
-            assert (query * size + document in remaining) is not holds, (answers, passage)
-            looked_at, gone = looked_at + 1, gone + holds
-    assert looked_at > 10_000
-    assert gone > 1_000

@@ -52,7 +52,6 @@ def test_content_of_the_expected_type_is_returned() -> None:
     ("value", "kind", "text"),
     [
         ([], Figures, "the content is a list, expected an object"),
-        ({"state": "new"}, Figures, "'after' is missing"),
         (GOOD | {"after": []}, Figures, "'after' is a list, expected an object"),
         (GOOD | {"after": {"mrr": "high"}}, Figures, "'after.mrr' is a text, expected a number or null"),
         (GOOD | {"after": {"mrr": True}}, Figures, "'after.mrr' is true, expected a number or null"),

@@ -38,15 +38,11 @@ LISTS = {"query": "a", "pos": ["b"], "neg": ["c"]}
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("train.jsonl", "train"),
         ("anything.jsonl", "train"),
         ("validation.jsonl.gz", "dev"),
-        ("val.json", "dev"),
         ("nq-dev.json.gz", "dev"),
-        ("test-00001-of-00003.parquet", "test"),
         ("test/part-0.parquet", "test"),
         ("data/train-00000-of-00001.parquet", "train"),
-        ("pretraining.jsonl", "train"),
         ("contest.jsonl", "train"),
         ("train.valid.jsonl", "dev"),
     ],

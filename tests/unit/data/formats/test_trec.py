@@ -211,11 +211,6 @@ def test_other_metrics_are_refused_because_nothing_is_judged(mkqa: Path) -> None
     assert judged.count_absent() == {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
 
 
-def test_a_corpus_is_asked_for(write) -> None:
-    with pytest.raises(DataError, match=r"no corpus in it; it holds mkqa.jsonl; add docs-0.jsonl.gz or corpus.jsonl"):
-        recognise(Source.open(write("mkqa.jsonl", ROWS)))
-
-
 def test_bad_questions_have_a_reason(read, write, mkqa: Path) -> None:
     write(
         "mkqa.jsonl.gz",

@@ -32,7 +32,7 @@ from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice
 
-DOCUMENTS = 3_000
+DOCUMENTS = 2_000
 
 
 def size_of(folder: Path) -> int:

@@ -219,16 +219,16 @@ def test_finds_the_interface_and_nothing_else() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [inspect, ast])
-def test_agrees_with_a_whole_parse_of_a_real_module(module) -> None:
-    source = Path(module.__file__).read_text()
+def test_agrees_with_a_whole_parse_of_a_real_module() -> None:
+    source = Path(inspect.__file__).read_text()
+    lines = source.splitlines()
     expected: dict[str, tuple[str, str]] = {}
 
     def walk(body: list[ast.stmt], path: str) -> None:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
                 docstring = ast.get_docstring(node)
-                if docstring and '"""' in ast.get_source_segment(source, node.body[0]):
+                if docstring and '"""' in lines[node.body[0].lineno - 1]:
                     expected[path + node.name] = (signature(node), docstring)
                 if isinstance(node, ast.ClassDef):
                     walk(node.body, f"{path}{node.name}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = random.Random(0)
     folder = tmp_path_factory.mktemp("source") / "words"
     write_beir(
-        folder, [" ".join(draw.choices(("one", "two", "three"), k=30)) for _ in range(400)], ["one"], train=[(0, 0)]
+        folder, [" ".join(draw.choices(("one", "two", "three"), k=30)) for _ in range(280)], ["one"], train=[(0, 0)]
     )
     lines = (folder / "corpus.jsonl").read_text().split("\n")
     lines[7] = "{"
@@ -90,6 +91,17 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(shards, "parse_chunk", parse_chunk)
     return numbers
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A preparation that was not disturbed."""
+    output = tmp_path_factory.mktemp("whole") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(output.parent / "cache"))
+        patch.setattr(pipeline, "_SMALLEST", CHUNK)
+        assert go_on(source, output)[1] == []
+    return output
 
 
 def go_on(source: Path, output: Path) -> tuple[dict[str, FileEntry], list[str]]:
@@ -161,24 +173,19 @@ def test_finished_shards_stay(
     harm: Callable[[Path], None],
     again: list[int],
     source: Path,
+    whole: Path,
     killed: Path,
     parsed: list[int],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))  # or its shards would be copied
-        whole, said = go_on(source, tmp_path / "whole")
-    assert said == []
-    first_file = parsed[: parsed.index(0, 1)]
-    assert len(first_file) > FINISHED + 2
-    parsed.clear()
     harm(killed)
     files, said = go_on(source, tmp_path / "out")
     assert said == [f"words: a preparation was killed; continuing after {FINISHED} shards"]
-    assert parsed[: parsed.index(0)] == again + first_file[FINISHED:]
-    assert files == whole
-    assert read_manifest(tmp_path / "out")["meta"] == read_manifest(tmp_path / "whole")["meta"]
+    manifest = read_manifest(whole)
+    chunks = len([name for name in manifest["files"] if re.fullmatch(r"documents/00000-\d+\.arrow", name)])
+    assert chunks > FINISHED + 2
+    assert parsed[: parsed.index(0)] == [*again, *range(FINISHED, chunks)]
+    assert (files, read_manifest(tmp_path / "out")["meta"]) == (manifest["files"], manifest["meta"])
     assert not killed.exists()
     assert not leftovers(tmp_path / "out")
 

@@ -41,10 +41,10 @@ def assert_equal_to_the_cpu(queries: ndarray, documents: ndarray, k: int, cuda: 
     assert [array.tobytes() for array in actual] == [array.tobytes() for array in expected]
 
 
-@pytest.mark.parametrize("k", [10, 100, 1_000])
+@pytest.mark.parametrize("k", [10, 600])
 def test_rankings_are_those_of_float64_products(k: int, cuda: torch.device) -> None:
-    queries, documents = embeddings(20), embeddings(4_000, seed=1)
-    scores, ranking = top_k(queries, documents, k, np.arange(4_000), device=cuda)
+    queries, documents = embeddings(20), embeddings(1_500, seed=1)
+    scores, ranking = top_k(queries, documents, k, np.arange(1_500), device=cuda)
     products = queries.astype(np.float64) @ documents.T.astype(np.float64)
     order = np.argsort(-products.astype(np.float32), axis=1, kind="stable")[:, :k]
     assert (ranking == order).mean() > 0.9999  # the order of float64's own sums may decide the last bit
@@ -121,15 +121,15 @@ def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
 
 
 def test_a_corpus_is_copied_once_for_several_searches(cuda: torch.device) -> None:
-    documents, reads = embeddings(3_000, seed=1), []
+    documents, reads = embeddings(1_200, seed=1), []
 
     def blocks() -> list[tuple[int, ndarray]]:
         reads.append(1)
-        return [(2_000, documents[2_000:]), (0, documents[:2_000])]
+        return [(900, documents[900:]), (0, documents[:900])]
 
-    ties = np.random.default_rng(2).permutation(3_000)
+    ties = np.random.default_rng(2).permutation(1_200)
     corpus = Corpus(blocks, TieOrder.of(ties), cuda)
-    for number, k in enumerate((20, 5, 4_000)):
+    for number, k in enumerate((5, 2_000)):
         queries = embeddings(20, seed=3 + number)
         expected = top_k(queries, documents, k, ties, device=CPU)
         assert [array.tobytes() for array in corpus.top_k(queries, k)] == [array.tobytes() for array in expected]

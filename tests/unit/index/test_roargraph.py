@@ -192,10 +192,10 @@ def edges_of(graph: Graph) -> list[set[int]]:
 def test_documents_are_connected_as_by_a_plain_loop(queries: int) -> None:
     rng = np.random.default_rng(11)
     # Exact distances, lengths that differ, and a cloud of its own that no walk finds.
-    documents = rng.integers(-4, 5, (700, 5)).astype(np.float32) * rng.integers(1, 4, (700, 1)).astype(np.float32)
+    documents = rng.integers(-4, 5, (400, 5)).astype(np.float32) * rng.integers(1, 4, (400, 1)).astype(np.float32)
     documents[:30] += 200
     degree, beam = 4, 12
-    nearest = np.array([rng.permutation(670)[:6] + 30 for _ in range(queries)], np.int32).reshape(queries, 6)
+    nearest = np.array([rng.permutation(370)[:6] + 30 for _ in range(queries)], np.int32).reshape(queries, 6)
     neighbours, degrees = project(nearest, documents, degree)
     projected = [row[:count].tolist() for row, count in zip(neighbours, degrees, strict=True)]
     expected, entry = literal_connect(projected, documents, degree, beam, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytriever.errors import ConfigError, StorageError
@@ -92,6 +92,7 @@ def test_brackets_in_texts_are_not_nesting() -> None:
     assert parse_json("[" * 100 + "]" * 100, "a.json", list[Any], "")
 
 
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(), lambda one: st.lists(one)))
 def test_any_other_json_is_refused_in_one_line(value: object) -> None:
     with pytest.raises(StorageError) as refused:

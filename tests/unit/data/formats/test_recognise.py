@@ -141,7 +141,7 @@ VALUES = LIKELY | SCALARS | st.lists(LIKELY | SCALARS | PASSAGES, max_size=3) | 
 
 
 @pytest.mark.parametrize(("parse", "fields"), PARSERS, ids=lambda value: type(value).__name__)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     row = data.draw(st.dictionaries(st.sampled_from(fields), VALUES)) | data.draw(

@@ -22,7 +22,11 @@ def write_beir(
     queries: Sequence[str | Mapping[str, Any]],
     **splits: Iterable[tuple[int, ...]],
 ) -> Path:
-    """Write a data set. Document n, a text or a row, is `d<n>`, query n is `q<n>`; a split has (query, document[, grade])."""
+    """Write a data set. Document n, a text or a row, has the id `d<n>`, query n `q<n>`.
+
+    Args:
+        splits: pairs of query and document by number, or triples with the grade.
+    """
     (folder / "qrels").mkdir(parents=True, exist_ok=True)
     for name, letter, rows in (("corpus", "d", documents), ("queries", "q", queries)):
         whole = ({"text": row} if isinstance(row, str) else row for row in rows)

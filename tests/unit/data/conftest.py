@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 from beir import write_beir
+from servers import serving
 
 from raytriever.data.prepare.tokenisation import Tokenisation
 
@@ -95,12 +95,7 @@ def objects() -> dict[str, bytes]:
 @pytest.fixture
 def bucket(objects: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The query that makes an `s3://bucket` URI mean a server on this machine, with `objects` in it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_EC2_METADATA_DISABLED", "1")):
         monkeypatch.setenv(name, value)
-    yield f"?endpoint_override=127.0.0.1%3A{server.server_port}&scheme=http&region=here"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Bucket) as address:
+        yield f"?endpoint_override={quote(address)}&scheme=http&region=here"

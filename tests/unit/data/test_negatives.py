@@ -151,6 +151,12 @@ def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = read_negatives(tmp_path / "table", small_dataset())
     for name in NAMES:
         np.testing.assert_array_equal(getattr(result, name), getattr(TABLE, name))
+    write_negatives(tmp_path / "empty", NegativesTable.none(small_dataset()), small_dataset())
+    assert len(read_negatives(tmp_path / "empty", small_dataset())) == 0
+    pq.write_table(columns(more=["x", "y"], rank=pa.array([0, 1], pa.uint8())), tmp_path / "t.parquet")
+    result = read_negatives(tmp_path / "t.parquet", small_dataset())
+    assert result.queries.tolist() == [0, 1]
+    np.testing.assert_array_equal(result.scores, [1, np.nan])
 
 
 def test_ids_outlive_positions(tmp_path: Path) -> None:
@@ -158,19 +164,6 @@ def test_ids_outlive_positions(tmp_path: Path) -> None:
     result = read_negatives(tmp_path / "table", small_dataset(reverse=True))
     assert result.documents.tolist() == [7 - n for n in (3, 4, 5, 1, 2)]
     assert result.queries.tolist() == [0, 0, 0, 2, 2]
-
-
-def test_a_table_without_rows_is_one(tmp_path: Path) -> None:
-    write_negatives(tmp_path / "table", NegativesTable.none(small_dataset()), small_dataset())
-    assert len(read_negatives(tmp_path / "table", small_dataset())) == 0
-
-
-def test_a_single_file_of_others_is_read(tmp_path: Path) -> None:
-    pq.write_table(columns(more=["x", "y"], rank=pa.array([0, 1], pa.uint8())), tmp_path / "t.parquet")
-    result = read_negatives(tmp_path / "t.parquet", small_dataset())
-    assert result.queries.tolist() == [0, 1]
-    assert result.scores[0] == 1
-    assert np.isnan(result.scores[1])
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,8 @@ def test_a_language_of_miracl(read, miracl: Path) -> None:
     assert {(row.id, row.title, row.text) for row in result.records.documents} == {
         (one["docid"], "Seli", one["text"]) for one in PASSAGES
     }
-    assert {(query.id, query.text) for query in result.records.queries} == {
-        ("7", "Seli ni nini?"),
-        ("0", "Nani aligundua seli?"),
-        ("1", "Lini?"),
-        ("9", "Wapi?"),
-    }
+    queries = {"7": "Seli ni nini?", "0": "Nani aligundua seli?", "1": "Lini?", "9": "Wapi?"}
+    assert {query.id: query.text for query in result.records.queries} == queries
     assert result.bad == []
 
 
@@ -189,7 +185,7 @@ def test_questions_by_language_with_their_answers(read, mkqa: Path) -> None:
     assert result.bad == []
 
 
-@pytest.mark.parametrize(("order", "accuracy"), [([0, 1, 2], 1.0), ([1, 0, 2], 1.0), ([2, 0, 1], 0.0)])
+@pytest.mark.parametrize(("order", "accuracy"), [([1, 0, 2], 1.0), ([2, 0, 1], 0.0)])
 def test_passages_with_an_answer_are_counted(mkqa: Path, order: list[int], accuracy: float) -> None:
     dataset = open_dataset(mkqa, ["ja"], max_bad_rows=0)
     best_first = [dataset.documents.ids.index("abc"[row]) for row in order]

@@ -82,7 +82,7 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
     assert len(seen) > 10
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), count=st.integers(0, 6), mined=st.booleans())
 def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
     examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)
@@ -331,7 +331,7 @@ def test_a_wrong_mix_is_reported(text: str, message: str) -> None:
 
 @example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)
 @example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shares=SHARES,
     there=st.lists(st.booleans(), min_size=5, max_size=5),

@@ -64,7 +64,7 @@ def test_what_is_relevant_in_any_split_is_no_negative_and_is_counted() -> None:
     assert (table.relevant, table.repeated) == (3, 0)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4), st.integers(0, 5)), max_size=60))
 def test_a_table_is_what_a_dictionary_would_keep(result: list[tuple[int, int, int, int]]) -> None:
     best: dict[tuple[int, int], tuple[int, int]] = {}
@@ -193,9 +193,7 @@ def test_a_wrong_file_is_reported(tmp_path: Path, changes: dict[str, Any], messa
 def test_broken_and_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no negatives table"):
         read_negatives(tmp_path / "none", small_dataset())
-    (tmp_path / "t.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match="the file is empty"):
-        read_negatives(tmp_path / "t.parquet", small_dataset())
+
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more PAR1")
     with pytest.raises(DataError, match="the Parquet is broken"):
         read_negatives(tmp_path / "t.parquet", small_dataset())

@@ -144,14 +144,6 @@ def test_rows_that_crash_the_tokenizer_are_quarantined_alone(small: Path, words_
     assert dataset.tokens.documents.lengths()[-2:].tolist() == [6, 1]
 
 
-def test_too_many_bad_rows_leave_nothing(small: Path, cache: Path) -> None:
-    for _ in range(3):
-        add(small / "corpus.jsonl", _id="x")
-    with pytest.raises(DataError, match=r"corpus\.jsonl row 41: no field \"text\".*3 of 43 rows are bad"):
-        prepare(Request(str(small)))
-    assert not list((cache / "datasets").iterdir())
-
-
 def test_a_file_that_begins_with_nothing_but_bad_rows_is_not_read_on(small: Path) -> None:
     rows = [json.dumps({"_id": f"d{n}", "body": "x" * 2000}) for n in range(2000)]
     (small / "corpus.jsonl").write_text("\n".join(rows) + "\n")

@@ -101,8 +101,10 @@ def test_the_key_names_what_is_installed_and_not_the_project() -> None:
 
 
 def test_the_standard_library_reads_well() -> None:
-    pairs = pydocs.distinct(pydocs.pairs_of(modules_of(source_roots()[0])))
-    assert len(pairs) > 600
+    packages = ("asyncio", "doctest", "email", "http", "inspect", "json", "logging", "statistics", "unittest")
+    modules = (each for each in modules_of(source_roots()[0]) if each[0].partition(".")[0] in packages)
+    pairs = pydocs.distinct(pydocs.pairs_of(modules))
+    assert len(pairs) > 150
     assert len({normalised(pair.query) for pair in pairs}) == len(pairs)
     by_name = {pair.name: pair for pair in pairs}
     assert by_name["json.dumps"].query == "Serialize obj to a JSON formatted str."

@@ -198,9 +198,13 @@ def test_shards_of_other_files_or_chunks_do_not(
         assert go_on(source, tmp_path / "out")[1] == []
     assert parsed[:2] == [0, 1]
     assert killed.exists()  # a new one may be another command's
-    with (source / "corpus.jsonl").open("a") as stream:
-        stream.write('{"_id": "last", "text": "one"}\n')
-    assert go_on(source, tmp_path / "out")[1] == []
+    corpus = source / "corpus.jsonl"
+    before = corpus.read_text()
+    try:
+        corpus.write_text(before + '{"_id": "last", "text": "one"}\n')
+        assert go_on(source, tmp_path / "out")[1] == []
+    finally:
+        corpus.write_text(before)  # other tests have the same source
 
 
 def test_what_is_there_needs_no_room(

@@ -22,7 +22,7 @@ from raytriever.mining import bm25 as index_of_bm25
 from raytriever.mining import postings
 from raytriever.mining.analyser import ENGLISH_ANALYSER
 from raytriever.mining.bm25 import Bm25Index, compare_best
-from raytriever.mining.postings import K1, B, Postings, PostingsBlock
+from raytriever.mining.postings import K1, B, Postings
 from raytriever.store.parts import Parts
 
 TEXTS = ["the cat sat", "dogs and cats", "a running dog", "cats cats cats", "nothing alike", "the cat sat"]
@@ -35,14 +35,6 @@ def test_ranks_by_shared_stems_and_breaks_ties_by_position() -> None:
     assert positions[1].tolist()[:2] == [2, 1]
     assert scores.dtype == np.float32
     assert positions.dtype == np.int64
-
-
-@pytest.mark.parametrize("query", ["zebra", "the", "", "?!"])
-def test_a_query_without_a_known_term_scores_nothing(query: str) -> None:
-    scores, positions = Bm25Index(TEXTS).search([query, "cat"], 3)
-    assert scores[0].tolist() == [0, 0, 0]
-    assert positions[0].tolist() == [0, 1, 2]
-    assert positions[1, 0] == 3
 
 
 def test_sizes_of_results_and_texts_without_terms() -> None:
@@ -151,14 +143,6 @@ def test_an_edited_index_is_that_of_all_its_texts(kept: Sequence[int], added: in
         for ours, theirs in zip(one.search(queries, 20), other.search(queries, 20), strict=True):
             assert np.array_equal(ours, theirs)
     assert all(np.array_equal(one, other) for one, other in zip(before, index.search(queries, 20), strict=True))
-
-
-def test_terms_of_a_block_are_those_of_the_analyser() -> None:
-    texts = draw_texts(40)
-    block = PostingsBlock.of(texts)
-    assert block.lengths.tolist() == [len(words) for words in ENGLISH_ANALYSER.analyse(texts)]
-    assert block.terms == sorted({word for words in ENGLISH_ANALYSER.analyse(texts) for word in words})
-    assert PostingsBlock.of(["", "the"]).terms == []
 
 
 @pytest.fixture

@@ -106,12 +106,11 @@ def test_dense_mining_equals_a_loop(data: st.DataObject) -> None:
         assert score == scores[int(query), int(document)]
 
 
-@pytest.mark.parametrize("method", ["dense", "cross-query"])
 def test_mining_copies_the_embeddings_to_a_gpu_once(
-    word_data: tuple[RetrievalDataset, Embeddings], method: str, monkeypatch: pytest.MonkeyPatch
+    word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset, embeddings = word_data
-    config = MiningConfig(method=method, num_negatives=2, range_max=5)
+    config = MiningConfig(method="dense", num_negatives=2, range_max=5)
     expected = mine(dataset, "train", config, embeddings=embeddings).table
     monkeypatch.setattr(miner, "BLOCK", 20)
     blocks = []

@@ -50,7 +50,7 @@ def test_an_array_is_read_as_it_was_saved(tmp_path: Path, mapped: Any, shape: tu
         (npy(header("|O"), b"cos\nsystem\n"), r"holds values of type '\|O', expected int64"),
         (npy(header("<f8"), bytes(32)), "holds values of type '<f8', expected int64"),
         (npy(header(">i8"), bytes(32)), "holds values of type '>i8', expected int64"),
-        (npy(header("<i8", "(2, 2)"), bytes(32)), "has the shape 2 x 2, expected 4"),
+        (npy(header("<i8", "(2, 2)"), bytes(32)), "has the shape 2 x 2, expected any"),
         (npy(header("<i8", "(-4,)"), bytes(32)), "it has no header of a plain array"),
         (npy(header("<i8", "(4,)", fortran=True), bytes(32)), "it has no header of a plain array"),
         (npy(header("<i8", f"({'9' * 100},)"), bytes(32)), "it has no header of a plain array"),
@@ -66,7 +66,7 @@ def test_an_array_of_another_type_or_shape_is_one_line(tmp_path: Path, content: 
         assert read_array(tmp_path / "a.npy", ["int64"], (4,), "").tolist() == [0, 0, 0, 0]
         return
     with pytest.raises(StorageError, match=rf"a\.npy: .*{says}.*; make it again$"):
-        read_array(tmp_path / "a.npy", ["int64"], (4,), "make it again")
+        read_array(tmp_path / "a.npy", ["int64"], (None,), "make it again")
 
 
 def test_an_archive_gives_the_arrays_that_are_asked_for(tmp_path: Path) -> None:

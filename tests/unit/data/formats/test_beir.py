@@ -111,14 +111,6 @@ def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> N
     assert len(read(tmp_path / "set").records.documents) == 5
 
 
-@pytest.mark.data
-def test_a_pack_with_grades(data_packs: Path, read) -> None:
-    graded = read(data_packs / "climate-fever-evidence")
-    assert (graded.plan.format, len(graded.records.judgements)) == ("beir", 5305)
-    assert len(graded.records.negatives) == 2560
-    assert not graded.bad
-
-
 class TitledDoc(NamedTuple):
     doc_id: str
     text: str

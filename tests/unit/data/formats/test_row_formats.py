@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -261,14 +260,6 @@ def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
     result = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
     assert result.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
     assert {row.split for row in result.records.judgements} == {"dev"}
-
-
-@pytest.mark.data
-def test_a_pack_of_pairs(data_packs: Path, read) -> None:
-    result = read(data_packs / "sick")
-    assert (result.plan.format, result.bad) == ("pairs", [])
-    assert Counter(row.split for row in result.records.judgements) == {"train": 1299, "dev": 144, "test": 1414}
-    assert len(result.records.negatives) == 665 + 74 + 720
 
 
 def test_pairs_triplets_and_more(read, write) -> None:

@@ -339,8 +339,6 @@ class Files:
 
 def json_value(value: Any) -> Any:
     """Return a value as JSON holds it; what is missing (NaN, NA) becomes null."""
-    if isinstance(value, str | int | None):
-        return value
     if hasattr(value, "tolist"):  # numpy
         value = value.tolist()
     if isinstance(value, float):

@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import Documents, Passages
+from raytriever.data.prepare.tokenisation import flat
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.mining.postings import Postings
@@ -121,11 +122,9 @@ class Bm25Index:
 
         def fill(start: int) -> None:
             chunk = terms[start : start + _CHUNK]
-            offsets = np.concatenate([[0], np.cumsum([len(each) for each in chunk])]).astype(np.int64)
-            flat = np.array([term for each in chunk for term in each], dtype=np.int64)
             scores = np.zeros(len(self), np.float32)
             some = (each[start : start + _CHUNK] for each in rows)
-            kernel(postings.weights, postings.documents, postings.starts, flat, offsets, scores, *some)
+            kernel(postings.weights, postings.documents, postings.starts, *flat(chunk, np.int64), scores, *some)
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int64, UInt64
+from jaxtyping import Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, positions_of_runs
@@ -239,11 +239,6 @@ def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries colum
     verdicts[is_surplus] = NOT_CHOSEN
 
 
-def is_candidate(verdicts: Verdicts) -> Bool[ndarray, "queries columns"]:
-    """Return true for each entry that holds a candidate."""
-    return verdicts != NO_CANDIDATE
-
-
 def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
     """Count the candidates of each verdict."""
-    return np.bincount(verdicts[is_candidate(verdicts)], minlength=len(REASONS))
+    return np.bincount(verdicts[verdicts != NO_CANDIDATE], minlength=len(REASONS))

@@ -270,14 +270,22 @@ def format_hits(hits: Hits) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PassageIndex(ABC):
-    """Index of the passages of a data set, with their encoder and what its scores mean."""
+    """Index of the passages of a data set, with their encoder and what its scores mean.
+
+    Args:
+        dataset: data set whose passages are searched.
+        calibration: what the scores mean; None if it is unknown.
+        changed: number of passages that were added or removed since the data set was read.
+        bm25: index of the passages for BM25, if there is one already.
+    """
 
     dataset: RetrievalDataset
     retriever: Retriever
-    calibration: Calibration | None
-    changed: int
-    bm25: Bm25Index | None
+    calibration: Calibration | None = None
+    changed: int = 0
+    bm25: Bm25Index | None = None
 
     @property
     def documents(self) -> Documents:
@@ -327,24 +335,11 @@ class PassageIndex(ABC):
         return fields, encode_texts(self.retriever, passages, "passage", "passages", prompt)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExactIndex(PassageIndex):
-    """Passages of a data set with their embeddings and their encoder, in memory for any number of searches.
+    """Passages in memory for any number of searches; `blocks` are their embeddings, in their order."""
 
-    Args:
-        dataset: data set whose passages are searched.
-        blocks: embeddings of the passages, in their order.
-        calibration: what the scores mean; None if it is unknown.
-        changed: number of passages that were added or removed since the data set was read.
-        bm25: index of the passages for BM25, if there is one already.
-    """
-
-    dataset: RetrievalDataset
-    retriever: Retriever
     blocks: Sequence[Float32[ndarray, "rows width"]]
-    calibration: Calibration | None = None
-    changed: int = 0
-    bm25: Bm25Index | None = None
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -352,7 +347,7 @@ class ExactIndex(PassageIndex):
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
-        return cls(dataset, retriever, cut(passages), calibration)
+        return cls(dataset=dataset, retriever=retriever, blocks=cut(passages), calibration=calibration)
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -258,14 +258,15 @@ def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Map
     for file in files:
         if durable:
             fsync(file)
-        entries[file.relative_to(directory).as_posix()] = _entry(file)
+        entries[file.relative_to(directory).as_posix()] = entry_of(file)
     if durable:
         for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
             fsync(folder)
     _write(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
 
 
-def _entry(file: Path) -> FileEntry:
+def entry_of(file: Path) -> FileEntry:
+    """Return the entry of a file in a manifest."""
     return {"size": file.stat().st_size, "sha256": sha256_of(file)}
 
 
@@ -277,7 +278,7 @@ def push_part(folder: Path, path: Path, part: str) -> None:
     """
     files = files_below(folder)
     remote.push_part(path, {file.name: file for file in files})
-    objects.write_object(path / f".{part}", json.dumps({file.name: _entry(file) for file in files}).encode())
+    objects.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:

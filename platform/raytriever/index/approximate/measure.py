@@ -5,7 +5,7 @@ several passes, so they are reproducible on a machine that does other work too."
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, isnan, log, nan
@@ -97,17 +97,6 @@ def efforts(index: ApproximateIndex, k: int, most: int = MOST_EFFORT) -> Iterato
         yield effort
         effort = max(effort + 1, int(effort * _STEP))
     yield most
-
-
-def curve(
-    index: ApproximateIndex,
-    queries: Float32[ndarray, "queries width"],
-    true: Int64[ndarray, "queries k"],
-    settings: Sequence[int],
-    timed: bool = True,
-) -> list[OperatingPoint]:
-    """Measure the index at every effort."""
-    return [measure(index, queries, true, effort, timed) for effort in settings]
 
 
 def at_recall(

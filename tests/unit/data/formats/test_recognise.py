@@ -161,7 +161,7 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     assert all(row.origin in ORIGINS and not math.isinf(row.score) for row in records.negatives)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.text(alphabet="a1-\u2028\x85 é"), max_size=6), st.sampled_from([(), ("source",), ("source", "rank")])
 )

@@ -121,12 +121,9 @@ class PendingEmbeddings:
 
 
 def encode_contents(retriever: Retriever, contents: Sequence[ndarray], side: Side) -> Float32[ndarray, "texts width"]:
-    """Return the embeddings of contents, finite or not, in the arithmetic of the retriever's weights.
+    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the arithmetic of the weights.
 
-    Args:
-        retriever: on any device; it is put into evaluation mode.
-        contents: token ids; see `Retriever.contents`.
-        side: decides the tower and the length to which texts are cut.
+    The retriever is put into evaluation mode. `side` decides the tower and the length to which texts are cut.
     """
     return _start_contents(retriever, contents, side).result()
 

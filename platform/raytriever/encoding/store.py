@@ -55,9 +55,7 @@ def write_embeddings(
     """Write rows into a folder.
 
     Args:
-        folder: existing folder without embeddings.
         embeddings: finite embeddings, of the rows that are not copied.
-        dtype: `fp32`, `fp16` or `int8`.
         copied: rows that another store has in this storage type.
 
     Raises:

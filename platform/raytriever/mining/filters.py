@@ -121,8 +121,7 @@ class ExcludedDocuments:
     def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
         """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
 
-        Args:
-            dataset: documents judged relevant in any of its open splits are excluded.
+        Documents judged relevant in any open split of the data set are excluded.
         """
         queries = dataset.positives(split).queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]

@@ -201,9 +201,7 @@ class MiningInputs:
 
     Args:
         excluded: Excluded documents of the queries of `positives`.
-        make_bm25: returns the index of all passages.
-        dataset, config, embeddings, judge, seed, round: see `mine`.
-
+        make_bm25: returns the index of all passages. The other inputs are those of `mine`.
     Raises:
         ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
             query is not finite.

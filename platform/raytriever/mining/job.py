@@ -64,10 +64,7 @@ class MiningJob:
 
 
 def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`.
-
-    Args:
-        output: directory that does not exist yet.
+    """Mine, and commit the table to `output`, which does not exist yet.
 
     Returns:
         The result, and a line about quarantined rows if there are any.

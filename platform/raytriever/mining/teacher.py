@@ -175,9 +175,6 @@ class ScoringResult:
 def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) -> ScoringResult:
     """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
 
-    Args:
-        output: directory of the scores, new or from an earlier call.
-
     Raises:
         UserError: an error that the user can correct.
     """
@@ -306,11 +303,6 @@ class Pairs:
 
 def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
     """Collect the pairs of a split.
-
-    Args:
-        dataset: opened with the split.
-        split: split whose queries with a positive are scored.
-        config: names the sources of candidates.
 
     Raises:
         ConfigError: no source of candidates is passed, and the data set has no hard negatives.

@@ -228,11 +228,7 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
 
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times.
-
-    Args:
-        config, rows, width: see `bytes_of_finder`.
-    """
+    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times."""
     read_again = {
         "ivf": POINTS * (config.lists or default_lists(rows)),
         "ivfpq": POINTS * (config.lists or default_lists(rows)),

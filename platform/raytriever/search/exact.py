@@ -62,10 +62,8 @@ def search_store(
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`.
 
-    Args:
-        store, queries, k, ties, exclude: see `top_k_of_blocks`.
-        unfinished: folder in which the ranking so far is kept from time to time. After a kill, the same search
-            continues with it. None to keep none.
+    `unfinished` is the folder in which the ranking so far is kept from time to time. After a kill, the same search
+    continues with it. None keeps none.
     """
     check_fits(store, queries, ties)
     order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
@@ -102,11 +100,7 @@ def _name_of(store: EmbeddingStore, k: int, *arrays: ndarray | None) -> str:
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
-    """Check that queries and ties match a store.
-
-    Raises:
-        ModelError: the number of `ties` or the width of the queries does not match the store.
-    """
+    """Raise `ModelError` unless the number of `ties` and the width of the queries match a store."""
     if len(ties) != len(store):
         raise ModelError(
             f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}",

@@ -15,7 +15,6 @@ from raytriever.data.columns import Rows, TextColumn, TokenColumn
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.formats.plan import answers_in
 from raytriever.data.prepare.open import open_dataset
-from raytriever.data.prepare.pipeline import in_processes, in_this_process
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.records import BadRow
 from raytriever.errors import DataError
@@ -129,11 +128,10 @@ def tokens_of(dataset: RetrievalDataset) -> list[list[int]]:
     return [row.tolist() for row in dataset.tokens.queries.take(np.arange(len(dataset.queries)))]
 
 
-@pytest.mark.parametrize("run", [in_this_process, in_processes])
-def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: Tokenisation, run: Any) -> None:
+def test_a_prompt_of_a_row_replaces_that_of_the_data_set(write: Write, words: Tokenisation) -> None:
     folder = write("rows", ["title title", "", None, ..., "text"])
     words = Tokenisation(words.tokenizer, query_prompt="query query ")
-    dataset = open_dataset(folder, ["train"], tokenisation=words, run=run)
+    dataset = open_dataset(folder, ["train"], tokenisation=words)
     prompts = ["title title", *["query query "] * 3, "text"]
     assert dataset.prompts_of(range(5), "query query ") == prompts
     expected = words.encode([f"{prompt}query {n}" for n, prompt in enumerate(prompts)], "")

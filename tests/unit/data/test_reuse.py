@@ -77,11 +77,8 @@ def prepared(monkeypatch: pytest.MonkeyPatch, small: Path, tmp_path: Path) -> Pr
 NEW = {"_id": "new", "text": "a new text"}
 
 
-@pytest.mark.parametrize("run", [in_this_process, in_processes])
-def test_only_chunks_with_a_change_are_written_again(
-    prepared: Preparation, small: Path, words: Tokenisation, run: Runner
-) -> None:
-    prepared.run = run
+def test_only_chunks_with_a_change_are_written_again(prepared: Preparation, small: Path, words: Tokenisation) -> None:
+    prepared.run = in_processes
     prepared(words)
     assert prepared.written > 10
     rows = corpus()

@@ -111,10 +111,7 @@ class ApproximateIndex:
         To find half of the documents, a finder visits almost all of them, and never finds those it cannot reach. So the
         search is exact for such k, including k above the size of the corpus.
 
-        Args:
-            queries: result of `check`.
-            k: number of documents, at least 1.
-            threads: see `Finder.find`.
+        `queries` are those that `check` returns.
         """
         count = len(self.documents)
         if 2 * k >= count:

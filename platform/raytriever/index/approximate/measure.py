@@ -29,7 +29,6 @@ class OperatingPoint:
     """Measurements of an index at one effort.
 
     Args:
-        effort: see `index.Finder`.
         recall: mean share of a query's true documents that were retrieved, 0 to 1.
         candidates: mean number of documents scored for a query; NaN if the library does not report it.
         qps: queries per second on one thread; NaN if not timed.
@@ -59,14 +58,9 @@ def measure(
     effort: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Measure recall and cost of a search for the k true documents of each query.
+    """Measure recall and cost of a search, at an effort, for the k true documents of each query.
 
-    Args:
-        index: searched with `effort` instead of its own effort.
-        queries: at least one embedding.
-        true: documents of an exact search; unused entries are -1.
-        effort: see `index.Finder`.
-        timed: measure queries per second too.
+    `true` are the documents of an exact search, -1 in unused entries. `timed` measures queries per second too.
     """
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():

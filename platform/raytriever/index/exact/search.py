@@ -243,7 +243,6 @@ class Corpus:
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
-        device: see `top_k_of_blocks`.
         documents: largest number of documents in the blocks, by default that of the whole corpus.
     """
 

@@ -208,9 +208,7 @@ class StoreWriter:
     def finish(self, where: str, texts: Any) -> EmbeddingStore:
         """Commit the store when no shard is missing.
 
-        Args:
-            where: name of the side in the quarantine file.
-            texts: texts of all rows; only those of quarantined rows are read.
+        `where` names the side in the quarantine file. Of the texts of all rows only those of quarantined rows are read.
         """
         files: dict[str, FileEntry] = {}
         left_out: dict[int, str] = {}

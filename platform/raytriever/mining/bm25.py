@@ -32,11 +32,7 @@ _LAST = 0xFFFF_FFFF
 
 
 class Bm25Index:
-    """BM25 index of texts.
-
-    Args:
-        texts: the passages, at least one; results identify them by their positions in this sequence.
-    """
+    """BM25 index of texts, at least one; results identify them by their positions."""
 
     def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:
         self._analyser = analyser
@@ -80,13 +76,10 @@ class Bm25Index:
     def search(
         self, queries: Sequence[str], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return the `min(k, len(self))` best documents of each query, best first.
+        """Return scores and positions of the `min(k, len(self))` best documents of each query, best first.
 
         Among equal scores the smaller position comes first. Documents that share no term with the query score 0
         and fill the remaining columns.
-
-        Returns:
-            Scores and positions.
         """
         k = min(k, len(self))
         keys = np.zeros((len(queries), k), np.uint64)

@@ -229,11 +229,8 @@ def _recorded_revision(output: Path, model: str) -> str | None:
 def _score(
     output: Path, plan: ScorePlan, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
-    """Score the missing parts, and replace the working directory by the committed scores.
-
-    Returns:
-        All scores, and the number of pairs in the parts that were missing.
-    """
+    """Score the missing parts, and replace the working directory by the committed scores. Return all scores, and the
+    number of pairs in the parts that were missing."""
     parts, passages = Parts(output / PARTS, plan.key), dataset.passages()
     rows_of = {
         f"part-{number:06d}": slice(start, min(plan.pairs, start + plan.part))

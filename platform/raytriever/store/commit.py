@@ -162,11 +162,8 @@ def complete(path: Path) -> None:
 
 
 def remove(path: Path, *, whole: bool = False) -> None:
-    """Remove a file or folder that a command has written, if it is there.
-
-    Args:
-        whole: whether a file of a folder that may not be removed is an error.
-    """
+    """Remove a file or folder that a command has written, if it is there. If the folder must go `whole`, a file of it
+    that may not be removed is an error."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=not whole)
@@ -271,11 +268,8 @@ def entry_of(file: Path) -> FileEntry:
 
 
 def push_part(folder: Path, path: Path, part: str) -> None:
-    """Upload the files of a folder into a directory of an object store that another process will commit.
-
-    Args:
-        part: name by which the other process takes them, see `take_part`.
-    """
+    """Upload the files of a folder into a directory of an object store that another process will commit, which takes
+    them by the name of the part; see `take_part`."""
     files = files_below(folder)
     remote.push_part(path, {file.name: file for file in files})
     objects.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())

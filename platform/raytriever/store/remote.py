@@ -102,8 +102,7 @@ def _remove_unused_once() -> None:
 def remove_unused(folder: Path) -> None:
     """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
 
-    Args:
-        folder: of copies. Folders that a process of this machine writes stay.
+    Folders that a process of this machine writes stay.
     """
     owners = tuple(_owned_folders(folder)) or ("\0",)
     for here, _, names in os.walk(folder):
@@ -173,8 +172,7 @@ def delete(path: Path | str) -> None:
 class Changes:
     """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded.
 
-    Args:
-        path: the folder; just pulled, or new.
+    The folder was just pulled, or is new.
     """
 
     def __init__(self, path: Path) -> None:
@@ -217,8 +215,7 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
     """Upload a file, unless the object is that of the copy; the file gets the time of the object.
 
-    Returns:
-        The size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
+    Return the size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
     """
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):

@@ -82,9 +82,9 @@ def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
     return least
 
 
-def efforts(index: ApproximateIndex, k: int, most: int = MOST_EFFORT) -> Iterator[int]:
+def efforts(index: ApproximateIndex, k: int) -> Iterator[int]:
     """Yield efforts from the least on, each about a quarter higher than the one before."""
-    effort, most = k, min(most, len(index.documents))
+    effort, most = k, min(MOST_EFFORT, len(index.documents))
     if isinstance(index.finder, Ivf):
         effort, most = 1, min(most, index.finder.index.nlist)
     while effort < most:

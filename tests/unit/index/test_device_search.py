@@ -12,7 +12,6 @@ from sham_device import CUDA, sham_device
 
 from raytriever.errors import ConfigError, ModelError
 from raytriever.index.exact import device as device_search
-from raytriever.index.exact import search
 from raytriever.index.exact.device import ResidentDocuments
 from raytriever.index.exact.search import Corpus, top_k, top_k_of_blocks
 from raytriever.index.ranking import TieOrder
@@ -134,23 +133,6 @@ def test_a_corpus_is_copied_once_for_several_searches(cuda: torch.device) -> Non
         expected = top_k(queries, documents, k, ties, device=CPU)
         assert [array.tobytes() for array in corpus.top_k(queries, k)] == [array.tobytes() for array in expected]
     assert len(reads) == 1
-
-
-def test_a_corpus_that_does_not_fit_is_copied_for_each_search(
-    cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = embeddings(2_000, seed=1)
-    needed = 700 * ResidentDocuments.bytes_per_row(40, device_search.quick_precision(cuda))
-    for module in (device_search, search):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(needed / device_search.DOCUMENT_SHARE) + 1)
-    corpus = Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(2_000)), cuda)
-    for k in (3, 10):
-        expected = top_k(embeddings(20), documents, k, np.arange(2_000), device=CPU)
-        assert [array.tobytes() for array in corpus.top_k(embeddings(20), k)] == [array.tobytes() for array in expected]
-
-
-def test_a_corpus_refuses_embeddings_that_are_not_finite(cuda: torch.device) -> None:
-    documents = embeddings(300, seed=1)
     documents[123, 3] = np.nan
     with pytest.raises(ModelError, match="document 123 is not finite"):
-        Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(300)), cuda).top_k(embeddings(3), 5)
+        Corpus(blocks, TieOrder.of(ties), cuda).top_k(queries, 5)

@@ -63,7 +63,8 @@ def index_of(embeddings: ndarray, texts: list[str] | None = None, calibration: C
     texts = texts or [f"text {at}" for at in numbers]
     documents = Documents([f"d{at}" for at in numbers], [""] * len(embeddings), texts)
     dataset = RetrievalDataset("synthetic", documents, Queries([], []), {})
-    return rt.Index("exact", lambda: ExactIndex(dataset, rt.load_model(MODEL).retriever, cut(embeddings), calibration))
+    passages = {"dataset": dataset, "blocks": cut(embeddings), "calibration": calibration}
+    return rt.Index("exact", lambda: ExactIndex(retriever=rt.load_model(MODEL).retriever, **passages))
 
 
 def drawn_texts(count: int) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from beir import write_beir
 
+from indexes import write_index
 from raytriever.config import Config, Curriculum
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import ROW_BYTES, NegativesTable, write_negatives
@@ -24,7 +24,7 @@ from raytriever.index.approximate.config import INDEXES, IndexConfig
 from raytriever.index.approximate.store import FINDER
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-from raytriever.search.approximate import IndexJob, bytes_of_finder, memory_of_building, run_index
+from raytriever.search.approximate import bytes_of_finder
 from raytriever.store import capacity
 from raytriever.store.capacity import check_disk, check_memory, format_size
 from raytriever.store.disk import files_below
@@ -32,10 +32,7 @@ from raytriever.training.checkpoint import write_slices
 from raytriever.training.config import TrainingConfig
 from raytriever.training.parallel.model_state import Slice
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from indexes import write_index
-
-DOCUMENTS = 3_000
+DOCUMENTS = 2_000
 
 
 def size_of(folder: Path) -> int:
@@ -45,17 +42,11 @@ def size_of(folder: Path) -> int:
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a data set of passages of 60 words and as many queries."""
-    folder = tmp_path_factory.mktemp("data") / "texts"
-    (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(3)
     words = np.array(["".join(rng.choice(list("abcdefghij"), 5)) for _ in range(2_000)])
-    with (folder / "corpus.jsonl").open("w") as corpus, (folder / "queries.jsonl").open("w") as queries:
-        for row in range(DOCUMENTS):
-            corpus.write(json.dumps({"_id": f"d{row}", "title": "", "text": " ".join(rng.choice(words, 60))}) + "\n")
-            queries.write(json.dumps({"_id": f"q{row}", "text": " ".join(rng.choice(words, 8))}) + "\n")
-    rows = "".join(f"q{row}\td{row}\t1\n" for row in range(DOCUMENTS))
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    return folder
+    documents, queries = ([" ".join(rng.choice(words, size)) for _ in range(DOCUMENTS)] for size in (60, 8))
+    judged = [(row, row) for row in range(DOCUMENTS)]
+    return write_beir(tmp_path_factory.mktemp("data") / "texts", documents, queries, train=judged)
 
 
 @pytest.fixture
@@ -170,36 +161,6 @@ def test_a_memory_that_is_too_small_is_named(monkeypatch: pytest.MonkeyPatch) ->
         "the memory: the structures of the index need 1.0 GB, and 1.0 GB is free; "
         "end other programs, or use --index ivfpq"
     )
-
-
-@pytest.mark.parametrize(("index", "remedy"), [("hnsw", "use --index ivfpq"), ("ivfpq", "a machine with more memory")])
-def test_an_index_that_exceeds_the_memory_is_not_begun(
-    index: str,
-    remedy: str,
-    tiny_dataset: Path,
-    tiny_encoder: Path,
-    own_cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    dataset = open_dataset(str(tiny_dataset), [])
-    width = load_retriever(ModelConfig(str(tiny_encoder))).width
-    config = IndexConfig(index=index)
-    free = memory_of_building(config, len(dataset.documents), width) - 1
-    monkeypatch.setattr(capacity, "free_system_memory", lambda: free)
-    job = IndexJob(
-        dataset=str(tiny_dataset),
-        config=config,
-        model=ModelConfig(str(tiny_encoder)),
-        precision=None,
-        max_bad_rows=0.01,
-        seed=0,
-    )
-    with pytest.raises(
-        StorageError, match=rf"the structures of the index, and the embeddings that it learns from, need .*{remedy}"
-    ):
-        run_index(job, tmp_path / "index", lambda line: None)
-    assert not (tmp_path / "index").exists()
 
 
 def test_sizes_have_units() -> None:

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-
 from processes import children_of, processes, wait_for
 
 from raytriever.interruption import check_interrupted, hangups_blocked, interruptible

@@ -7,7 +7,6 @@ from __future__ import annotations
 import http.server
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
 from raytriever.data.prepare.open import open_dataset
@@ -38,9 +38,6 @@ from raytriever.store.commit import (
 from raytriever.store.disk import check_writable
 from raytriever.store.lock import InUseError, acquire, check_owner
 from raytriever.store.objects import address_of, copy_of
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from object_store import READER, ObjectStore, object_store
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +217,7 @@ def wrong_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return wrong_by
 
 
-@pytest.mark.parametrize("offset", [0, 600, -600])
+@pytest.mark.parametrize("offset", [600, -600])
 def test_a_second_machine_is_refused_until_the_first_has_ended(
     machine: Callable[[str], None],
     uri: str,
@@ -278,7 +275,7 @@ def test_a_full_disk_is_not_a_store_that_does_not_answer(
     )
 
 
-@pytest.mark.parametrize("offset", [0, 600, -600])
+@pytest.mark.parametrize("offset", [600, -600])
 def test_a_file_that_changes_twice_in_a_second_is_read_again(
     machine: Callable[[str], None], uri: str, wrong_clock: Callable[[float], None], offset: float
 ) -> None:

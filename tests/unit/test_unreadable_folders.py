@@ -13,12 +13,6 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent.parent / "platform"
 NOBODY = 65534
-# Each prints the line of the error that it ends in.
-LISTINGS = {
-    "files": "from raytriever.store.commit import files_below; files_below(folder)",
-    "data set": "from raytriever.data.sources import Source; Source.open(folder)",
-    "modules": "from raytriever.data.pydocs.builder import modules_of; list(modules_of(folder))",
-}
 
 
 @pytest.fixture
@@ -34,45 +28,38 @@ def shared() -> Iterator[Path]:
         (folder / "part" / "closed").chmod(0o700)
 
 
-def line_for_nobody(statement: str, folder: Path) -> str:
-    """The line of the error that a statement ends in, run as a user without rights."""
-    # Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
-    program = f"""
+# Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
+PROGRAM = f"""
 import os, sys
 from pathlib import Path
 from raytriever.errors import UserError
-import raytriever.data.sources, raytriever.data.pydocs.builder, raytriever.models.files, raytriever.store.commit
+from raytriever.data.pydocs.builder import modules_of
+from raytriever.data.sources import Source
+from raytriever.models.files import stored_tensors
+from raytriever.store.commit import files_below
 import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})
-try:
-    {statement}
-except UserError as error:
-    print(error)
+for read in (files_below, Source.open, lambda folder: list(modules_of(folder)), stored_tensors):
+    try:
+        read(folder)
+    except UserError as error:
+        print(error)
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ended.stdout.count("\n") == 1
-    return ended.stdout.strip()
 
 
-@pytest.mark.fast_every(3)
-@pytest.mark.parametrize("listing", LISTINGS)
-def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
-    line = line_for_nobody(LISTINGS[listing], shared)
-    assert str(shared / "part" / "closed") in line
-    assert "ermi" in line  # permission, or permitted
-
-
-def test_weights_that_may_not_be_read_are_named(shared: Path) -> None:
-    file = shared / "model.safetensors"
-    file.write_bytes(b"")
-    file.chmod(0)
-    line = line_for_nobody("from raytriever.models.files import stored_tensors; stored_tensors(folder)", shared)
-    assert line.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")
+def test_folders_and_weights_that_may_not_be_read_are_named(shared: Path) -> None:
+    weights = shared / "model.safetensors"
+    weights.write_bytes(b"")
+    weights.chmod(0)
+    environment = os.environ | {"PYTHONPATH": str(PACKAGE)}
+    command = [sys.executable, "-c", PROGRAM, str(shared)]
+    *listings, of_weights = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(listings) == 3
+    for line in listings:
+        assert str(shared / "part" / "closed") in line
+        assert "ermi" in line  # permission, or permitted
+    assert of_weights.startswith(f"{weights}: permission denied; make it readable for this user (chmod, chown)")

@@ -199,12 +199,7 @@ def context_of(tokens: Sequence[str], begin: int, end: int) -> tuple[str, str]:
 
 
 class Contexts:
-    """Similarity of the words around entities: the cosine of the square roots of their counts.
-
-    Args:
-        around: `Places.around`.
-        entities: entities to compare with.
-    """
+    """Similarity of the words around entities to those around others: the cosine of the roots of their counts."""
 
     def __init__(self, around: Mapping[tuple[str, ...], Counter[str]], entities: Sequence[tuple[str, ...]]) -> None:
         counts: Counter[str] = Counter()

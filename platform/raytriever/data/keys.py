@@ -54,11 +54,7 @@ def digest_of(ids: Iterable[Any], contents: Iterable[Any]) -> str:
 
 
 class KeyIndex:
-    """Index that finds the position of a key; the first position for equal keys.
-
-    Args:
-        keys: the keys, in the order of their positions.
-    """
+    """Index that finds the position of a key in the order of the keys; the first position for equal keys."""
 
     def __init__(self, keys: Keys) -> None:
         # Sorted by both words, equal keys by position.

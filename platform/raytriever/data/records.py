@@ -150,11 +150,8 @@ class QuarantineReport:
         return replace(self, entries=tuple(entry for entry in self.entries if entry["file"] not in files))
 
     def write(self, folder: Path | str) -> QuarantineReport:
-        """Write the rows to `folder/quarantine.jsonl`; without rows, remove the file of an earlier reading.
-
-        Returns:
-            The same report with the path of the file.
-        """
+        """Write the rows to `folder/quarantine.jsonl`; without rows, remove the file of an earlier reading. Return the
+        report with the path of the file."""
         path = Path(folder) / QUARANTINE
         if not self.entries:
             with disk_errors(path):

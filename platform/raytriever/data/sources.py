@@ -291,11 +291,8 @@ class Files:
     columns: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, name: str) -> Path:
-        """Write the files to the cache, whole, unless they are there.
-
-        Returns:
-            The folder, `sources/DIGEST/NAME`; the digest is that of the content.
-        """
+        """Write the files to the cache, whole, unless they are there. Return their folder, `sources/DIGEST/NAME`; the
+        digest is that of the content."""
         digest = hashlib.sha256()
         for file in self.rows:
             digest.update(json.dumps(file).encode())
@@ -339,8 +336,6 @@ class Files:
 
 def json_value(value: Any) -> Any:
     """Return a value as JSON holds it; what is missing (NaN, NA) becomes null."""
-    if isinstance(value, str | int | None):
-        return value
     if hasattr(value, "tolist"):  # numpy
         value = value.tolist()
     if isinstance(value, float):

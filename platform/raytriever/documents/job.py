@@ -191,17 +191,17 @@ class _Import:
             if not positives:
                 continue
             rows = [f"{name}\t{document}\t1" for name in texts for document in dict.fromkeys(positives.get(name, ()))]
-            (self._folder / "qrels").mkdir(exist_ok=True)
-            file = self._folder / "qrels" / f"{split}.tsv"
-            file.write_text("\n".join(["\t".join(QRELS_HEADER), *rows]) + "\n", encoding="utf-8")
+            self._write_split("qrels", split, ["\t".join(QRELS_HEADER), *rows])
             self._summary.judged[split] = len(positives)
         for split in SPLITS:
             names = [name for name in without if splits[name] == split]
             if names:
-                (self._folder / UNANSWERABLE).mkdir(exist_ok=True)
-                file = self._folder / UNANSWERABLE / f"{split}.tsv"
-                file.write_text("\n".join([*UNANSWERABLE_HEADER, *names]) + "\n", encoding="utf-8")
+                self._write_split(UNANSWERABLE, split, [*UNANSWERABLE_HEADER, *names])
                 self._summary.unanswerable[split] = len(names)
+
+    def _write_split(self, kind: str, split: str, lines: Sequence[str]) -> None:
+        (self._folder / kind).mkdir(exist_ok=True)
+        (self._folder / kind / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _read(where: str, kind: str) -> ParsedDocument:

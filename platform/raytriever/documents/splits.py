@@ -51,7 +51,6 @@ def assign_splits(
 
     Args:
         paths: documents, relative to their folder.
-        seed: seed of the hashes.
         groups: for each question, the documents that answer it.
         shares: shares of the questions; None for the default.
         known: splits that documents keep, such as those of an earlier import. A group whose documents are known in

@@ -64,11 +64,7 @@ class PassageChanges:
 
 
 class EarlierImport:
-    """Data set of an earlier import that is updated.
-
-    Attributes:
-        changes: counts of the passages so far, see `keep_ids`.
-    """
+    """Data set of an earlier import that is updated; `changes` counts the passages so far, see `keep_ids`."""
 
     def __init__(self, folder: Path) -> None:
         manifest = read_manifest(folder)

@@ -100,11 +100,7 @@ class CrashRecord:
 
 
 def find_fatal_texts(load: Callable[[], Retriever], contents: Sequence[ndarray], side: Side) -> dict[int, str]:
-    """Return the indices of the texts that kill the encoder's process, with the reason.
-
-    Args:
-        load: loads the encoder; sent to the processes.
-        contents: token ids; see `Retriever.contents`.
+    """Return the indices of the texts that kill the encoder's process, with the reason; `load` is sent to processes.
 
     Raises:
         ModelError: more than `MOST` texts do, or a process dies while it loads the encoder.

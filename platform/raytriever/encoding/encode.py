@@ -48,11 +48,8 @@ def encode_queries(
     title: str = "queries",
     prompts: Prompts | None = None,
 ) -> Float32[ndarray, "queries width"]:
-    """Return the embeddings of queries of a data set, each with its prompt.
-
-    Args:
-        prompts: prompts of the data set, if it has other names than its own.
-    """
+    """Return the embeddings of queries of a data set, each with its prompt: its own, that of `prompts`, or that which
+    the retriever has for the name of the data set."""
     default = (prompts or retriever.prompts_of(dataset.name)).query
     queries = [int(query) for query in positions]
     prompt = dataset.prompts_of(queries, default)
@@ -70,8 +67,7 @@ def encode_texts(
 ) -> Float32[ndarray, "texts width"]:
     """Return the embeddings of texts of one side, in the arithmetic of the retriever's weights.
 
-    Args:
-        prompt: text in front of all texts, or one for each; by default the prompt of the side.
+    `prompt` is in front of all texts, or has one for each; by default it is the prompt of the side.
     """
     embeddings = np.empty((len(texts), retriever.width), np.float32)
     before: tuple[int, PendingEmbeddings] | None = None  # the window that a GPU encodes while the next is launched
@@ -121,12 +117,9 @@ class PendingEmbeddings:
 
 
 def encode_contents(retriever: Retriever, contents: Sequence[ndarray], side: Side) -> Float32[ndarray, "texts width"]:
-    """Return the embeddings of contents, finite or not, in the arithmetic of the retriever's weights.
+    """Return the embeddings of contents (`Retriever.contents`), finite or not, in the arithmetic of the weights.
 
-    Args:
-        retriever: on any device; it is put into evaluation mode.
-        contents: token ids; see `Retriever.contents`.
-        side: decides the tower and the length to which texts are cut.
+    The retriever is put into evaluation mode. `side` decides the tower and the length to which texts are cut.
     """
     return _start_contents(retriever, contents, side).result()
 
@@ -261,14 +254,12 @@ def batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches_of_rows
 
 
-def check_finite(
-    embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str], first: int = 0
-) -> None:
-    """Raise `ModelError` if an embedding is not finite; the error names the first such text. Row 0 is text `first`."""
+def check_finite(embeddings: Float32[ndarray, "rows width"], side: Side, text_of: Callable[[int], str]) -> None:
+    """Raise `ModelError` if an embedding is not finite; the error names the first such text."""
     bad = np.flatnonzero(~np.isfinite(embeddings).all(1))
     if len(bad):
         raise ModelError(
-            f"{len(bad)} embeddings are not finite, the first of text {text_of(first + int(bad[0]))[:60]!r}",
+            f"{len(bad)} embeddings are not finite, the first of text {text_of(int(bad[0]))[:60]!r}",
             f"{side} encoder",
             "the weights are broken or overflow in bf16: train or load them again",
         )

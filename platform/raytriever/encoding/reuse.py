@@ -78,11 +78,8 @@ class EarlierEmbeddings:
 def find_earlier(
     writer: StoreWriter, missing: Sequence[int], keys_of_rows: Callable[[range], Keys]
 ) -> EarlierEmbeddings | None:
-    """Find the embeddings that earlier stores of the same encoder have; None if they have none.
-
-    Args:
-        writer: writer of the new store, after `begin`.
-    """
+    """Find the embeddings that earlier stores of the same encoder have, after the `begin` of the writer of the new
+    store; None if they have none."""
     stores = _stores(writer) if missing else []
     if not stores:
         return None

@@ -40,11 +40,8 @@ _WRITES_BEHIND = 1  # encoded shards that may wait for their commit
 
 
 class SideTexts:
-    """Texts and contents of one side of a data set, by position.
-
-    Args:
-        prompts: prompts of the data set; by default those that the retriever has for its name.
-    """
+    """Texts and contents of one side of a data set, by position. By default its prompts are those that the retriever
+    has for its name."""
 
     def __init__(self, dataset: RetrievalDataset, side: Side, prompts: Prompts | None = None) -> None:
         self.side = side

@@ -55,9 +55,7 @@ def write_embeddings(
     """Write rows into a folder.
 
     Args:
-        folder: existing folder without embeddings.
         embeddings: finite embeddings, of the rows that are not copied.
-        dtype: `fp32`, `fp16` or `int8`.
         copied: rows that another store has in this storage type.
 
     Raises:
@@ -97,10 +95,8 @@ def read_embeddings(
 ) -> Float32[ndarray, "rows width"]:
     """Read the rows that `write_embeddings` wrote, or some of them; a slice of `fp32` is memory-mapped.
 
-    The mapping is copy-on-write, because torch warns of arrays that are read-only.
-
-    Args:
-        shape: expected numbers of rows and components; None where unknown.
+    The mapping is copy-on-write, because torch warns of arrays that are read-only. `shape` has the expected numbers of
+    rows and components, None where unknown.
     """
     whole = read_array(folder / EMBEDDINGS, ["float32", "float16", "int8"], shape, _REMEDY, mapped="c")
     stored = whole[rows]

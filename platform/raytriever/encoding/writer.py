@@ -42,8 +42,8 @@ from raytriever.errors import StorageError, setting
 from raytriever.prompts import Side
 from raytriever.reading.structured import conform, read_json
 from raytriever.store.capacity import check_disk
-from raytriever.store.commit import MANIFEST, FileEntry, read_manifest, remove, sha256_of, write_atomically
-from raytriever.store.disk import disk_errors, files_below, fsync
+from raytriever.store.commit import MANIFEST, FileEntry, entry_of, read_manifest, remove, write_atomically
+from raytriever.store.disk import disk_errors, files_below, fsync, has_content
 from raytriever.store.lock import check_owner
 from raytriever.store.parts import Parts
 
@@ -155,15 +155,11 @@ class StoreWriter:
                 str(self.path),
                 f"give another {setting('output')}, or remove it",
             )
-        return self._has_content()
+        return has_content(self.path)
 
     def has_own_plan(self) -> bool:
         """Return true if the directory is empty or missing, or holds an earlier attempt at this plan."""
-        return not self._has_content() or _key_of(self.path) == self.plan.key
-
-    def _has_content(self) -> bool:
-        with disk_errors(self.path, reading=True):
-            return self.path.is_dir() and any(self.path.iterdir())
+        return not has_content(self.path) or _key_of(self.path) == self.plan.key
 
     def begin(self) -> None:
         """Make the directory, or continue an earlier attempt; raises the errors of `check`."""
@@ -212,9 +208,7 @@ class StoreWriter:
     def finish(self, where: str, texts: Any) -> EmbeddingStore:
         """Commit the store when no shard is missing.
 
-        Args:
-            where: name of the side in the quarantine file.
-            texts: texts of all rows; only those of quarantined rows are read.
+        `where` names the side in the quarantine file. Of the texts of all rows only those of quarantined rows are read.
         """
         files: dict[str, FileEntry] = {}
         left_out: dict[int, str] = {}
@@ -223,11 +217,11 @@ class StoreWriter:
             manifest = read_manifest(folder, verify=False)
             name = folder.relative_to(self.path).as_posix()
             files |= {f"{name}/{file}": entry for file, entry in manifest["files"].items()}
-            files[f"{name}/{MANIFEST}"] = _entry(folder / MANIFEST)
+            files[f"{name}/{MANIFEST}"] = entry_of(folder / MANIFEST)
             left_out |= {int(row): reason for row, reason in manifest["meta"]["left_out"].items()}
         entries = [bad_entry(where, row + 1, left_out[row], texts[row].encode()) for row in sorted(left_out)]
         QuarantineReport(tuple(entries)).write(self.path)
-        files |= {name: _entry(self.path / name) for name in (PLAN, QUARANTINE) if (self.path / name).exists()}
+        files |= {name: entry_of(self.path / name) for name in (PLAN, QUARANTINE) if (self.path / name).exists()}
         meta = {"kind": KIND, "version": VERSION, **self._described(), "left_out": [*left_out]}
         with disk_errors(self.path):
             for name in (WORK, NEXT):
@@ -316,7 +310,3 @@ def _key_of(path: Path) -> str | None:
     with suppress(OSError, StorageError):
         return plan_key(path)
     return None
-
-
-def _entry(file: Path) -> FileEntry:
-    return {"size": file.stat().st_size, "sha256": sha256_of(file)}

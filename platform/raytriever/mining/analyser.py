@@ -56,11 +56,7 @@ _FOLDED: dict[str, dict[int, Any]] = {
 
 @dataclass(frozen=True)
 class Analyser:
-    """Analyser of one language.
-
-    Args:
-        language: a code of `data.languages.LANGUAGES`.
-    """
+    """Analyser of one language, a code of `data.languages.LANGUAGES`."""
 
     language: str = ENGLISH
 

@@ -20,6 +20,7 @@ from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.dataset import Documents, Passages
+from raytriever.data.prepare.tokenisation import flat
 from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
 from raytriever.mining.postings import Postings
@@ -31,11 +32,7 @@ _LAST = 0xFFFF_FFFF
 
 
 class Bm25Index:
-    """BM25 index of texts.
-
-    Args:
-        texts: the passages, at least one; results identify them by their positions in this sequence.
-    """
+    """BM25 index of texts, at least one; results identify them by their positions."""
 
     def __init__(self, texts: Sequence[str], analyser: Analyser = ENGLISH_ANALYSER) -> None:
         self._analyser = analyser
@@ -79,13 +76,10 @@ class Bm25Index:
     def search(
         self, queries: Sequence[str], k: int
     ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
-        """Return the `min(k, len(self))` best documents of each query, best first.
+        """Return scores and positions of the `min(k, len(self))` best documents of each query, best first.
 
         Among equal scores the smaller position comes first. Documents that share no term with the query score 0
         and fill the remaining columns.
-
-        Returns:
-            Scores and positions.
         """
         k = min(k, len(self))
         keys = np.zeros((len(queries), k), np.uint64)
@@ -121,11 +115,9 @@ class Bm25Index:
 
         def fill(start: int) -> None:
             chunk = terms[start : start + _CHUNK]
-            offsets = np.concatenate([[0], np.cumsum([len(each) for each in chunk])]).astype(np.int64)
-            flat = np.array([term for each in chunk for term in each], dtype=np.int64)
             scores = np.zeros(len(self), np.float32)
             some = (each[start : start + _CHUNK] for each in rows)
-            kernel(postings.weights, postings.documents, postings.starts, flat, offsets, scores, *some)
+            kernel(postings.weights, postings.documents, postings.starts, *flat(chunk, np.int64), scores, *some)
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))

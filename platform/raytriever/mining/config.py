@@ -12,8 +12,7 @@ from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import NEGATIVES, RANKING, TEACHER
 
 METHODS = ("bm25", "dense", "cross-query", "gold", "random")
-# Methods that need embeddings.
-ENCODER_METHODS = ("dense", "cross-query")
+
 # Candidates that are examined for each requested negative if some of them may be removed or skipped.
 CANDIDATES_PER_NEGATIVE = 10
 # Only these have scores that a bound can be compared with, unless a judge scores the candidates.
@@ -66,6 +65,11 @@ class MiningConfig:
     def methods(self) -> tuple[str, ...]:
         """Return the methods in their order."""
         return tuple(name.strip() for name in self.method.split(","))
+
+    @property
+    def needs_embeddings(self) -> bool:
+        """Return true if a method searches embeddings."""
+        return not {"dense", "cross-query"}.isdisjoint(self.methods)
 
     @property
     def has_score_bounds(self) -> bool:

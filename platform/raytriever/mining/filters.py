@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int8, Int64, UInt64
+from jaxtyping import Float32, Int8, Int64, UInt64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset, positions_of_runs
@@ -49,11 +49,8 @@ Verdicts = Int8[ndarray, "queries ranks"]
 def contains_answer(passage: str, answers: Iterable[str]) -> bool:
     """Return true if the passage contains one of the answers, as whole words. Empty answers are never contained.
 
-    A match is rejected if it begins or ends inside a word, that is between two cased letters or digits.
-
-    Args:
-        passage: `normalise`d text.
-        answers: `normalise`d texts.
+    A match is rejected if it begins or ends inside a word, that is between two cased letters or digits. All texts are
+    `normalise`d.
     """
     for answer in filter(None, answers):
         start = passage.find(answer)
@@ -121,8 +118,7 @@ class ExcludedDocuments:
     def of_split(cls, dataset: RetrievalDataset, split: str) -> ExcludedDocuments:
         """Collect the excluded documents of the queries of a split that have a relevant document, in their order.
 
-        Args:
-            dataset: documents judged relevant in any of its open splits are excluded.
+        Documents judged relevant in any open split of the data set are excluded.
         """
         queries = dataset.positives(split).queries
         rows = [each.where(each.scores > 0) for each in dataset.judgements.values()]
@@ -239,11 +235,6 @@ def choose(verdicts: Verdicts, count: int, draws: UInt64[ndarray, "queries colum
     verdicts[is_surplus] = NOT_CHOSEN
 
 
-def is_candidate(verdicts: Verdicts) -> Bool[ndarray, "queries columns"]:
-    """Return true for each entry that holds a candidate."""
-    return verdicts != NO_CANDIDATE
-
-
 def count_verdicts(verdicts: Verdicts) -> Int64[ndarray, " reasons"]:
     """Count the candidates of each verdict."""
-    return np.bincount(verdicts[is_candidate(verdicts)], minlength=len(REASONS))
+    return np.bincount(verdicts[verdicts != NO_CANDIDATE], minlength=len(REASONS))

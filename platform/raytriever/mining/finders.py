@@ -26,7 +26,7 @@ from raytriever.index.exact.search import Corpus, tie_order
 from raytriever.index.ranking import TieOrder
 from raytriever.index.score import pair_scores
 from raytriever.mining.bm25 import Bm25Index
-from raytriever.mining.config import ENCODER_METHODS, MiningConfig
+from raytriever.mining.config import MiningConfig
 from raytriever.mining.filters import ExcludedDocuments, entries
 
 # A judge scores pairs of texts; higher scores are more relevant.
@@ -201,9 +201,7 @@ class MiningInputs:
 
     Args:
         excluded: Excluded documents of the queries of `positives`.
-        make_bm25: returns the index of all passages.
-        dataset, config, embeddings, judge, seed, round: see `mine`.
-
+        make_bm25: returns the index of all passages. The other inputs are those of `mine`.
     Raises:
         ModelError: the number of embeddings differs from the number of queries or documents, or the embedding of a
             query is not finite.
@@ -220,7 +218,7 @@ class MiningInputs:
     round: int
 
     def __post_init__(self) -> None:
-        if self._by_encoder:
+        if self.config.needs_embeddings:
             _check_embeddings(self.embeddings, len(self.positives), len(self.dataset.documents))
 
     def find(self, method: str, rows: Int64[ndarray, " block"], depth: int) -> Candidates:
@@ -264,7 +262,7 @@ class MiningInputs:
         if self.config.judge:
             assert self.judge is not None, "the settings name a judge"
             return PairScorer.by_judge(self.judge, self.texts, self.dataset.passages())
-        if self._by_encoder:
+        if self.config.needs_embeddings:
             return PairScorer.by_encoder(self._required_embeddings)
         return PairScorer.by_bm25(self._bm25, self.texts) if "bm25" in self.config.methods else None
 
@@ -273,10 +271,6 @@ class MiningInputs:
         answers = self.dataset.answers
         assert answers is not None
         return [normalise(answer) for answer in answers.of(int(self.positives.queries[row]))]
-
-    @property
-    def _by_encoder(self) -> bool:
-        return bool(set(ENCODER_METHODS) & set(self.config.methods))
 
     @cached_property
     def _bm25(self) -> Bm25Index:
@@ -365,9 +359,8 @@ def _tabulate(row: ndarray, documents: ndarray, scores: ndarray, rows: int) -> C
 
 def _check_embeddings(embeddings: Embeddings | None, queries: int, documents: int) -> None:
     if embeddings is None:
-        raise ConfigError(
-            f"{' and '.join(ENCODER_METHODS)} need embeddings", setting("method"), "pass embeddings, or choose bm25"
-        )
+        remedy = "pass embeddings, or choose bm25"
+        raise ConfigError("dense and cross-query need embeddings", setting("method"), remedy)
     for what, count, wanted in (
         ("queries", len(embeddings.queries), queries),
         ("documents", len(embeddings.documents), documents),

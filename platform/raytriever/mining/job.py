@@ -22,7 +22,7 @@ from raytriever.encoding.loading import load_for_encoding, report_prompts
 from raytriever.encoding.store import EmbeddingStore
 from raytriever.errors import ConfigError, DataError, StorageError, setting
 from raytriever.mining.analyser import Analysis
-from raytriever.mining.config import ENCODER_METHODS, MiningConfig, check_mining
+from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.mining.filters import REASONS
 from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import REPEATED, MiningResult, check_data, mine
@@ -64,10 +64,7 @@ class MiningJob:
 
 
 def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> tuple[MiningResult, str | None]:
-    """Mine, and commit the table to `output`.
-
-    Args:
-        output: directory that does not exist yet.
+    """Mine, and commit the table to `output`, which does not exist yet.
 
     Returns:
         The result, and a line about quarantined rows if there are any.
@@ -76,7 +73,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
         UserError: an error that the user can correct; nothing is written.
     """
     check_mining(job.mining)
-    if job.embeddings and not set(ENCODER_METHODS) & set(job.mining.methods):
+    if job.embeddings and not job.mining.needs_embeddings:
         reason = f"{setting('method')} {job.mining.method} needs no embeddings"
         raise ConfigError(reason, setting("embeddings"), f"add dense or cross-query to {setting('method')}")
     if output.exists():
@@ -102,7 +99,7 @@ def run_mining(job: MiningJob, output: Path, report: Callable[[str], None]) -> t
     rows = len(dataset.positives(job.split).queries) * job.mining.num_negatives * len(job.mining.methods)
     check_disk(output, rows * ROW_BYTES, "the negatives")
     embeddings = documents = None
-    if set(ENCODER_METHODS) & set(job.mining.methods):
+    if job.mining.needs_embeddings:
         retriever = load_for_encoding(job.model, precision, device)
         report_prompts(retriever, dataset.name, report)
         documents = open_matching_store(job.embeddings, job.model, retriever, dataset) if job.embeddings else None

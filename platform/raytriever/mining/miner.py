@@ -103,22 +103,14 @@ class MinedBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class CandidateFilter:
-    """Filter of the candidates of one method after another.
-
-    Args:
-        finished: blocks of the same mining that are not mined again.
-    """
+    """Filter of the candidates of one method after another; `finished` blocks are not mined again."""
 
     inputs: MiningInputs
     finished: Parts
 
     def run(self, method: str) -> tuple[tuple[ndarray, ...], ndarray]:
-        """Mine with one method.
-
-        Returns:
-            Columns of the kept candidates (index of the query in the split, document, rank, score), and the number of
-            candidates of each verdict.
-        """
+        """Mine with one method. Return columns of the kept candidates (index of the query in the split, document, rank,
+        score), and the number of candidates of each verdict."""
         excluded = self.inputs.excluded
         first, end = self._ranks(method)
         order = np.argsort(excluded.counts, kind="stable")

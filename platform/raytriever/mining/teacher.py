@@ -13,7 +13,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -36,7 +35,7 @@ from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import MANIFEST, committed_directory, read_manifest, write_atomically
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable, disk_errors, has_content
 from raytriever.store.parts import Parts
 
 PLAN, PARTS, _SCORES = "plan.json", "parts", "scores.npy"
@@ -106,10 +105,8 @@ def _begin(path: Path, plan: ScorePlan) -> bool:
     Raises:
         StorageError: the directory has other content.
     """
-    with disk_errors(path, reading=True):
-        has_content = path.is_dir() and any(path.iterdir())
     own = asdict(plan)
-    if not has_content:
+    if not has_content(path):
         with disk_errors(path):
             (path / PARTS).mkdir(parents=True, exist_ok=True)
         write_atomically(path / PLAN, json.dumps({"key": plan.key, **own}, indent=1))
@@ -178,9 +175,6 @@ class ScoringResult:
 def run_scoring(job: ScoringJob, output: Path, report: Callable[[str], None]) -> ScoringResult:
     """Score, and commit the scores to `output`. An interrupted job continues with the parts that are missing.
 
-    Args:
-        output: directory of the scores, new or from an earlier call.
-
     Raises:
         UserError: an error that the user can correct.
     """
@@ -235,11 +229,8 @@ def _recorded_revision(output: Path, model: str) -> str | None:
 def _score(
     output: Path, plan: ScorePlan, teacher: CrossEncoder, dataset: RetrievalDataset, pairs: Pairs
 ) -> tuple[Float32[ndarray, " pairs"], int]:
-    """Score the missing parts, and replace the working directory by the committed scores.
-
-    Returns:
-        All scores, and the number of pairs in the parts that were missing.
-    """
+    """Score the missing parts, and replace the working directory by the committed scores. Return all scores, and the
+    number of pairs in the parts that were missing."""
     parts, passages = Parts(output / PARTS, plan.key), dataset.passages()
     rows_of = {
         f"part-{number:06d}": slice(start, min(plan.pairs, start + plan.part))
@@ -267,17 +258,13 @@ def _score(
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
             scored[name] = scores
-            parts.write(name, partial(_save, scores))
+            parts.write(name, lambda folder, scores=scores: np.save(folder / _SCORES, scores))
             progress.advance(len(scores))
     scores = np.concatenate([each for each in scored.values() if each is not None])
     meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
     with committed_directory(output, meta, replace=True) as folder:
         write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
     return scores, total
-
-
-def _save(scores: ndarray, folder: Path) -> None:
-    np.save(folder / _SCORES, scores)
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:
@@ -313,11 +300,6 @@ class Pairs:
 
 def collect_pairs(dataset: RetrievalDataset, split: str, config: ScoreConfig) -> Pairs:
     """Collect the pairs of a split.
-
-    Args:
-        dataset: opened with the split.
-        split: split whose queries with a positive are scored.
-        config: names the sources of candidates.
 
     Raises:
         ConfigError: no source of candidates is passed, and the data set has no hard negatives.

@@ -33,12 +33,11 @@ from raytriever.index.approximate.index import ApproximateIndex
 from raytriever.index.approximate.measure import format_count, measure
 from raytriever.index.approximate.store import UnfinishedIndex, index_directory, read_index, read_meta
 from raytriever.index.exact.search import tie_order
-from raytriever.mining.bm25 import Bm25Index
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.options import check_changed
-from raytriever.search.calibration import Calibration, current_calibration
+from raytriever.search.calibration import current_calibration
 from raytriever.search.exact import (
     PassageIndex,
     format_hits,
@@ -83,19 +82,14 @@ class IndexResult(PassageIndex):
     """Index in memory with its inputs.
 
     `seconds` is the time of building or updating it, None if it was opened; `built` is the number of passages with
-    which it was built, before any update; `bm25` is the index of the passages for BM25, if there is one already.
+    which it was built, before any update.
     """
 
     index: ApproximateIndex
-    dataset: RetrievalDataset
-    retriever: Retriever
     store: EmbeddingStore
     seconds: float | None
     is_update: bool = False
-    calibration: Calibration | None = None
     built: int = 0
-    changed: int = 0
-    bm25: Bm25Index | None = None
 
     def edited(self, keep: Int64[ndarray, " kept"], added: Documents) -> IndexResult:
         """Return the index of some of its passages, by ascending positions, and of others, which are encoded.
@@ -234,11 +228,7 @@ def bytes_of_finder(config: IndexConfig, rows: int, width: int) -> int:
 
 
 def memory_of_building(config: IndexConfig, rows: int, width: int) -> int:
-    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times.
-
-    Args:
-        config, rows, width: see `bytes_of_finder`.
-    """
+    """Estimate the memory that building an index takes: its structures, and the embeddings that it reads many times."""
     read_again = {
         "ivf": POINTS * (config.lists or default_lists(rows)),
         "ivfpq": POINTS * (config.lists or default_lists(rows)),

@@ -175,15 +175,9 @@ def read_calibration(file: Path) -> Calibration | None:
 def current_calibration(
     config: ModelConfig, dataset: str, documents: Documents, report: Callable[[str], None], *, int8: bool
 ) -> Calibration | None:
-    """Return the calibration of a model for a corpus.
+    """Return the calibration of a model for a corpus; None if there is none, or if it is damaged or stale.
 
-    Args:
-        config: the model and how it reads texts.
-        report: called with a line if the calibration is damaged or stale.
-        int8: whether the texts are encoded in 8-bit integers.
-
-    Returns:
-        The calibration; None if there is none, or if it is damaged or stale.
+    `report` is called with a line if it is. `int8` is whether the texts are encoded in 8-bit integers.
     """
     file = resolve_model(config.model, config.revision) / FILE
     try:
@@ -234,13 +228,8 @@ def changed_share(before: Sequence[int], count: int, documents: Documents) -> fl
 
 
 def after_changes(calibration: Calibration | None, changed: int, count: int) -> Calibration | None:
-    """Return a calibration after passages of a running index were added or removed; marked if they are too many.
-
-    Args:
-        calibration: that of the passages before; None without one.
-        changed: number of passages that were added, or removed, since they were read.
-        count: number of passages now.
-    """
+    """Return a calibration after `changed` passages of a running index were added, or removed; marked if they are too
+    many for the `count` that there are now."""
     share = min(1.0, changed / max(1, count))
     if calibration is None or share <= MOST_CHANGED:
         return calibration
@@ -264,12 +253,8 @@ def _changed(calibration: Calibration, dataset: str, documents: Documents) -> st
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:
-    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set.
-
-    Args:
-        config: the model and how it reads texts.
-        dataset: name of the data set, which may have prompts of its own.
-    """
+    """Return the SHA-256 over a model's weights and all settings that decide the embeddings of a data set, by its name:
+    it may have prompts of its own."""
     directory = resolve_model(config.model, config.revision)
     description = describe(directory, config)
     prompts = prompt_table(description, config).of(dataset)

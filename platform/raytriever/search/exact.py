@@ -62,10 +62,8 @@ def search_store(
 ) -> tuple[Float32[ndarray, "queries k"], Int64[ndarray, "queries k"]]:
     """Search a store exactly, with one shard in memory at a time; see `index.exact.search.top_k_of_blocks`.
 
-    Args:
-        store, queries, k, ties, exclude: see `top_k_of_blocks`.
-        unfinished: folder in which the ranking so far is kept from time to time. After a kill, the same search
-            continues with it. None to keep none.
+    `unfinished` is the folder in which the ranking so far is kept from time to time. After a kill, the same search
+    continues with it. None keeps none.
     """
     check_fits(store, queries, ties)
     order, rows, count = TieOrder.of(ties), store.meta["shard_rows"], max(0, min(k, len(ties)))
@@ -102,11 +100,7 @@ def _name_of(store: EmbeddingStore, k: int, *arrays: ndarray | None) -> str:
 
 
 def check_fits(store: EmbeddingStore, queries: ndarray, ties: ndarray) -> None:
-    """Check that queries and ties match a store.
-
-    Raises:
-        ModelError: the number of `ties` or the width of the queries does not match the store.
-    """
+    """Raise `ModelError` unless the number of `ties` and the width of the queries match a store."""
     if len(ties) != len(store):
         raise ModelError(
             f"holds embeddings of {len(store):,} documents, but the data set has {len(ties):,}",
@@ -270,14 +264,22 @@ def format_hits(hits: Hits) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True, kw_only=True)
 class PassageIndex(ABC):
-    """Index of the passages of a data set, with their encoder and what its scores mean."""
+    """Index of the passages of a data set, with their encoder and what its scores mean.
+
+    Args:
+        dataset: data set whose passages are searched.
+        calibration: what the scores mean; None if it is unknown.
+        changed: number of passages that were added or removed since the data set was read.
+        bm25: index of the passages for BM25, if there is one already.
+    """
 
     dataset: RetrievalDataset
     retriever: Retriever
-    calibration: Calibration | None
-    changed: int
-    bm25: Bm25Index | None
+    calibration: Calibration | None = None
+    changed: int = 0
+    bm25: Bm25Index | None = None
 
     @property
     def documents(self) -> Documents:
@@ -327,24 +329,11 @@ class PassageIndex(ABC):
         return fields, encode_texts(self.retriever, passages, "passage", "passages", prompt)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExactIndex(PassageIndex):
-    """Passages of a data set with their embeddings and their encoder, in memory for any number of searches.
+    """Passages in memory for any number of searches; `blocks` are their embeddings, in their order."""
 
-    Args:
-        dataset: data set whose passages are searched.
-        blocks: embeddings of the passages, in their order.
-        calibration: what the scores mean; None if it is unknown.
-        changed: number of passages that were added or removed since the data set was read.
-        bm25: index of the passages for BM25, if there is one already.
-    """
-
-    dataset: RetrievalDataset
-    retriever: Retriever
     blocks: Sequence[Float32[ndarray, "rows width"]]
-    calibration: Calibration | None = None
-    changed: int = 0
-    bm25: Bm25Index | None = None
 
     @classmethod
     def build(cls, config: ModelConfig, retriever: Retriever, dataset: RetrievalDataset) -> ExactIndex:
@@ -352,7 +341,7 @@ class ExactIndex(PassageIndex):
         retriever.prompts.check([dataset.name])
         passages = embed_corpus(config, retriever, dataset).array()
         calibration = current_calibration(config, dataset.name, dataset.documents, warn, int8=retriever.is_int8)
-        return cls(dataset, retriever, cut(passages), calibration)
+        return cls(dataset=dataset, retriever=retriever, blocks=cut(passages), calibration=calibration)
 
     @cached_property
     def _corpus(self) -> Corpus:

@@ -123,8 +123,7 @@ def remove_entry(path: Path) -> bool:
 def keep_within_bound(entry: Path) -> None:
     """Remove the least recently used entries next to a new one, until the collection is within its bound.
 
-    Args:
-        entry: a directory of a collection, or one in a directory of it.
+    The entry is a directory of a collection, or one in a directory of it.
     """
     entry = entry.parent if entry.parent.parent.name in BOUNDS else entry
     collection = entry.parent.name if entry.parent.name in BOUNDS else entry.name.partition("-")[0]

@@ -162,11 +162,8 @@ def complete(path: Path) -> None:
 
 
 def remove(path: Path, *, whole: bool = False) -> None:
-    """Remove a file or folder that a command has written, if it is there.
-
-    Args:
-        whole: whether a file of a folder that may not be removed is an error.
-    """
+    """Remove a file or folder that a command has written, if it is there. If the folder must go `whole`, a file of it
+    that may not be removed is an error."""
     with disk_errors(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=not whole)
@@ -258,26 +255,24 @@ def _seal(directory: Path, meta: Mapping[str, Any], durable: bool, uploaded: Map
     for file in files:
         if durable:
             fsync(file)
-        entries[file.relative_to(directory).as_posix()] = _entry(file)
+        entries[file.relative_to(directory).as_posix()] = entry_of(file)
     if durable:
         for folder in (Path(here, name) for here, names, _ in walk(directory) for name in names):
             fsync(folder)
     _write(directory / MANIFEST, json.dumps({"files": entries, "meta": dict(meta)}, indent=1), durable)
 
 
-def _entry(file: Path) -> FileEntry:
+def entry_of(file: Path) -> FileEntry:
+    """Return the entry of a file in a manifest."""
     return {"size": file.stat().st_size, "sha256": sha256_of(file)}
 
 
 def push_part(folder: Path, path: Path, part: str) -> None:
-    """Upload the files of a folder into a directory of an object store that another process will commit.
-
-    Args:
-        part: name by which the other process takes them, see `take_part`.
-    """
+    """Upload the files of a folder into a directory of an object store that another process will commit, which takes
+    them by the name of the part; see `take_part`."""
     files = files_below(folder)
     remote.push_part(path, {file.name: file for file in files})
-    objects.write_object(path / f".{part}", json.dumps({file.name: _entry(file) for file in files}).encode())
+    objects.write_object(path / f".{part}", json.dumps({file.name: entry_of(file) for file in files}).encode())
 
 
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:

@@ -79,6 +79,12 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
+def has_content(folder: Path) -> bool:
+    """Return whether a folder exists and is not empty."""
+    with disk_errors(folder, reading=True):
+        return folder.is_dir() and any(folder.iterdir())
+
+
 def check_writable(path: Path | str) -> None:
     """Raise `StorageError` unless a file can be written under `path`, which need not exist; leaves no file."""
     objects.check_writable(path)

@@ -66,9 +66,7 @@ class Lease:
 def ask(file: Path, token: str, record: bytes, has_ended: Callable[[bytes], bool]) -> bytes | None:
     """Ask once for the lease of a lock; return None if this process has it now, else the record of another process.
 
-    Args:
-        record: what others read of its owner.
-        has_ended: whether the process of a record is known to have ended.
+    `has_ended` says whether the process of a record is known to have ended.
     """
     objects.write_object(file / token, record)
     other = _other(file, token, has_ended)

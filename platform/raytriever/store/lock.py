@@ -65,6 +65,10 @@ class LockClaim:
     token: str
     has_lease: bool = False
 
+    def covers(self, real: str) -> bool:
+        """Return whether a real path is the directory, or in it."""
+        return real == self.directory or real.startswith(self.directory.rstrip(os.sep) + os.sep)
+
 
 _held: dict[str, Lock] = {}
 _claims: list[LockClaim] = []
@@ -222,7 +226,7 @@ def push_changes(path: Path | str) -> None:
     """Upload what has changed in a folder of an object store that this process has locked; raises `StorageError`."""
     real = os.path.realpath(path)
     for lock in list(_held.values()):
-        if lock.claim.has_lease and (real + os.sep).startswith(lock.claim.directory.rstrip(os.sep) + os.sep):
+        if lock.claim.has_lease and lock.claim.covers(real):
             lock.push_changes()
 
 
@@ -238,8 +242,8 @@ def check_owner(path: Path | str) -> None:
     if not _held and not _claims:
         return
     real = os.path.realpath(path)
-    for claim in (*_claims, *(lock.claim for lock in _held.values())):
-        if real != claim.directory and not real.startswith(claim.directory.rstrip(os.sep) + os.sep):
+    for claim in claims():
+        if not claim.covers(real):
             continue
         file = Path(claim.file)
         if claim.has_lease and not lease.is_held(file / claim.token):
@@ -334,8 +338,7 @@ def _needs_lease(path: Path | str) -> bool:
     real = os.path.realpath(path)
     if objects.address_of(real) is None or ".aside-" in real:
         return False
-    covered = (claim.directory for claim in (*_claims, *(lock.claim for lock in _held.values())) if claim.has_lease)
-    return not any(real == one or real.startswith(one.rstrip(os.sep) + os.sep) for one in covered)
+    return not any(claim.has_lease and claim.covers(real) for claim in claims())
 
 
 def _is_at(descriptor: int, file: Path) -> bool:

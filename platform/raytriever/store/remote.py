@@ -99,10 +99,7 @@ def remove_unused(folder: Path) -> None:
     """Remove the large files of copies that nobody has read for `UNUSED_SECONDS`; `fetch` gets them again.
 
     From a disk that is full to `FULL_SHARE` more are removed, the least recently read first. A process that has opened
-    a file keeps it.
-
-    Args:
-        folder: of copies. Folders that a process of this machine writes stay.
+    a file keeps it. Folders that a process of this machine writes stay.
     """
     owners = tuple(_owned_folders(folder)) or ("\0",)
     last_read = {}
@@ -185,8 +182,7 @@ def delete(path: Path | str) -> None:
 class Changes:
     """The files of a copy that are not committed as directories, such as logs, and those of them that are uploaded.
 
-    Args:
-        path: the folder; just pulled, or new.
+    The folder was just pulled, or is new.
     """
 
     def __init__(self, path: Path) -> None:
@@ -229,8 +225,7 @@ def _copy_in(file: Path, store: Any, key: str) -> None:
 def _upload(file: Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
     """Upload a file, unless the object is that of the copy; the file gets the time of the object.
 
-    Returns:
-        The size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
+    Return the size and the time of what was uploaded. Those of the file differ if it has changed meanwhile.
     """
     status = file.stat()
     if before == (status.st_size, status.st_mtime_ns):

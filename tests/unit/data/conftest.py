@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
+from beir import write_beir
+from servers import serving
 
 from raytriever.data.prepare.tokenisation import Tokenisation
 
@@ -34,18 +34,9 @@ def words(words_json: str) -> Tokenisation:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Forty documents, forty queries, each with its own document as the only judgement, split 30 to 10."""
-    folder = tmp_path / "small"
-    (folder / "qrels").mkdir(parents=True)
-    rows = {
-        "corpus": [{"_id": f"d{n}", "title": f"title {n}", "text": f"text {n} of many"} for n in range(40)],
-        "queries": [{"_id": f"q{n}", "text": f"query {n}"} for n in range(40)],
-    }
-    for name, content in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    for split, members in {"train": range(30), "test": range(30, 40)}.items():
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in members)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return folder
+    documents = [{"title": f"title {n}", "text": f"text {n} of many"} for n in range(40)]
+    splits = {split: [(n, n) for n in numbers] for split, numbers in (("train", range(30)), ("test", range(30, 40)))}
+    return write_beir(tmp_path / "small", documents, [f"query {n}" for n in range(40)], **splits)
 
 
 class Bucket(BaseHTTPRequestHandler):
@@ -104,12 +95,7 @@ def objects() -> dict[str, bytes]:
 @pytest.fixture
 def bucket(objects: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The query that makes an `s3://bucket` URI mean a server on this machine, with `objects` in it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bucket)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_EC2_METADATA_DISABLED", "1")):
         monkeypatch.setenv(name, value)
-    yield f"?endpoint_override=127.0.0.1%3A{server.server_port}&scheme=http&region=here"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Bucket) as address:
+        yield f"?endpoint_override={quote(address)}&scheme=http&region=here"

@@ -58,10 +58,6 @@ def test_columns_are_chained_and_positions_shifted() -> None:
     assert [starts.tolist() for starts in starts_of(FIRST)] == [[0, 2], [0, 3]]
 
 
-def test_one_data_set_is_itself() -> None:
-    assert combine([FIRST]) is FIRST
-
-
 def test_texts_are_not_copied() -> None:
     parts = [dataset(name, 10 * number, {}, Untouched) for number, name in enumerate("abc")]
     both = combine(parts)

@@ -43,13 +43,6 @@ def hard_negatives(examples: Examples, indices: np.ndarray, epochs: np.ndarray, 
     return examples.groups(indices, epochs, 1, count)[1][:, 1:]
 
 
-def test_one_example_a_query_with_positives() -> None:
-    examples = Examples.of(DATASET, "train", seed=0)
-    assert len(examples) == 3
-    assert examples.queries(np.array([2, 0])).tolist() == [3, 0]
-    assert examples.positives.of(1).tolist() == [2, 5, 7]
-
-
 def test_the_positive_is_drawn_again_each_epoch_and_all_occur() -> None:
     examples = Examples.of(DATASET, "train", seed=0)
     drawn = np.array([examples.drawn_positives(*every(examples, epoch), 1)[:, 0] for epoch in range(300)])
@@ -89,7 +82,7 @@ def test_mined_negatives_do_not_repeat_until_they_must() -> None:
     assert len(seen) > 10
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**63), epoch=st.integers(0, 1000), count=st.integers(0, 6), mined=st.booleans())
 def test_draws_are_a_function_of_seed_epoch_and_example(seed: int, epoch: int, count: int, mined: bool) -> None:
     examples = Examples.of(DATASET, "train", seed, TABLE if mined else None)
@@ -110,12 +103,6 @@ def test_random_negatives_avoid_positives_even_where_hardly_any_document_is_left
         assert set(hard_negatives(examples, np.array([0]), np.array([epoch]), 4)[0]) == {4}
 
 
-def test_random_negatives_cover_the_corpus() -> None:
-    examples = Examples.of(DATASET, "train", seed=0)
-    drawn = [hard_negatives(examples, *every(examples, epoch), 4)[0] for epoch in range(100)]
-    assert set(np.concatenate(drawn)) == set(range(12)) - {1}
-
-
 def test_the_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=TABLE)
@@ -132,8 +119,10 @@ def test_a_table_of_another_data_set_is_refused() -> None:
 def test_a_split_without_use_is_refused() -> None:
     with pytest.raises(DataError, match="has no judgement above 0"):
         Examples.of(dataset_of([[], []], 3), "train", 0)
-    with pytest.raises(DataError, match="every document is relevant"):
-        Examples.of(dataset_of([[0, 1, 2]], 3), "train", 0)
+    # Documents of another data set do not count.
+    for dataset in (dataset_of([[0, 1, 2]], 3), combine([dataset_of([[0]], 6), dataset_of([[0, 1]], 2)])):
+        with pytest.raises(DataError, match="every document is relevant"):
+            Examples.of(dataset, "train", 0)
 
 
 def test_a_group_wraps_only_once_every_negative_is_in_it() -> None:
@@ -190,24 +179,15 @@ def test_shares_are_of_the_negatives_that_a_group_has() -> None:
 
 def test_shares_hold_over_epochs_for_a_single_negative() -> None:
     examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED, shares=parse_mix("bm25=3,dense=1"))
-    drawn = [hard_negatives(examples, np.array([0]), np.array([epoch]), 1)[0, 0] for epoch in range(2000)]
-    assert set(drawn) == {3, 4, 6, 8}
-    assert abs(drawn.count(8) / 2000 - 0.25) < 0.03
-
-
-def test_without_shares_the_origins_are_alike() -> None:
-    examples = Examples.of(DATASET, "train", seed=2, negatives=MIXED)
-    for epoch in range(10):
-        assert set(hard_negatives(examples, np.array([0]), np.array([epoch]), 4)[0]) == {3, 4, 6, 8}
+    drawn = hard_negatives(examples, np.zeros(2000, np.int64), np.arange(2000), 1)[:, 0]
+    assert set(drawn.tolist()) == {3, 4, 6, 8}
+    assert abs((drawn == 8).mean() - 0.25) < 0.03
 
 
 def test_the_mixed_draws_never_change() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     examples = Examples.of(DATASET, "train", seed=5, negatives=MIXED, shares=parse_mix("bm25=0.5,random=0.5"))
-    assert hard_negatives(examples, *every(examples, 2), 3).tolist() == GOLDEN
-
-
-GOLDEN = [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
+    assert hard_negatives(examples, *every(examples, 2), 3).tolist() == [[4, 3, 2], [3, 4, 10], [8, 1, 8]]
 
 
 def test_random_negatives_are_of_the_querys_own_data_set() -> None:
@@ -219,11 +199,6 @@ def test_random_negatives_are_of_the_querys_own_data_set() -> None:
         for row, drawn in enumerate(hard_negatives(examples, *every(examples, epoch), 3)):
             seen[row] |= set(drawn.tolist())
     assert seen == [set(range(1, 6)), {0, 1, 2, 5}, {6, 7, 10}, {6, 8, 9, 10}]
-
-
-def test_a_query_to_which_its_own_data_set_is_relevant_is_refused() -> None:
-    with pytest.raises(DataError, match="every document is relevant"):
-        Examples.of(combine([dataset_of([[0]], 6), dataset_of([[0, 1]], 2)]), "train", 0)
 
 
 HUMAN, LLM = 0, 1
@@ -298,9 +273,8 @@ def test_ranked_positives_are_the_first_of_the_list_in_every_epoch() -> None:
         assert drawn(first, epoch, 3) == {0: [0, 2, 1], 1: [4], 3: [8, 9]}
 
 
-@pytest.mark.parametrize("sources", ["human", "llm", "human-first"])
-def test_every_relevant_document_stays_known_and_no_negative(sources: str) -> None:
-    examples = Examples.of(dataset(), "train", 0, sources=sources)
+def test_every_relevant_document_stays_known_and_no_negative() -> None:
+    examples = Examples.of(dataset(), "train", 0, sources="llm")
     every = np.arange(len(examples))
     for epoch in range(30):
         positives, passages = examples.groups(every, np.full(len(every), epoch), 3, 4)
@@ -357,7 +331,7 @@ def test_a_wrong_mix_is_reported(text: str, message: str) -> None:
 
 @example([0.0, 0.0, 0.0, 0.0, 1.0], [False] * 5, 1, 1 - 2**-53)
 @example([0.1, 0.2, 0.3, 0.0, 0.0], [True] * 5, 3, 0.0)
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     shares=SHARES,
     there=st.lists(st.booleans(), min_size=5, max_size=5),
@@ -380,7 +354,7 @@ def test_a_group_is_whole_and_nearest_to_its_shares(
         assert (np.abs(counts - parts * wanted) < 1 + 1e-9).all()
 
 
-@pytest.mark.parametrize("wanted", [1, 3, 7])
+@pytest.mark.parametrize("wanted", [1, 7])
 def test_shares_hold_in_expectation_even_for_one_negative(wanted: int) -> None:
     shares = mix(gold=0.05, bm25=0.5, dense=0.25, random=0.2)
     shift = (np.arange(10_000) + 0.5) / 10_000

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from beir import write_beir
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.entities import Vocabulary, names_in, number_type, tokens_of
@@ -22,16 +22,8 @@ PAGES = [
 
 
 def opened(folder: Path, pages: list[str], questions: list[tuple[str, int]]) -> RetrievalDataset:
-    (folder / "qrels").mkdir(parents=True)
-    rows = {
-        "corpus": [{"_id": f"d{n}", "title": "", "text": page} for n, page in enumerate(pages)],
-        "queries": [{"_id": f"q{n}", "text": text} for n, (text, _) in enumerate(questions)],
-    }
-    for name, content in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    lines = "".join(f"q{n}\td{page}\t1\n" for n, (_, page) in enumerate(questions))
-    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
-    return open_all_splits(folder)
+    judged = [(n, page) for n, (_, page) in enumerate(questions)]
+    return open_all_splits(write_beir(folder / "set", pages, [text for text, _ in questions], test=judged))
 
 
 def test_a_name_is_replaced_by_one_of_another_passage(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from beir import write_beir
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,7 +115,7 @@ def test_a_table_of_negatives_and_mining_leave_out_copies_of_positives() -> None
     assert excluded.documents[excluded.offsets[0] : excluded.offsets[1]].tolist() == [0, 1, 4]
 
 
-def test_copies_are_found_across_combined_data_sets(tmp_path: Path) -> None:
+def test_copies_are_found_across_combined_data_sets() -> None:
     both = combine([DATASET, _dataset([[1]], ["a plane", "A Rope"], ["A ROPE"])])
     assert both.documents.copies.firsts.tolist() == [0, 2, 5]
     rows, documents = Examples.of(both, "train", 0).known(np.array([3, 4]))
@@ -123,17 +123,9 @@ def test_copies_are_found_across_combined_data_sets(tmp_path: Path) -> None:
 
 
 def test_prepare_stores_the_forms_and_counts_the_copies(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    (folder / "qrels").mkdir(parents=True)
-    corpus = [{"_id": f"d{n}", "title": "", "text": text} for n, text in enumerate(TEXTS)]
     # Title and text together are the passage.
-    corpus += [{"_id": "d6", "title": "A", "text": "Kettle"}, {"_id": "d6", "title": "A", "text": "Kettle"}]
-    (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))
-    (folder / "queries.jsonl").write_text(
-        "\n".join(json.dumps({"_id": f"q{n}", "text": text}) for n, text in enumerate(QUESTIONS))
-    )
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
-    prepared = prepare(Request(str(folder)), output=tmp_path / "prepared")
+    corpus = [*TEXTS, *[{"_id": "d6", "title": "A", "text": "Kettle"}] * 2]
+    prepared = prepare(Request(str(write_beir(tmp_path / "set", corpus, QUESTIONS, train=[(0, 0)]))))
     meta = prepared_meta(prepared)
     assert meta is not None
     assert [meta["sides"][side]["same_text"] for side in ("documents", "queries")] == [3, 1]
@@ -142,12 +134,6 @@ def test_prepare_stores_the_forms_and_counts_the_copies(tmp_path: Path) -> None:
     assert opened.documents.copies.positions.tolist() == [1, 3, 6]
     assert opened.queries.copies.positions.tolist() == [2]
     np.testing.assert_array_equal(opened.documents.forms, forms_of(opened.passages()))
-
-
-def test_without_copies_the_known_documents_are_the_positives() -> None:
-    examples = Examples.of(_dataset([[0, 4], [2]], ["a", "b", "c", "d", "e"], ["p", "q"]), "train", 0)
-    rows, documents = examples.known(np.array([0, 1]))
-    assert (rows.tolist(), documents.tolist()) == ([0, 0, 1], [0, 4, 2])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from raytriever.data import negatives as negatives_file
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset
 from raytriever.data.negatives import COLUMNS, NegativesTable, read_negatives, write_negatives
-from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError, StorageError
 
 GOLD, BM25, DENSE = 0, 1, 2
@@ -65,19 +64,7 @@ def test_what_is_relevant_in_any_split_is_no_negative_and_is_counted() -> None:
     assert (table.relevant, table.repeated) == (3, 0)
 
 
-def test_a_document_found_twice_counts_for_the_higher_rank_then_the_earlier_origin() -> None:
-    table = NegativesTable.of(
-        dataset(),
-        np.array([0, 0, 1, 1]),
-        np.array([5, 5, 6, 6]),
-        np.array([BM25, DENSE, DENSE, GOLD]),
-        np.array([4, 2, 1, 1]),
-    )
-    assert rows(table) == [(0, 5, DENSE, 2), (1, 6, GOLD, 1)]
-    assert table.repeated == 2
-
-
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 4), st.integers(0, 5)), max_size=60))
 def test_a_table_is_what_a_dictionary_would_keep(result: list[tuple[int, int, int, int]]) -> None:
     best: dict[tuple[int, int], tuple[int, int]] = {}
@@ -127,13 +114,6 @@ def test_positions_the_data_set_does_not_have_are_refused() -> None:
         NegativesTable.of(dataset(), np.array([4]), np.array([1]), "bm25")
 
 
-def test_an_empty_table() -> None:
-    table = NegativesTable.none(dataset())
-    assert len(table) == 0
-    assert table.offsets.tolist() == [0] * 5
-    assert ORIGINS[0] not in table.counts()
-
-
 def small_dataset(reverse: bool = False) -> RetrievalDataset:
     documents, queries = [f"d{n}" for n in range(8)], [f"q\u2028{n}" for n in range(3)]
     if reverse:
@@ -171,6 +151,12 @@ def test_what_was_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = read_negatives(tmp_path / "table", small_dataset())
     for name in NAMES:
         np.testing.assert_array_equal(getattr(result, name), getattr(TABLE, name))
+    write_negatives(tmp_path / "empty", NegativesTable.none(small_dataset()), small_dataset())
+    assert len(read_negatives(tmp_path / "empty", small_dataset())) == 0
+    pq.write_table(columns(more=["x", "y"], rank=pa.array([0, 1], pa.uint8())), tmp_path / "t.parquet")
+    result = read_negatives(tmp_path / "t.parquet", small_dataset())
+    assert result.queries.tolist() == [0, 1]
+    np.testing.assert_array_equal(result.scores, [1, np.nan])
 
 
 def test_ids_outlive_positions(tmp_path: Path) -> None:
@@ -178,19 +164,6 @@ def test_ids_outlive_positions(tmp_path: Path) -> None:
     result = read_negatives(tmp_path / "table", small_dataset(reverse=True))
     assert result.documents.tolist() == [7 - n for n in (3, 4, 5, 1, 2)]
     assert result.queries.tolist() == [0, 0, 0, 2, 2]
-
-
-def test_a_table_without_rows_is_one(tmp_path: Path) -> None:
-    write_negatives(tmp_path / "table", NegativesTable.none(small_dataset()), small_dataset())
-    assert len(read_negatives(tmp_path / "table", small_dataset())) == 0
-
-
-def test_a_single_file_of_others_is_read(tmp_path: Path) -> None:
-    pq.write_table(columns(more=["x", "y"], rank=pa.array([0, 1], pa.uint8())), tmp_path / "t.parquet")
-    result = read_negatives(tmp_path / "t.parquet", small_dataset())
-    assert result.queries.tolist() == [0, 1]
-    assert result.scores[0] == 1
-    assert np.isnan(result.scores[1])
 
 
 @pytest.mark.parametrize(
@@ -220,9 +193,7 @@ def test_a_wrong_file_is_reported(tmp_path: Path, changes: dict[str, Any], messa
 def test_broken_and_missing_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no negatives table"):
         read_negatives(tmp_path / "none", small_dataset())
-    (tmp_path / "t.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match="the file is empty"):
-        read_negatives(tmp_path / "t.parquet", small_dataset())
+
     (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more PAR1")
     with pytest.raises(DataError, match="the Parquet is broken"):
         read_negatives(tmp_path / "t.parquet", small_dataset())

@@ -7,28 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.errors import DataError
-
-HEADER = "query-id\tcorpus-id\tscore\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """200 documents, 200 queries, each with its own document and, judged 0, the next."""
-    folder = tmp_path / "tiny"
-    (folder / "qrels").mkdir(parents=True)
-    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(200)])
-    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"query {n}"} for n in range(200)])
-    for split, numbers in (("train", range(150)), ("test", range(150, 200))):
-        rows = [f"q{n}\td{n}\t1\nq{n}\td{(n + 1) % 200}\t0\n" for n in numbers]
-        (folder / "qrels" / f"{split}.tsv").write_text(HEADER + "".join(rows))
-    return folder
-
-
-def write(file: Path, rows: list[dict[str, object]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    splits = {
+        split: [pair for n in numbers for pair in ((n, n), (n, (n + 1) % 200, 0))]
+        for split, numbers in (("train", range(150)), ("test", range(150, 200)))
+    }
+    documents = [{"title": f"T{n}", "text": f"text {n}"} for n in range(200)]
+    return write_beir(tmp_path / "tiny", documents, [f"query {n}" for n in range(200)], **splits)
 
 
 def edit(file: Path, change: Callable[[list[bytes]], None]) -> None:

@@ -18,7 +18,7 @@ from raytriever.errors import ConfigError
 SIZES = {"examples": st.integers(1, 60), "batch_size": st.integers(1, 150), "seed": st.integers(-5, 2**64)}
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(**SIZES, epochs=st.integers(1, 4))
 def test_every_example_is_seen_exactly_once_an_epoch(examples: int, batch_size: int, seed: int, epochs: int) -> None:
     order = Order(examples, batch_size, seed)
@@ -32,11 +32,6 @@ def test_every_example_is_seen_exactly_once_an_epoch(examples: int, batch_size: 
         assert (seen_in[epoch * examples : (epoch + 1) * examples] == epoch).all()
 
 
-def test_epochs_and_seeds_differ() -> None:
-    orders = {tuple(permutation(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
 def test_the_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     assert permutation(10, 0, 0).tolist() == [0, 2, 9, 1, 8, 5, 4, 3, 6, 7]
@@ -48,12 +43,9 @@ def test_the_shared_permutation_cannot_be_written() -> None:
         permutation(10, 0, 0)[0] = 3
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"--batch-size: 10 is not divisible by 4 workers; give a multiple.*as 12"):
         worker_slice(np.arange(10), 0, 4)
-
-
-def test_nothing_to_order_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no training example"):
         Order(0, 4, 0)
     with pytest.raises(ConfigError, match="--batch-size: 0 is out of range"):
@@ -74,26 +66,23 @@ def part_of(sizes: list[int], examples: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(sizes), examples, side="right")
 
 
-@settings(deadline=None)
-@given(weights=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any), turns=st.integers(0, 400))
+@settings(max_examples=40, deadline=None)
+@given(
+    weights=st.lists(st.integers(0, 60), min_size=1, max_size=6).filter(any),
+    turns=st.integers(0, 400) | st.integers(10**12, 10**15),
+)
 def test_with_one_turn_more_one_has_one_more(weights: list[int], turns: int) -> None:
     now, then = apportion(weights, turns), apportion(weights, turns + 1)
     assert sum(now) == turns
     assert sorted(np.subtract(then, now).tolist()) == [0] * (len(weights) - 1) + [1]
-    assert all(count == 0 for count, weight in zip(now, weights, strict=True) if not weight)
+    for count, weight in zip(now, weights, strict=True):
+        assert abs(count - turns * weight / sum(weights)) < 2
+        assert weight or not count
     if turns % sum(weights) == 0:
         assert now == [weight * (turns // sum(weights)) for weight in weights]
 
 
-@settings(deadline=None)
-@given(weights=st.lists(st.integers(1, 10**6), min_size=2, max_size=5), turns=st.integers(10**12, 10**15))
-def test_shares_are_exact_to_the_turn_however_late(weights: list[int], turns: int) -> None:
-    shares = [turns * weight / sum(weights) for weight in weights]
-    assert sum(apportion(weights, turns)) == turns
-    assert all(abs(had - share) < 2 for had, share in zip(apportion(weights, turns), shares, strict=True))
-
-
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=SEVERAL_SIZES, weights=WEIGHTS, batch=st.integers(1, 40), seed=SEEDS, by_batch=st.booleans())
 def test_every_example_comes_once_in_each_epoch_of_its_data_set(
     sizes: list[int], weights: list[int], batch: int, seed: int, by_batch: bool
@@ -115,18 +104,7 @@ def test_every_example_comes_once_in_each_epoch_of_its_data_set(
             assert (counts[: len(own) // size] == size).all()
 
 
-@settings(deadline=None)
-@given(sizes=SEVERAL_SIZES, batch=st.integers(1, 40), seed=SEEDS, epochs=st.integers(1, 3))
-def test_by_default_all_epochs_go_together(sizes: list[int], batch: int, seed: int, epochs: int) -> None:
-    order = order_of(sizes, sizes + [1] * 4, batch, seed)
-    steps = order.steps(epochs)
-    stream = np.concatenate([order.batch(step) for step in range(steps)])
-    total = sum(sizes)
-    for epoch in range(epochs):
-        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
-
-
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=SEVERAL_SIZES, weights=WEIGHTS, batch=st.integers(1, 20), seed=SEEDS, rounds=st.integers(1, 5))
 def test_weights_are_held_round_by_round(
     sizes: list[int], weights: list[int], batch: int, seed: int, rounds: int
@@ -139,7 +117,7 @@ def test_weights_are_held_round_by_round(
         assert (places == np.array(wanted) * run).all()
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=SEVERAL_SIZES, weights=WEIGHTS, batch=st.integers(1, 20), seed=SEEDS)
 def test_batch_by_batch_no_batch_holds_two_data_sets(
     sizes: list[int], weights: list[int], batch: int, seed: int
@@ -149,7 +127,7 @@ def test_batch_by_batch_no_batch_holds_two_data_sets(
         assert len(set(part_of(sizes, order.batch(step)))) == 1
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=SEVERAL_SIZES, weights=WEIGHTS, seed=SEEDS, step=st.integers(0, 10**12), by_batch=st.booleans())
 def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     sizes: list[int], weights: list[int], seed: int, step: int, by_batch: bool
@@ -164,13 +142,6 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
         assert (np.concatenate(shares) == alone.batch(step)).all()
 
 
-def test_data_sets_are_mixed_within_batches() -> None:
-    order = order_of([300, 100], [1, 1], 40, 0)
-    parts = np.array([(order.batch(step) >= 300).sum() for step in range(100)])
-    assert abs(parts.mean() - 20) < 0.5
-    assert len(set(parts)) > 5
-
-
 def test_a_small_data_set_has_its_turn_now_and_then() -> None:
     # A hundredth of a batch a round: quotas by round alone would never reach it.
     order = order_of([1000, 1], [1000, 1], 10, 0, run=10)
@@ -181,11 +152,8 @@ def test_a_small_data_set_has_its_turn_now_and_then() -> None:
 
 def test_the_mixed_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
-    assert order_of([5, 3], [1, 1], 4, 7).batch(3).tolist() == GOLDEN[0]
-    assert order_of([5, 3], [1, 1], 4, 7, run=4).batch(3).tolist() == GOLDEN[1]
-
-
-GOLDEN = [[6, 6, 0, 5], [0, 2, 1, 0]]
+    assert order_of([5, 3], [1, 1], 4, 7).batch(3).tolist() == [6, 6, 0, 5]
+    assert order_of([5, 3], [1, 1], 4, 7, run=4).batch(3).tolist() == [0, 2, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from beir import HEADER, write_beir
 
 from raytriever.data.digests import check_directory
 from raytriever.data.prepare.open import open_dataset
@@ -21,11 +23,21 @@ from raytriever.reading.arrays import read_arrow
 from raytriever.store.commit import committed_directory
 
 
+@pytest.fixture(scope="module")
+def whole(words_json: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents and queries, and a query without an answer, prepared and tokenised."""
+    folder = tmp_path_factory.mktemp("whole")
+    queries = [f"query {n}" for n in range(40)]
+    source = write_beir(folder / "small", [f"text {n}" for n in range(40)], queries, train=[(n, n) for n in range(30)])
+    (source / "qrels" / "test.tsv").write_text(HEADER + "q30\td30\t1\n")
+    (source / "unanswerable").mkdir()
+    (source / "unanswerable" / "train.tsv").write_text("query-id\nq39\n")
+    return prepare(Request(str(source), Tokenisation(words_json)), output=folder / "prepared")
+
+
 @pytest.fixture
-def prepared(small: Path, words: Tokenisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Forty documents and queries, prepared and tokenised."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    return prepare(Request(str(small), words), output=tmp_path / "prepared")
+def prepared(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "prepared"))
 
 
 def seal(folder: Path) -> None:
@@ -117,6 +129,11 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
         "absent/train.arrow: the position of a query is 50, expected 0 to 39",
     ),
     "absent documents without a grade": (lambda p: rewrite_absent(p, [5], [0]), "a grade"),
+    "unanswerable of no query": (
+        lambda p: np.save(p / "unanswerable" / "train.npy", np.array([40])),
+        "unanswerable/train.npy: the position of a query is 40",
+    ),
+    "unanswerable twice": (lambda p: np.save(p / "unanswerable" / "train.npy", np.array([3, 3])), "do not ascend"),
 }
 
 
@@ -191,21 +208,18 @@ def test_a_manifest_of_another_form_is_one_line(prepared: Path, change: dict[str
         open_dataset(prepared, ["train"])
 
 
-@pytest.mark.parametrize("content", [None, "", '{"files": {}, "meta": {"kind": "dataset", "version": 1}}'])
-def test_an_entry_of_the_cache_without_its_manifest_is_made_again(
-    small: Path, words: Tokenisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    lines: list[str] = []
-    path = prepare(Request(str(small), words))
-    if content is None:
-        (path / "manifest.json").unlink()
-    else:
-        (path / "manifest.json").write_text(content)
-    assert prepare(Request(str(small), words), report=lines.append) == path
-    assert lines[0].startswith(str(path))
-    assert lines[0].endswith("; preparing again")
-    assert len(open_dataset(small, ["train"], tokenisation=words).documents) == 40
+def test_an_entry_of_the_cache_without_its_manifest_is_made_again(small: Path) -> None:
+    path = prepare(Request(str(small)))
+    for content in (None, "", '{"files": {}, "meta": {"kind": "dataset", "version": 1}}'):
+        lines: list[str] = []
+        if content is None:
+            (path / "manifest.json").unlink()
+        else:
+            (path / "manifest.json").write_text(content)
+        assert prepare(Request(str(small)), report=lines.append) == path
+        assert lines[0].startswith(str(path))
+        assert lines[0].endswith("; preparing again")
+        assert len(open_dataset(small, ["train"]).documents) == 40
 
 
 def test_a_comparison_is_remembered_without_a_wait_for_the_disk(

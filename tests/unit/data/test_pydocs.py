@@ -92,13 +92,6 @@ def test_equal_sentences_and_passages_count_once() -> None:
     assert [pair.name for pair in pydocs.distinct(iter(pairs[:3]))] == ["a.c"]
 
 
-def test_the_split_is_a_function_of_the_name() -> None:
-    splits = [pydocs.Pair(f"a.f{n}", "", "").split for n in range(4000)]
-    assert 100 < splits.count("test") < 180
-    assert 100 < splits.count("dev") < 180
-    assert pydocs.Pair("numpy.sum", "x", "y").split == pydocs.Pair("numpy.sum", "", "").split == "train"
-
-
 def test_the_key_names_what_is_installed_and_not_the_project() -> None:
     versions = installed_versions()
     assert versions[0].startswith("python 3.")
@@ -108,8 +101,10 @@ def test_the_key_names_what_is_installed_and_not_the_project() -> None:
 
 
 def test_the_standard_library_reads_well() -> None:
-    pairs = pydocs.distinct(pydocs.pairs_of(modules_of(source_roots()[0])))
-    assert len(pairs) > 600
+    packages = ("asyncio", "doctest", "email", "http", "inspect", "json", "logging", "statistics", "unittest")
+    modules = (each for each in modules_of(source_roots()[0]) if each[0].partition(".")[0] in packages)
+    pairs = pydocs.distinct(pydocs.pairs_of(modules))
+    assert len(pairs) > 150
     assert len({normalised(pair.query) for pair in pairs}) == len(pairs)
     by_name = {pair.name: pair for pair in pairs}
     assert by_name["json.dumps"].query == "Serialize obj to a JSON formatted str."
@@ -134,13 +129,13 @@ def test_a_part_has_the_first_root_and_then_the_packages_with_the_most_source(
     assert (dataset.name, len(dataset.documents)) == ("pydocs-part", 50)
     packages = [name.partition(".")[0] for name in dataset.documents.ids]
     assert (packages.count("own"), packages.count("pkg")) == (30, 20)
+    # The split is a function of the name.
     whole = open_dataset("pydocs", ["train", "dev", "test"])
     for split, rows in dataset.judgements.items():
         queries = {dataset.queries.ids[query] for query in rows.queries}
         assert queries <= {whole.queries.ids[query] for query in whole.judgements[split].queries}
-
-
-def test_an_environment_smaller_than_the_part_is_whole(site: Path) -> None:
+    splits = [pydocs.Pair(f"a.f{n}", "", "").split for n in range(4000)]
+    assert all(100 < splits.count(split) < 180 for split in ("test", "dev"))
     assert pydocs.part_of([site], 10_000) == pydocs.distinct(pydocs.pairs_of(modules_of(site)))
 
 
@@ -219,16 +214,16 @@ def test_finds_the_interface_and_nothing_else() -> None:
     }
 
 
-@pytest.mark.parametrize("module", [inspect, ast])
-def test_agrees_with_a_whole_parse_of_a_real_module(module) -> None:
-    source = Path(module.__file__).read_text()
+def test_agrees_with_a_whole_parse_of_a_real_module() -> None:
+    source = Path(inspect.__file__).read_text()
+    lines = source.splitlines()
     expected: dict[str, tuple[str, str]] = {}
 
     def walk(body: list[ast.stmt], path: str) -> None:
         for node in body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_":
                 docstring = ast.get_docstring(node)
-                if docstring and '"""' in ast.get_source_segment(source, node.body[0]):
+                if docstring and '"""' in lines[node.body[0].lineno - 1]:
                     expected[path + node.name] = (signature(node), docstring)
                 if isinstance(node, ast.ClassDef):
                     walk(node.body, f"{path}{node.name}.")
@@ -243,23 +238,35 @@ def test_agrees_with_a_whole_parse_of_a_real_module(module) -> None:
 LONG_REST = "It says enough about the matter at issue, " * 5
 
 
-def test_the_first_sentence_is_the_question() -> None:
-    docstring = f"Compute the sum of\n:func:`~numpy.add` over an axis. More here.\n\n{LONG_REST}"
-    question, answer = question_and_answer(docstring) or ("", "")
-    assert question == "Compute the sum of numpy.add over an axis."
-    assert answer.startswith("More here. It says enough")
-
-
-def test_abbreviations_do_not_end_a_sentence() -> None:
-    result = question_and_answer(f"Scale the values, e.g. The ones of v2.0 here. Then go.\n\n{LONG_REST}")
+@pytest.mark.parametrize(
+    ("docstring", "question", "answer"),
+    [
+        (
+            f"Compute the sum of\n:func:`~numpy.add` over an axis. More here.\n\n{LONG_REST}",
+            "Compute the sum of numpy.add over an axis.",
+            "More here. It says enough",
+        ),
+        (
+            f"Scale the values, e.g. The ones of v2.0 here. Then go.\n\n{LONG_REST}",
+            "Scale the values, e.g. The ones of v2.0 here.",
+            "Then go.",
+        ),
+        # The question is not in the answer.
+        (
+            f"Return the mean of rows.\n\nreturn  the mean\nof rows\n\n{LONG_REST}",
+            "Return the mean of rows.",
+            "It says enough",
+        ),
+        ("Return the mean of rows.\n\n" + "word " * 1000, "Return the mean of rows.", "word word"),
+    ],
+)
+def test_the_first_sentence_is_the_question(docstring: str, question: str, answer: str) -> None:
+    result = question_and_answer(docstring)
     assert result is not None
-    assert result[0] == "Scale the values, e.g. The ones of v2.0 here."
-
-
-def test_the_question_does_not_stand_in_the_answer() -> None:
-    result = question_and_answer(f"Return the mean of rows.\n\nreturn  the mean\nof rows\n\n{LONG_REST}")
-    assert result is not None
-    assert normalised("Return the mean of rows") not in normalised(result[1])
+    assert result[0] == question
+    assert result[1].startswith(answer)
+    assert len(result[1]) <= 1200
+    assert not result[1].endswith(" wor")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,6 @@ def test_the_question_does_not_stand_in_the_answer() -> None:
         ">>> print(one, two, three, four, five)\n\n" + LONG_REST,
         "A sentence that was cut off by\n\n" + LONG_REST,
         "The values of this are the following:\n\n" + LONG_REST,
-        "This long line goes on and on and on and on and on until it stops nowhere\n\n" + LONG_REST,
         "",
     ],
 )
@@ -292,18 +298,8 @@ def test_markup_is_taken_off() -> None:
     :returns: another
     >>> f(1)
     """
-    assert flat(text) == ("Parameters a : array_like See the guide and the book, not Foo. b: a number another f(1)")
-
-
-def test_what_no_file_can_hold_is_taken_out() -> None:
+    assert flat(text) == "Parameters a : array_like See the guide and the book, not Foo. b: a number another f(1)"
     assert flat("from \ud800 to \u00fc") == "from to \u00fc"
-
-
-def test_long_answers_end_at_a_word() -> None:
-    result = question_and_answer("Return the mean of rows.\n\n" + "word " * 1000)
-    assert result is not None
-    assert len(result[1]) <= 1200
-    assert set(result[1].split()) == {"word"}
 
 
 def test_the_shortest_public_name_wins() -> None:
@@ -325,10 +321,7 @@ def test_the_shortest_public_name_wins() -> None:
     assert names.of("pkg.core.series", "Series") == "pkg.core.Series"
     assert names.of("pkg.plain", "f") == "pkg.plain.f"
     assert names.of("pkg._secret", "thing") is None
-
-
-def test_imports_in_a_ring_come_to_an_end() -> None:
-    names = PublicNames()
+    # Imports in a ring come to an end.
     names.read("a", "a", "from .b import *\n")
     names.read("a.b", "a.b", "from .. import *\nfrom a import x\n")
     assert names.of("a.b", "x") == "a.x"

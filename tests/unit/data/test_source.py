@@ -5,20 +5,20 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 import pytest
+from servers import serving
 
 from raytriever.data.formats.chunks import parse_chunk, read_chunks
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.prepare.open import fetch_dataset, open_dataset
 from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.tokenisation import Tokenisation
-from raytriever.data.sources import Source, open_raw, open_stream
+from raytriever.data.sources import Source, open_stream
 from raytriever.errors import DataError, StorageError
 
 BUCKET = {
@@ -93,17 +93,22 @@ def test_a_wrong_path_says_what_would_be_right(tmp_path: Path) -> None:
         Source.open("gopher://host/set")
 
 
-def test_streams_unpack_and_can_be_closed(tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"one\ntwo\n"))
-    with open_stream(str(tmp_path / "a.gz")) as stream:
-        assert list(stream) == [b"one\n", b"two\n"]
-    with open_raw(str(tmp_path / "a.gz")) as raw:
-        assert gzip.decompress(raw.read()) == b"one\ntwo\n"
-
-
 @pytest.fixture(autouse=True)
 def filled(objects: dict[str, bytes]) -> None:
     objects.update(BUCKET)
+
+
+def read(source: Source, size: int, splits: tuple[str, ...]) -> tuple[list[str], list[str], list[str]]:
+    """Ids of documents, texts of queries and judged documents of a source in BEIR layout."""
+    plan = recognise(source)
+    assert (plan.format, plan.splits) == ("beir", splits)
+    chunks = [(part, chunk) for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i, size)]
+    records = [parse_chunk(part, chunk).records for part, chunk in chunks]
+    return (
+        [row.id for one in records for row in one.documents],
+        [row.text for one in records for row in one.queries],
+        [row.document for one in records for row in one.judgements],
+    )
 
 
 def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:
@@ -115,12 +120,7 @@ def test_an_object_store_is_read_by_its_uri(bucket: str) -> None:
     assert source.files[0].where == "s3://bucket/sets/tiny/corpus.jsonl" + bucket
     assert source.files[0].modified_ns > 0
     assert open_stream(source.files[-1].where).read() == b"x"
-    plan = recognise(source)
-    assert plan.format == "beir"
-    results = [parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i)]
-    assert [row.id for records in results for row in records.documents] == ["d 1", "d2"]
-    assert [row.text for records in results for row in records.queries] == ["one?"]
-    assert [row.document for records in results for row in records.judgements] == ["d 1"]
+    assert read(source, 1 << 20, ("test",)) == (["d 1", "d2"], ["one?"], ["d 1"])
 
 
 def test_what_an_object_store_has_not_is_one_line(bucket: str) -> None:
@@ -140,84 +140,63 @@ FILES = {
     "queries.jsonl.gz": gzip.compress(b'{"_id": "q0", "text": "first?"}\n{"_id": "q1", "text": "second?"}\n'),
     "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\td1\t1\n",
 }
+TREE = [
+    {"type": "directory", "oid": "0" * 40, "size": 0, "path": "qrels"},
+    *({"type": "file", "oid": "1" * 40, "size": len(content), "path": name} for name, content in FILES.items()),
+]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """`/api/datasets/NAME[/revision/REVISION]`, `.../tree/...`, `.../paths-info/...`, `/datasets/NAME/resolve/...`."""
+    """`/api/datasets/NAME[/revision/REVISION]`, `.../tree/...`, `/datasets/NAME/resolve/...`."""
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         api, raw = "/api/datasets/org/tiny", f"/datasets/org/tiny/resolve/{COMMIT}/"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
-            self.answer({"_id": "1", "id": "org/tiny", "sha": COMMIT, "private": False, "tags": [], "downloads": 0})
+            about = {"_id": "1", "id": "org/tiny", "sha": COMMIT, "private": False, "tags": [], "downloads": 0}
+            self.send(200, json.dumps(about).encode())
         elif path.startswith(f"{api}/revision/"):
-            self.refuse("RevisionNotFound")
+            self.send(404, code="RevisionNotFound")
         elif path.startswith(f"{api}/tree/{COMMIT}"):
-            self.answer(self.tree(path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
+            self.send(200, json.dumps(self.tree(path.removeprefix(f"{api}/tree/{COMMIT}").strip("/"))).encode())
         elif path.startswith(raw) and path.removeprefix(raw) in FILES:
-            self.send(FILES[path.removeprefix(raw)])
+            self.send(200, FILES[path.removeprefix(raw)])
         else:
-            self.refuse("RepoNotFound" if path.startswith("/api/datasets/") and "tiny" not in path else "EntryNotFound")
+            is_other = path.startswith("/api/datasets/") and "tiny" not in path
+            self.send(404, code="RepoNotFound" if is_other else "EntryNotFound")
 
     do_HEAD = do_GET
 
     def tree(self, folder: str) -> list[dict[str, object]]:
-        recursive = "recursive=true" in self.path.lower()
-        results: dict[str, dict[str, object]] = {}
-        for name, content in FILES.items():
-            if folder and not name.startswith(folder + "/"):
-                continue
-            below = name.removeprefix(folder).strip("/").split("/")
-            for depth in range(1, len(below)):
-                path = "/".join([*([folder] if folder else []), *below[:depth]])
-                results[path] = {"type": "directory", "oid": "0" * 40, "size": 0, "path": path}
-            if recursive or len(below) == 1:
-                results[name] = {"type": "file", "oid": "1" * 40, "size": len(content), "path": name}
-        return list(results.values())
+        below = [entry for entry in TREE if str(entry["path"]).startswith(f"{folder}/" if folder else "")]
+        if "recursive=true" in self.path.lower():
+            return below
+        return [entry for entry in below if "/" not in str(entry["path"])[len(folder) :].strip("/")]
 
-    def send(self, content: bytes) -> None:
-        begin, end = 0, len(content)
+    def send(self, status: int, content: bytes = b"", code: str = "") -> None:
         if asked := self.headers.get("range"):
             begin, last = (int(number) for number in asked.removeprefix("bytes=").split("-"))
-            end = min(end, last + 1)
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(end - begin))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content[begin:end])
-
-    def answer(self, value: object) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
+            status, content = 206, content[begin : last + 1]
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
-
-    def refuse(self, code: str) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
 
     def log_message(self, *arguments: object) -> None:
         pass
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    yield address
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with serving(Hub) as address:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        yield
 
 
-def test_a_data_set_of_the_hub_is_listed_pinned_and_read(hub: str) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_data_set_of_the_hub_is_listed_pinned_and_read() -> None:
     source = Source.open("hf://datasets/org/tiny")
     assert source.name == "tiny"
     assert source.where == f"hf://datasets/org/tiny@{COMMIT}"
@@ -225,40 +204,32 @@ def test_a_data_set_of_the_hub_is_listed_pinned_and_read(hub: str) -> None:
         (name, len(FILES[name])) for name in ("README.md", "corpus.jsonl", "qrels/test.tsv", "queries.jsonl.gz")
     ]
     assert source.files[2].where == f"hf://datasets/org/tiny@{COMMIT}/qrels/test.tsv"
-    plan = recognise(source)
-    assert (plan.format, plan.splits) == ("beir", ("test",))
-    results = [
-        parse_chunk(part, chunk).records for i, part in enumerate(plan.parts) for chunk in read_chunks(part, i, 4096)
-    ]
-    assert len(results) > 3
-    assert [row.id for records in results for row in records.documents] == [f"d{n}" for n in range(500)]
-    assert [row.text for records in results for row in records.queries] == ["first?", "second?"]
-    assert [row.document for records in results for row in records.judgements] == ["d0", "d1"]
+    documents, queries, judged = read(source, 4096, ("test",))
+    assert documents == [f"d{n}" for n in range(500)]
+    assert queries == ["first?", "second?"]
+    assert judged == ["d0", "d1"]
 
 
-def test_a_folder_and_a_file_of_the_hub(hub: str) -> None:
+@pytest.mark.usefixtures("hub")
+def test_a_folder_and_a_file_of_the_hub() -> None:
     folder = Source.open("hf://datasets/org/tiny@main/qrels")
     assert [file.path for file in folder.files] == ["test.tsv"]
-    file = Source.open("hf://datasets/org/tiny/corpus.jsonl")
-    assert [(one.path, one.where) for one in file.files] == [
-        ("corpus.jsonl", f"hf://datasets/org/tiny@{COMMIT}/corpus.jsonl")
-    ]
+    [file] = Source.open("hf://datasets/org/tiny/corpus.jsonl").files
+    assert (file.path, file.where) == ("corpus.jsonl", f"hf://datasets/org/tiny@{COMMIT}/corpus.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "reported"),
-    [
+@pytest.mark.usefixtures("hub")
+def test_a_missing_data_set_of_the_hub_is_one_line() -> None:
+    for name, reported in (
         ("hf://datasets/org/none", "the hub has no such data set, or you may not read it; check its name"),
         ("hf://datasets/org/tiny@v9", "the data set has no revision 'v9'"),
         ("hf://datasets/org/tiny/none", "no such file or folder"),
         ("hf://org/tiny", "not an address on the hub; write hf://datasets/ORG/NAME"),
-    ],
-)
-def test_a_missing_data_set_of_the_hub_is_one_line(hub: str, name: str, reported: str) -> None:
-    with pytest.raises(DataError) as caught:
-        Source.open(name)
-    assert reported in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(DataError) as caught:
+            Source.open(name)
+        assert reported in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,44 +262,38 @@ def test_a_prepared_data_set_is_fetched_once(uri: str, small: Path, words: Token
     assert open_dataset(uri, ["train"], tokenisation=words).digest == dataset.digest
 
 
-@pytest.mark.parametrize("content", [None, "{"])
 def test_a_copy_without_its_manifest_is_fetched_again(
-    uri: str, objects: dict, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     digest = open_dataset(uri, ["train"]).digest
     [copy] = (path for path in (tmp_path / "node" / "datasets").iterdir() if path.is_dir())
-    (copy / "manifest.json").unlink()
-    if content:
-        (copy / "manifest.json").write_text(content)
-    assert open_dataset(uri, ["train"]).digest == digest
-    assert f"{copy}: is damaged or has no manifest; making it again" in capsys.readouterr().err
+    for content in (None, "{"):
+        (copy / "manifest.json").unlink()
+        if content:
+            (copy / "manifest.json").write_text(content)
+        assert open_dataset(uri, ["train"]).digest == digest
+        assert f"{copy}: is damaged or has no manifest; making it again" in capsys.readouterr().err
+
+
+def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp_path: Path) -> None:
+    manifest = json.loads(objects["sets/own/manifest.json"])
+    entry = next(iter(manifest["files"].values()))
+    for name in ("../../own.sh", "/etc/own", "documents/../../x", "a//b", "", "..\\x"):
+        for message in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
+            objects["sets/own/manifest.json"] = json.dumps({**manifest, **message}).encode()
+            with pytest.raises(StorageError, match="which is none below it"):
+                fetch_dataset(uri)
+    assert not (tmp_path / "node").exists()
 
 
 def test_a_file_that_is_not_the_manifests_is_not_kept(uri: str, objects: dict, tmp_path: Path) -> None:
     name = next(name for name in objects if name.endswith(".arrow"))
-    objects[name] = objects[name][:-1] + b"!"
-    with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*differs from its manifest"):
-        fetch_dataset(uri)
-    assert not [path for path in (tmp_path / "node" / "datasets").iterdir() if not path.name.startswith(".")]
-
-
-@pytest.mark.parametrize("name", ["../../own.sh", "/etc/own", "documents/../../x", "a//b", "", "..\\x"])
-def test_a_manifest_that_leads_elsewhere_is_refused(uri: str, objects: dict, tmp_path: Path, name: str) -> None:
-    manifest = json.loads(objects["sets/own/manifest.json"])
-    entry = next(iter(manifest["files"].values()))
-    for message in ({"files": {name: entry}}, {"meta": {**manifest["meta"], "name": name}}):
-        objects["sets/own/manifest.json"] = json.dumps({**manifest, **message}).encode()
-        with pytest.raises(StorageError, match="which is none below it"):
-            fetch_dataset(uri)
-    assert not (tmp_path / "node").exists()
-
-
-def test_a_file_is_copied_no_further_than_its_size(uri: str, objects: dict, tmp_path: Path) -> None:
-    name = next(name for name in objects if name.endswith(".arrow"))
-    for content in (objects[name] + b"more", objects[name][:-1]):
+    whole = objects[name]
+    for content in (whole[:-1] + b"!", whole + b"more", whole[:-1]):
         objects[name] = content
-        with pytest.raises(StorageError, match="differs from its manifest"):
+        with pytest.raises(StorageError, match=r"s3://bucket/sets/own/documents/.*differs from its manifest"):
             fetch_dataset(uri)
+    assert not [path for path in (tmp_path / "node" / "datasets").iterdir() if not path.name.startswith(".")]
 
 
 def test_other_locations_are_left_to_the_reader_of_sources(uri: str, objects: dict, small: Path) -> None:

@@ -62,14 +62,14 @@ def check_whole_epochs(order: Order, epochs: int) -> None:
 ROWS = st.lists(st.lists(st.integers(0, 25), min_size=1, max_size=4), min_size=1, max_size=70)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=ROWS, batch=st.integers(1, 90), seed=SEEDS)
 def test_every_example_comes_once_an_epoch_whatever_is_shared(rows: list[list[int]], batch: int, seed: int) -> None:
     order = order_of(positives_of(rows), batch, seed)
     check_whole_epochs(order, 3)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=ROWS, batch=st.integers(1, 40), seed=SEEDS)
 def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, seed: int) -> None:
     positives = positives_of(rows)
@@ -86,7 +86,7 @@ def test_what_is_shared_is_counted_literally(rows: list[list[int]], batch: int, 
     width=st.integers(1, 2),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_nothing_is_shared_where_documents_are_many(
     documents: int, size: int, batch: int, width: int, seed: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_nothing_is_shared_where_documents_are_many(
     assert shared(order, positives, range(order.steps(3))) == 0
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 60), batch=st.integers(1, 80), seed=SEEDS)
 def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int, batch: int, seed: int) -> None:
     positives = positives_of([[3]] * size)
@@ -107,25 +107,6 @@ def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int
     check_whole_epochs(order, 2)
     steps = order.steps(2)
     assert shared(order, positives, range(steps)) == steps * (batch - 1)
-
-
-@pytest.mark.parametrize("batch", [1, 2, 7, 50, 100])
-@pytest.mark.parametrize("shift", [0, 1])
-def test_batches_of_one_and_of_all(batch: int, shift: int) -> None:
-    positives = positives_of([[number // 2] for number in range(100 + shift)])
-    order = order_of(positives, batch)
-    check_whole_epochs(order, 3)
-    # One query more than two batches hold: the straddling batch leaves no choice.
-    if 2 * batch + shift <= 100:
-        assert shared(order, positives, range(order.steps(3))) == 0
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_document_that_needs_every_batch_gets_every_batch(seed: int) -> None:
-    # 40 queries of one document, 40 batches, all straddling windows avoided: an epoch is a whole number of batches.
-    positives = positives_of([[0]] * 40 + [[number] for number in range(1, 281)])
-    order = order_of(positives, 8, seed)
-    assert shared(order, positives, range(order.steps(1))) == 0
 
 
 def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> None:
@@ -136,15 +117,16 @@ def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> 
     assert order.stream.steps < 6 * len(positives)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("queries", [45, 60, 200])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("queries", [40, 45, 200])
 def test_a_document_with_more_queries_than_batches_leaves_no_more_than_it_must(seed: int, queries: int) -> None:
+    # 40 batches, all straddling windows avoided: an epoch is a whole number of batches.
     positives = positives_of([[0]] * queries + [[number] for number in range(1, 321 - queries)])
     order = order_of(positives, 8, seed)
     assert shared(order, positives, range(order.steps(1))) == queries - 40
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(rows=ROWS, seed=SEEDS, step=st.integers(0, 10**12))
 def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
     rows: list[list[int]], seed: int, step: int
@@ -197,24 +179,16 @@ def test_mixed_data_sets_are_spread_too(weights: list[int]) -> None:
         assert pairs[0] == pairs[1]
 
 
-def test_epochs_and_seeds_differ() -> None:
-    positives = positives_of([[number // 2] for number in range(50)])
-    results = {tuple(order_of(positives, 5, seed).stream.epoch(epoch).examples) for seed in (0, 1) for epoch in (0, 1)}
-    assert len(results) == 4
-
-
 def test_the_spread_order_never_changes() -> None:
     # Golden: an edit here means that every interrupted run continues on other data.
     positives = positives_of([[number // 3] for number in range(12)] + [[0, 3]])
-    assert order_of(positives, 4, 7).batch(3).tolist() == GOLDEN
-
-
-GOLDEN = [0, 11, 5, 6]
+    assert order_of(positives, 4, 7).batch(3).tolist() == [0, 11, 5, 6]
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("batch", [64, 256])
-def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path, batch: int) -> None:
+@pytest.mark.slow
+def test_no_two_questions_of_a_paragraph_meet_on_squad(data_packs: Path) -> None:
+    batch = 64
     lines = (data_packs / "squad" / "qrels" / "train.tsv").read_text().splitlines()[1:]
     pairs = [line.split("\t") for line in lines]
     number_of = {name: number for number, name in enumerate(dict.fromkeys(pair[1] for pair in pairs))}

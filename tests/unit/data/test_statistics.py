@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.config import Config, check_config
 from raytriever.data.config import DataConfig
@@ -39,23 +40,11 @@ def test_figures_match_the_data_set(small: Path, words: Tokenisation, tmp_path: 
     assert lines["bad rows left out"] == "0"
 
 
-def written(folder: Path, splits: dict[str, list[str]]) -> Path:
-    """A data set in BEIR layout with one document and these queries."""
-    import json
-
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "t"}\n')
-    lines = [{"_id": f"{split}{i}", "text": text} for split, texts in splits.items() for i, text in enumerate(texts)]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for split, texts in splits.items():
-        rows = "".join(f"{split}{i}\td\t1\n" for i in range(len(texts)))
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
-    return folder
-
-
 def test_texts_are_compared_without_case_and_white_space(tmp_path: Path) -> None:
     splits = {"train": ["What is  RAY?", "b"], "test": ["what is ray?", " what\tis ray? ", "c", "d"], "dev": ["x"]}
-    dataset = open_dataset(str(written(tmp_path / "set", splits)), list(splits))
+    texts = [text for each in splits.values() for text in each]
+    judged = {split: [(texts.index(text), 0) for text in each] for split, each in splits.items()}
+    dataset = open_dataset(write_beir(tmp_path / "set", ["t"], texts, **judged), list(splits))
     test, dev = overlaps([(dataset, "train")], [(dataset, "test"), (dataset, "dev")])
     assert (test.shared, test.queries, test.share) == (2, 4, 0.5)
     assert (dev.shared, dev.queries) == (0, 1)

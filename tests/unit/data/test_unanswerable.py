@@ -6,17 +6,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from beir import write_rows
 
 from raytriever.annotation.candidates import choose_queries
 from raytriever.annotation.output import write_annotated
 from raytriever.data.combine import combine
 from raytriever.data.prepare.open import open_all_splits, open_dataset
 from raytriever.data.statistics import describe
-from raytriever.errors import StorageError
 from raytriever.studies.subsets import Subset, write_subset
 
 SIDES = {side: {"repeated": 0, "same_text": 0} for side in ("documents", "queries")}
@@ -24,11 +23,15 @@ SIDES = {side: {"repeated": 0, "same_text": 0} for side in ("documents", "querie
 
 def without_answer(folder: Path, split: str, names: Sequence[str], more: Sequence[str] = ()) -> Path:
     """Add queries without an answer to a folder in BEIR layout: those of `names` are new queries."""
-    with (folder / "queries.jsonl").open("a") as stream:
-        stream.writelines(json.dumps({"_id": name, "text": f"nobody knows {name}"}) + "\n" for name in names)
+    add_queries(folder, **{name: f"nobody knows {name}" for name in names})
     (folder / "unanswerable").mkdir(exist_ok=True)
     (folder / "unanswerable" / f"{split}.tsv").write_text("query-id\n" + "".join(f"{n}\n" for n in (*names, *more)))
     return folder
+
+
+def add_queries(folder: Path, **texts: str) -> None:
+    with (folder / "queries.jsonl").open("a") as stream:
+        stream.writelines(json.dumps({"_id": name, "text": text}) + "\n" for name, text in texts.items())
 
 
 def names_of(folder: Path) -> dict[str, list[str]]:
@@ -66,12 +69,10 @@ def test_the_layouts_give_one_digest(small: Path, kind: str) -> None:
 
 
 def test_the_digest_knows_them_and_is_that_of_earlier_versions_without(small: Path) -> None:
-    with (small / "queries.jsonl").open("a") as stream:
-        stream.write('{"_id": "u1", "text": "nobody knows u1"}\n')
+    add_queries(small, u1="nobody knows u1")
     before = open_all_splits(small).digest
     assert before == "b809ace5f81ac2b5482636aeb5a26e478fcb12dac6b8ba1a7d94eb45f39e84ab"
-    (small / "unanswerable").mkdir()
-    (small / "unanswerable" / "test.tsv").write_text("query-id\nu1\n")
+    without_answer(small, "test", [], ["u1"])
     assert open_all_splits(small).digest != before
 
 
@@ -139,8 +140,7 @@ def test_writers_keep_them(small: Path, tmp_path: Path) -> None:
 
 def test_annotation_leaves_them_out(small: Path) -> None:
     without_answer(small, "train", ["u1"])
-    with (small / "queries.jsonl").open("a") as stream:
-        stream.write('{"_id": "open", "text": "unjudged"}\n')
+    add_queries(small, open="unjudged")
     dataset = open_all_splits(small)
     assert [dataset.queries.ids[row] for row in choose_queries(dataset, "new", None)] == ["open"]
 
@@ -168,29 +168,12 @@ def test_rows_of_questions_and_passages(tmp_path: Path) -> None:
 )
 def test_rows_that_contradict_themselves(tmp_path: Path, row: dict[str, object], reason: str | None) -> None:
     good = {"query": "q", "answer": "a", "answerable": True}
-    rows = [good, {"query": "bad", **row}]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    dataset = open_all_splits(tmp_path / "test.jsonl", max_bad_rows=0.5)
+    dataset = open_all_splits(write_rows(tmp_path / "test.jsonl", [good, {"query": "bad", **row}]), max_bad_rows=0.5)
     assert [entry["reason"] for entry in dataset.quarantine.entries] == ([reason] if reason else [])
     assert ("test" in dataset.unanswerable) == (reason is None)
 
 
 def test_one_text_with_and_without_an_answer_is_bad(tmp_path: Path) -> None:
     rows = [{"query": "q", "answer": "a", "answerable": True}, {"query": "q", "answer": "", "answerable": "no"}]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    dataset = open_all_splits(tmp_path / "test.jsonl", max_bad_rows=0.5)
+    dataset = open_all_splits(write_rows(tmp_path / "test.jsonl", rows), max_bad_rows=0.5)
     assert (dataset.quarantine.total, dataset.unanswerable) == (1, {})
-
-
-def test_positions_on_disk_are_checked(small: Path) -> None:
-    from raytriever.data.prepare.prepared import _unanswerable
-
-    without_answer(small, "test", ["u1"])
-    folder = Path(open_all_splits(small).location or "")
-    file = folder / "unanswerable" / "test.npy"
-    assert _unanswerable(file, 41).tolist() == [40]
-    with pytest.raises(StorageError, match="the position of a query is 40"):
-        _unanswerable(file, 40)
-    np.save(small / "twice.npy", np.array([3, 3]))
-    with pytest.raises(StorageError, match="do not ascend"):
-        _unanswerable(small / "twice.npy", 40)

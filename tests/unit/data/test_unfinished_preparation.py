@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from beir import write_beir
 
 from raytriever.data.formats.chunks import FileChunk, Parsed
 from raytriever.data.formats.plan import Part
@@ -39,30 +42,41 @@ pipeline.prepare(pipeline.Request(sys.argv[1]), run, Path(sys.argv[2]))
 """
 
 
-@pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of which the first file alone has more than `FINISHED` chunks; one of its rows is bad."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
-    folder, draw = tmp_path / "words", random.Random(0)
-    (folder / "qrels").mkdir(parents=True)
-    rows = [{"_id": f"d{n}", "text": " ".join(draw.choices(("one", "two", "three"), k=30))} for n in range(400)]
-    lines = [json.dumps(row) for row in rows]
+    draw = random.Random(0)
+    folder = tmp_path_factory.mktemp("source") / "words"
+    write_beir(
+        folder, [" ".join(draw.choices(("one", "two", "three"), k=30)) for _ in range(280)], ["one"], train=[(0, 0)]
+    )
+    lines = (folder / "corpus.jsonl").read_text().split("\n")
     lines[7] = "{"
-    (folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "queries.jsonl").write_text('{"_id": "q", "text": "one"}\n')
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
+    (folder / "corpus.jsonl").write_text("\n".join(lines))
     return folder
 
 
-@pytest.fixture
-def killed(source: Path, tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "_SMALLEST", CHUNK)
+
+
+@pytest.fixture(scope="module")
+def left(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hidden directory of a preparation of `out` that was killed."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / "out")], check=False)
+    output = tmp_path_factory.mktemp("left") / "out"
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(source), str(output)], check=False)
     assert ended.returncode == -signal.SIGKILL
-    [leftover] = leftovers(tmp_path / "out")
+    [leftover] = leftovers(output)
     assert len(list((leftover / PARTS).glob("*-*"))) == FINISHED
     return leftover
+
+
+@pytest.fixture
+def killed(left: Path, tmp_path: Path) -> Path:
+    """A copy of it, for `out` in the folder of the test."""
+    return Path(shutil.copytree(left, tmp_path / left.name))
 
 
 @pytest.fixture
@@ -77,6 +91,17 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(shards, "parse_chunk", parse_chunk)
     return numbers
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A preparation that was not disturbed."""
+    output = tmp_path_factory.mktemp("whole") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYTRIEVER_CACHE", str(output.parent / "cache"))
+        patch.setattr(pipeline, "_SMALLEST", CHUNK)
+        assert go_on(source, output)[1] == []
+    return output
 
 
 def go_on(source: Path, output: Path) -> tuple[dict[str, FileEntry], list[str]]:
@@ -148,24 +173,19 @@ def test_finished_shards_stay(
     harm: Callable[[Path], None],
     again: list[int],
     source: Path,
+    whole: Path,
     killed: Path,
     parsed: list[int],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))  # or its shards would be copied
-        whole, said = go_on(source, tmp_path / "whole")
-    assert said == []
-    first_file = parsed[: parsed.index(0, 1)]
-    assert len(first_file) > FINISHED + 2
-    parsed.clear()
     harm(killed)
     files, said = go_on(source, tmp_path / "out")
     assert said == [f"words: a preparation was killed; continuing after {FINISHED} shards"]
-    assert parsed[: parsed.index(0)] == again + first_file[FINISHED:]
-    assert files == whole
-    assert read_manifest(tmp_path / "out")["meta"] == read_manifest(tmp_path / "whole")["meta"]
+    manifest = read_manifest(whole)
+    chunks = len([name for name in manifest["files"] if re.fullmatch(r"documents/00000-\d+\.arrow", name)])
+    assert chunks > FINISHED + 2
+    assert parsed[: parsed.index(0)] == [*again, *range(FINISHED, chunks)]
+    assert (files, read_manifest(tmp_path / "out")["meta"]) == (manifest["files"], manifest["meta"])
     assert not killed.exists()
     assert not leftovers(tmp_path / "out")
 
@@ -178,9 +198,13 @@ def test_shards_of_other_files_or_chunks_do_not(
         assert go_on(source, tmp_path / "out")[1] == []
     assert parsed[:2] == [0, 1]
     assert killed.exists()  # a new one may be another command's
-    with (source / "corpus.jsonl").open("a") as stream:
-        stream.write('{"_id": "last", "text": "one"}\n')
-    assert go_on(source, tmp_path / "out")[1] == []
+    corpus = source / "corpus.jsonl"
+    before = corpus.read_text()
+    try:
+        corpus.write_text(before + '{"_id": "last", "text": "one"}\n')
+        assert go_on(source, tmp_path / "out")[1] == []
+    finally:
+        corpus.write_text(before)  # other tests have the same source
 
 
 def test_what_is_there_needs_no_room(

@@ -67,17 +67,8 @@ def test_a_section_of_any_length_is_divided() -> None:
 
 
 def test_different_paths_and_anchors_have_different_ids() -> None:
-    ids = [
-        passage_id(*parts)
-        for parts in (
-            ("a", "b", 2),
-            ("a", "b:2", 1),
-            ("a#b", "", 2),
-            ("a#b:2", "", 1),
-            ("a%23b", "", 2),
-            ("a b", "", 1),
-        )
-    ]
+    parts = [("a", "b", 2), ("a", "b:2", 1), ("a#b", "", 2), ("a#b:2", "", 1), ("a%23b", "", 2), ("a b", "", 1)]
+    ids = [passage_id(*part) for part in parts]
     assert len(set(ids)) == len(ids)
     assert all(len(name.split()) == 1 for name in ids)
 

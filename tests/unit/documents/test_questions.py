@@ -126,11 +126,8 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, columns: str, mess
     with pytest.raises(DataError) as error:
         read(tmp_path, text, columns=columns)
     assert message in str(error.value)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"qa\.xlsx: is neither CSV, TSV nor JSONL; save it as one of them"):
-        read(tmp_path, "PK", "qa.xlsx")
+        read(tmp_path, text, "qa.xlsx")
 
 
 def test_further_documents_move_no_other_document() -> None:

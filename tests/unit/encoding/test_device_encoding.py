@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sham_device import CUDA, sham_device
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
@@ -20,9 +20,6 @@ from raytriever.encoding.shards import ShardEncoder
 from raytriever.encoding.writer import EmbeddingPlan, StoreWriter, shard_rows, with_shard_rows_of
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from threading import current_thread
@@ -10,22 +9,19 @@ from threading import current_thread
 import numpy as np
 import pytest
 import torch
+from directories import written
+from tiny_models import text_of
 from torch import nn
 
 from raytriever.encoding import encode as module
 from raytriever.encoding import loading
 from raytriever.encoding.encode import encode_texts
 from raytriever.encoding.loading import ATTENTION, PackedLinear, load_for_encoding, speed_up
-from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import TokenBatch
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.prompts import Side
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from directories import written
-from tiny_models import text_of
 
 
 def test_order_and_values_do_not_depend_on_batches(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +43,7 @@ def two_cores() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_cores")
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_batches_in_threads_give_the_same_bytes(tiny_encoder: Path, precision: str) -> None:
     retriever = load_for_encoding(ModelConfig(str(tiny_encoder)), precision, torch.device("cpu"))
     rng = np.random.default_rng(1)
@@ -95,14 +91,6 @@ def test_an_error_in_a_thread_ends_all(tiny_encoder: Path) -> None:
 
 def test_a_budget_smaller_than_one_text_still_encodes_it() -> None:
     assert module.batches([5, 9, 2], budget=4) == [[1], [0], [2]]
-
-
-def test_broken_weights_are_refused(tiny_encoder: Path) -> None:
-    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
-    with torch.no_grad():
-        next(retriever.parameters()).fill_(float("nan"))
-    with pytest.raises(ModelError, match="not finite"):
-        encode_texts(retriever, ["a"], "query")
 
 
 TEXTS = ["a" * n for n in (1, 5, 5, 30, 61)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from beir import write_beir
 from sentence_transformers import SentenceTransformer
 
 from raytriever.data.prepare.open import open_dataset
@@ -30,13 +30,8 @@ READ = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "rivers"
-    (path / "qrels").mkdir(parents=True)
-    rows = [{"_id": f"d{n}", "title": title, "text": text} for n, (title, text) in enumerate(DOCUMENTS)]
-    (path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (path / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "which river"}) + "\n")
-    (path / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\nq\td0\t1\n")
-    return path
+    rows = [{"title": title, "text": text} for title, text in DOCUMENTS]
+    return write_beir(tmp_path / "rivers", rows, ["which river"], train=[(0, 0)])
 
 
 @pytest.fixture

@@ -155,16 +155,6 @@ def test_few_pairs_are_scored_in_torch_with_the_same_bytes(kind: str, monkeypatc
     assert few.tobytes() == many.tobytes()
 
 
-def test_more_equal_scores_than_faiss_returns(small_tiles: None) -> None:
-    rng = np.random.default_rng(1)
-    documents = np.repeat(rng.standard_normal((3, 12)).astype(np.float32), 1_000, axis=0)
-    queries, ties = rng.standard_normal((4, 12)).astype(np.float32), rng.permutation(3_000)
-    exclude = np.array([5, 1_005, 2_005, -1])
-    result = top_k(queries, documents, 5, ties, exclude)
-    for one, other in zip(result, everything(queries, documents, 5, ties, exclude), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_scores_are_dot_products_rounded_once() -> None:
     rng = np.random.default_rng(5)
     for width in (1, 7, 8, 63, 384, 1_024):

@@ -10,7 +10,7 @@ import torch
 
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
-from raytriever.index.approximate.measure import at_recall, curve, efforts, one_thread
+from raytriever.index.approximate.measure import at_recall, efforts, measure, one_thread
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 
@@ -21,7 +21,7 @@ TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 @pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
 def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: str) -> None:
     index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)
-    points = curve(index, SET.shifted, TRUE, list(efforts(index, 10)), timed=False)
+    points = [measure(index, SET.shifted, TRUE, effort, timed=False) for effort in efforts(index, 10)]
     target = points[0].recall * 0.75 + points[1].recall * 0.25
     actual = at_recall(index, SET.shifted, TRUE, target)
     assert actual.effort == points[1].effort
@@ -43,7 +43,7 @@ def test_rates_are_measured_on_one_thread() -> None:
     with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
-    [point] = curve(index, SET.shifted, TRUE, [1])
+    point = measure(index, SET.shifted, TRUE, 1)
     assert (point.recall, point.candidates) == (1.0, 1_000.0)
     assert point.qps > 0
 

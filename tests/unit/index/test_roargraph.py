@@ -15,7 +15,7 @@ from raytriever.errors import DataError, StorageError
 from raytriever.index.approximate import roargraph
 from raytriever.index.approximate.graph import Graph, choose_neighbours, mark_reachable, walk_all
 from raytriever.index.approximate.index import recall
-from raytriever.index.approximate.roargraph import BATCHES, SMALLEST_BATCH, RoarGraph, connect, project
+from raytriever.index.approximate.roargraph import RoarGraph, connect, project
 from raytriever.index.approximate.synthetic import control
 from raytriever.index.exact.search import top_k
 from raytriever.index.score import read_only
@@ -119,14 +119,6 @@ def test_every_document_is_reachable_for_any_queries() -> None:
             assert (graph.neighbours[row, degree:] == -1).all()
 
 
-def test_the_graph_is_the_same_at_any_number_of_threads() -> None:
-    one, two = (RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 5, threads).graph for threads in (1, 2))
-    other = RoarGraph.build(SET.documents, SET.training, 8, 20, 30, 6, 1).graph
-    assert one.neighbours.tobytes() == two.neighbours.tobytes()
-    assert one.degrees.tobytes() == two.degrees.tobytes()
-    assert one.neighbours.tobytes() != other.neighbours.tobytes()
-
-
 def test_queries_like_the_training_queries_need_few_steps() -> None:
     roar = RoarGraph.build(SET.documents, SET.training, 16, 50, 60, 0, 1)
     _, nearest = top_k(SET.training, SET.documents, 50, np.arange(1_500))
@@ -148,68 +140,6 @@ def test_missing_training_queries_and_damaged_graphs_are_refused(tmp_path: Path)
     np.save(tmp_path / "neighbours.npy", np.array([[7], [0]], np.int32))
     with pytest.raises(StorageError, match="not a graph of 2 documents"):
         Graph.load(tmp_path, 2)
-
-
-def reached_from(edges: Edges, entry: int) -> set[int]:
-    reached, waiting = {entry}, [entry]
-    while waiting:
-        fresh = set(edges[waiting.pop()]) - reached
-        reached |= fresh
-        waiting += fresh
-    return reached
-
-
-def literal_connect(projected: Edges, documents: ndarray, degree: int, beam: int, seed: int) -> tuple[Edges, int]:
-    count, edges = len(documents), [list(own) for own in projected]
-    some = [row for row in range(count) if projected[row]] or range(count)
-    centre = documents.mean(0, dtype=np.float64)
-    entry = min(some, key=lambda row: (np.square(documents[row] - centre).sum(), row))
-    order, start = np.random.default_rng(seed).permutation(count).tolist(), 0
-    while start < count:
-        batch = order[start : start + max(SMALLEST_BATCH, min(start, count // BATCHES))]
-        start += len(batch)
-        new = {}
-        for row in batch:
-            met = walked(edges, entry, lambda other: (squared_distance(documents, row, other), other), beam)[0]  # noqa: B023
-            result = chosen(documents, row, set(met), degree)
-            new[row] = [other for other in result if other not in edges[row]][: 2 * degree - len(edges[row])]
-        for row in batch:
-            edges[row] += new[row]
-        back: dict[int, set[int]] = {}
-        for row in batch:
-            for other in edges[row][len(projected[row]) :]:
-                back.setdefault(other, set()).add(row)
-        for row, sources in back.items():
-            room = 2 * degree - len(projected[row])
-            candidates = {*edges[row][len(projected[row]) :], *(sources - set(projected[row]))}
-            edges_of_row = candidates if len(candidates) <= room else chosen(documents, row, candidates, room)
-            edges[row] = [*projected[row], *edges_of_row]
-    for lost in range(count):
-        reached = reached_from(edges, entry)
-        if lost not in reached:
-            free = {row for row in reached if len(edges[row]) < 2 * degree}
-            edges[near(documents, lost, free)[0]].append(lost)
-    return edges, entry
-
-
-def edges_of(graph: Graph) -> list[set[int]]:
-    return [set(row[:degree].tolist()) for row, degree in zip(graph.neighbours, graph.degrees, strict=True)]
-
-
-@pytest.mark.parametrize("queries", [0, 40], ids=["documents-alone", "queries"])
-def test_documents_are_connected_as_by_a_plain_loop(queries: int) -> None:
-    rng = np.random.default_rng(11)
-    # Exact distances, lengths that differ, and a cloud of its own that no walk finds.
-    documents = rng.integers(-4, 5, (700, 5)).astype(np.float32) * rng.integers(1, 4, (700, 1)).astype(np.float32)
-    documents[:30] += 200
-    degree, beam = 4, 12
-    nearest = np.array([rng.permutation(670)[:6] + 30 for _ in range(queries)], np.int32).reshape(queries, 6)
-    neighbours, degrees = project(nearest, documents, degree)
-    projected = [row[:count].tolist() for row, count in zip(neighbours, degrees, strict=True)]
-    expected, entry = literal_connect(projected, documents, degree, beam, 3)
-    graph = connect(neighbours, degrees, documents, beam, 3)
-    assert graph.entry == entry
-    assert edges_of(graph) == [set(own) for own in expected]
 
 
 def test_pieces_of_training_queries_give_the_same_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,11 +42,6 @@ def seal(folder: Path, to: Path, change: Callable[[Path], None], **meta: object)
     return to
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-
-
 def test_an_index_is_read(tmp_path: Path) -> None:
     assert read_index(seal(FIXTURE, tmp_path / "index", lambda folder: None)).embeddings.shape == (60, 8)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from mining_data import word_dataset
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.mining.finders import Embeddings
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from mining_data import word_dataset
 
 
 @pytest.fixture(scope="module")

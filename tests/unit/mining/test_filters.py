@@ -2,111 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from raytriever.cli.main import run
 from raytriever.data.keys import normalise
-from raytriever.data.negatives import read_negatives
-from raytriever.data.prepare.open import open_dataset
 from raytriever.mining.filters import (
-    ABSOLUTE,
     KEPT,
-    MAX_SCORE,
-    NO_CANDIDATE,
     NOT_CHOSEN,
-    OWN_ID,
     RANGE,
-    REASONS,
     RELATIVE,
-    RELEVANT,
-    SAME_TEXT,
-    ExcludedDocuments,
     apply_score_bounds,
     choose,
     contains_answer,
-    count_verdicts,
-    initial_verdicts,
 )
-
-BOUND = st.none() | st.integers(0, 8).map(lambda n: n / 4)
-
-
-def expected_verdicts(
-    documents: list[int],
-    scores: list[float],
-    known: dict[int, int],
-    positives: list[float],
-    window: tuple[int, int],
-    bounds: tuple[float | None, float | None, float | None],
-    count: int,
-) -> list[int]:
-    """Return one query's verdicts, candidate by candidate."""
-    max_score, absolute, relative = bounds
-    lowest = min(positives)
-    verdicts, rank, count_kept = [], 0, 0
-    for document, score in zip(documents, scores, strict=True):
-        if document < 0 or rank >= window[1]:
-            verdicts.append(NO_CANDIDATE)
-            continue
-        if document in known:
-            verdicts.append(known[document])
-            continue
-        if rank < window[0]:
-            verdict = RANGE
-        elif max_score is not None and score > max_score:
-            verdict = MAX_SCORE
-        elif absolute is not None and score > lowest - absolute:
-            verdict = ABSOLUTE
-        elif relative is not None and score > lowest - abs(lowest) * relative:
-            verdict = RELATIVE
-        elif count_kept == count:
-            verdict = NOT_CHOSEN
-        else:
-            verdict = KEPT
-            count_kept += 1
-        rank += 1
-        verdicts.append(verdict)
-    return verdicts
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.data())
-def test_verdicts_are_those_of_a_loop(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, 12))
-    queries = data.draw(st.integers(1, 4))
-    window = data.draw(st.tuples(st.integers(0, 4), st.integers(1, 12)).filter(lambda w: w[0] < w[1]))
-    bounds = data.draw(st.tuples(BOUND.map(lambda b: None if b is None else b - 1), BOUND, BOUND))
-    count = data.draw(st.integers(1, 5))
-    quarters = st.integers(-8, 8).map(lambda n: n / 4)
-    rows = []
-    for _ in range(queries):
-        documents = data.draw(st.permutations(range(size)))
-        documents = documents[: data.draw(st.integers(0, size))]
-        scores = sorted(data.draw(st.lists(quarters, min_size=size, max_size=size)), reverse=True)
-        known = data.draw(st.dictionaries(st.integers(0, size - 1), st.integers(1, 3), max_size=4))
-        positives = data.draw(st.lists(quarters, min_size=1, max_size=3))
-        rows.append((documents + [-1] * (size - len(documents)), scores, known, positives))
-    most = max(len(row[2]) for row in rows)
-    padded = np.full((queries, most), -1), np.zeros((queries, most), np.int8)
-    for row, (_, _, known, _) in enumerate(rows):
-        for index, (document, why) in enumerate(known.items()):
-            padded[0][row, index], padded[1][row, index] = document, why
-    result = np.array([row[0] for row in rows])
-    scores = np.array([row[1] for row in rows], np.float32)
-    verdicts, _ = initial_verdicts(result, padded, *window)
-    apply_score_bounds(verdicts, scores, np.array([min(row[3]) for row in rows], np.float32), *bounds)
-    choose(verdicts, count, None)
-    wanted = [expected_verdicts(*row, window, bounds, count) for row in rows]
-    assert verdicts.tolist() == wanted
-    judged = [verdict for row in wanted for verdict in row if verdict != NO_CANDIDATE]
-    assert count_verdicts(verdicts).tolist() == [judged.count(reason) for reason in range(len(REASONS))]
-    assert count_verdicts(verdicts).sum() == len(judged)
 
 
 @pytest.mark.parametrize("lowest", [-2.0, -0.5, 0.5, 2.0])
@@ -118,30 +26,11 @@ def test_a_relative_margin_lies_below_a_positive_of_any_sign(lowest: float, shar
     assert verdicts.tolist() == [[RELATIVE, RELATIVE, KEPT]]
 
 
-def test_the_published_setting_keeps_what_scores_95_per_cent_of_the_positive() -> None:
-    scores = np.array([[0.77, 0.76, 0.75]], np.float32)
-    verdicts = np.zeros((1, 3), np.int8)
-    apply_score_bounds(verdicts, scores, np.array([0.8], np.float32), None, None, 0.05)
-    assert verdicts.tolist() == [[RELATIVE, KEPT, KEPT]]
-
-
 def test_random_candidates_are_those_with_the_smallest_draws() -> None:
     verdicts = np.array([[KEPT, RANGE, KEPT, KEPT], [RANGE, RANGE, KEPT, RANGE]], np.int8)
     draws = np.array([[5, 0, 2**64 - 1, 1], [0, 0, 9, 0]], np.uint64)
     choose(verdicts, 2, draws)
     assert verdicts.tolist() == [[KEPT, RANGE, NOT_CHOSEN, KEPT], [RANGE, RANGE, KEPT, RANGE]]
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("The  Cat\n sat ", "the cat sat"), ("Ｃafé", "cafe\u0301"), ("STRASSE", "straße"), ("a\u2028b", "A B")],
-)
-def test_case_width_and_white_space_do_not_count(one: str, other: str) -> None:
-    assert normalise(one) == normalise(other)
-
-
-def test_other_differences_count() -> None:
-    assert len({normalise(text) for text in ("a cat", "a cat.", "acat", "a cät")}) == 4
 
 
 @pytest.mark.parametrize(
@@ -163,87 +52,4 @@ def test_other_differences_count() -> None:
     ],
 )
 def test_answers_match_whole_words(passage: str, answer: str, is_contained: bool) -> None:
-    assert contains_answer(normalise(passage), [normalise(answer)]) is is_contained
-
-
-def test_one_of_several_answers_suffices() -> None:
-    assert contains_answer("a b c", ["x", "b"])
-    assert not contains_answer("a b c", [])
-
-
-GROUPS = st.lists(st.integers(0, 3), min_size=1, max_size=7)
-
-
-@settings(max_examples=40, deadline=None)
-@given(GROUPS, GROUPS, st.data())
-def test_excluded_documents_are_those_of_a_loop(
-    query_groups: list[int], document_groups: list[int], data: st.DataObject
-) -> None:
-    queries, documents = range(len(query_groups)), range(len(document_groups))
-    selected = data.draw(st.lists(st.sampled_from(queries), unique=True).map(sorted))
-    pairs = data.draw(st.lists(st.tuples(st.sampled_from(queries), st.sampled_from(documents)), max_size=8))
-    own = data.draw(st.lists(st.integers(-1, len(document_groups) - 1), min_size=len(selected), max_size=len(selected)))
-    columns = tuple(np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    excluded = ExcludedDocuments.of(
-        np.array(selected, np.int64),
-        columns,  # type: ignore[arg-type]
-        np.array(query_groups),
-        np.array(document_groups),
-        np.array(own, np.int64),
-    )
-    assert len(excluded.counts) == len(selected)
-    for row, query in enumerate(selected):
-        wanted: dict[int, int] = {}
-        for other, document in pairs:
-            if query_groups[other] == query_groups[query]:
-                wanted[document] = RELEVANT
-        for document in documents:
-            if any(document_groups[document] == document_groups[each] for each, why in wanted.items() if why == 1):
-                wanted.setdefault(document, SAME_TEXT)
-        if own[row] >= 0:
-            wanted.setdefault(own[row], OWN_ID)
-        part = slice(excluded.offsets[row], excluded.offsets[row + 1])
-        assert dict(zip(excluded.documents[part].tolist(), excluded.reasons[part].tolist(), strict=True)) == wanted
-        assert excluded.counts[row] == len(wanted)
-        padded = excluded.padded(np.array([row]))
-        assert dict(zip(padded[0][0].tolist(), padded[1][0].tolist(), strict=True)) == wanted
-    everything = excluded.padded(np.arange(len(selected)))
-    assert (everything[0] >= 0).sum() == excluded.counts.sum()
-    assert ((everything[0] < 0) == (everything[1] == 0)).all()
-
-
-def contains(passage: str, answer: str) -> bool:
-    """Return true if an ASCII passage contains an answer as whole words, by a regular expression."""
-    answer, passage = (" ".join(text.lower().split()) for text in (answer, passage))
-    before = "(?<![a-z0-9])" * answer[0].isalnum()
-    behind = "(?![a-z0-9])" * answer[-1].isalnum()
-    return re.search(before + re.escape(answer) + behind, passage) is not None
-
-
-@pytest.mark.data
-@pytest.mark.slow
-def test_only_passages_with_an_answer_are_removed(
-    data_packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    squad, words = data_packs / "squad", ["--split", "dev", "--num-negatives", "10", "--range-max", "10"]
-    assert run("mine", ["--dataset", str(squad), *words, "--output", str(tmp_path / "all")]) == 0
-    assert run("mine", ["--dataset", str(squad), *words, "--drop-answers", "--output", str(tmp_path / "some")]) == 0
-    assert "holds an answer" in capsys.readouterr().out
-    dataset = open_dataset(squad, ["dev"])
-    assert dataset.answers is not None
-    every, some = (read_negatives(tmp_path / name, dataset) for name in ("all", "some"))
-    size = len(dataset.documents)
-    remaining = set((some.queries * size + some.documents).tolist())
-    assert 1.02 * len(some) < len(every)
-    looked_at = gone = 0
-    passages = dataset.passages()
-    texts = {int(document): passages[int(document)] for document in np.unique(every.documents)}
-    for query, document in zip(every.queries.tolist(), every.documents.tolist(), strict=True):
-        answers, passage = dataset.answers.of(query), texts[document]
-        if passage.isascii() and all(answer.isascii() for answer in answers):
-            holds = any(contains(passage, answer) for answer in answers)
-            assert (query * size + document in remaining) is not holds, (answers, passage)
-            looked_at, gone = looked_at + 1, gone + holds
-    assert looked_at > 10_000
-    assert gone > 1_000
+    assert contains_answer(normalise(passage), ["nowhere", normalise(answer)]) is is_contained

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from beir import write_beir
+from mining_data import EVERY, word_dataset
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import read_negatives
@@ -21,9 +22,6 @@ from raytriever.mining.finders import Embeddings
 from raytriever.mining.miner import CandidateFilter, MinedBlock, mine
 from raytriever.operation.cache import _describe
 from raytriever.store.parts import Parts
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from mining_data import EVERY, word_dataset
 
 Data = tuple[RetrievalDataset, Embeddings]
 
@@ -106,14 +104,9 @@ entry()
 @pytest.mark.slow
 def test_a_killed_command_costs_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = word_dataset()[0]
-    source = tmp_path / "source"
-    (source / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", dataset.documents.texts), ("queries", dataset.queries.texts)):
-        rows = [json.dumps({"_id": f"{name[0]}{n}", "text": text}) for n, text in enumerate(texts)]
-        (source / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
-    judgements = dataset.judgements["train"]
-    lines = [f"q{q}\tc{d}\t1" for q, d in zip(judgements.queries, judgements.documents, strict=True)]
-    (source / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "\n".join(lines) + "\n")
+    judged = dataset.judgements["train"]
+    pairs = zip(judged.queries, judged.documents, strict=True)
+    source = write_beir(tmp_path / "source", dataset.documents.texts, dataset.queries.texts, train=pairs)
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
     kept = tmp_path / "cache" / "negatives"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from beir import write_beir
 from mining_data import EVERY, dataset_of, rows_of
 
 from raytriever.data.columns import Answers
@@ -23,8 +23,6 @@ from raytriever.mining.bm25 import Bm25Index
 from raytriever.mining.config import METHODS, MiningConfig
 from raytriever.mining.finders import ArrayEmbeddings, Embeddings
 from raytriever.mining.miner import build_negatives_table, mine
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
 
 
 def test_counts_add_up_for_every_method(word_data: tuple[RetrievalDataset, Embeddings]) -> None:
@@ -274,32 +272,13 @@ def test_a_document_without_an_embedding_is_no_negative_and_sets_no_bound(
     assert mined.counts_per_query.max() > 5
 
 
-@pytest.mark.data
-def test_queries_with_many_positives(data_packs: Path) -> None:
-    dataset = open_dataset(data_packs / "adi", ["test"])
-    positives = dataset.positives("test")
-    mined = mine(dataset, "test", MiningConfig(num_negatives=20))
-    index = Bm25Index(dataset.passages())
-    for row, query in enumerate(positives.queries.tolist()):
-        ranking = index.search([dataset.queries.texts[query]], 82)[1][0].tolist()
-        own = dataset.queries.ids[query]
-        wanted = [d for d in ranking if d not in positives.of(row) and dataset.documents.ids[d] != own]
-        rows = rows_of(mined)[query]
-        assert [document for document, _ in rows] == wanted[: len(rows)]
-        assert len(rows) > 0
-
-
 @pytest.fixture
 def dataset(tmp_path: Path) -> RetrievalDataset:
     """Data set of 160 documents that share a word with every query; the training split has 96 of the queries."""
-    folder = tmp_path / "words"
-    (folder / "qrels").mkdir(parents=True)
-    for name, text in (("corpus", "garden number"), ("queries", "garden of")):
-        rows = "".join(f'{{"_id": "{n}", "text": "{text} {n}"}}\n' for n in range(160))
-        (folder / f"{name}.jsonl").write_text(rows)
-    pairs = "".join(f"{n}\t{n}\t1\n" for n in range(96))
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
-    return open_dataset(folder, ["train"])
+    documents, queries = ([f"{text} {n}" for n in range(160)] for text in ("garden number", "garden of"))
+    return open_dataset(
+        write_beir(tmp_path / "words", documents, queries, train=[(n, n) for n in range(96)]), ["train"]
+    )
 
 
 def with_negatives(dataset: RetrievalDataset, origin: str) -> RetrievalDataset:
@@ -320,15 +299,9 @@ def count_by_origin(dataset: RetrievalDataset, table: str = "", mix: str = "") -
     return {name: counts[name] for name in ORIGINS if name in counts}
 
 
-def test_bm25_is_mined_if_the_data_set_has_no_negatives(dataset: RetrievalDataset) -> None:
+def test_bm25_is_mined_if_the_data_set_or_the_mix_needs_it(dataset: RetrievalDataset) -> None:
     assert list(count_by_origin(dataset)) == ["bm25"]
-
-
-def test_negatives_of_the_data_set_suffice(dataset: RetrievalDataset) -> None:
     assert count_by_origin(with_negatives(dataset, "gold")) == {"gold": 96}
-
-
-def test_bm25_is_mined_if_the_mix_needs_it(dataset: RetrievalDataset) -> None:
     assert list(count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,bm25=1")) == ["gold", "bm25"]
     assert count_by_origin(with_negatives(dataset, "bm25"), mix="gold=1,bm25=1") == {"bm25": 96}
     assert count_by_origin(with_negatives(dataset, "gold"), mix="gold=1,random=1") == {"gold": 96}

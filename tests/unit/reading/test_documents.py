@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
 from pdf import write_pdf
 
 from raytriever.errors import ConfigError, DataError

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from raytriever.data.sources import Source, open_raw, open_stream
 from raytriever.errors import StorageError
-from raytriever.paths import DATASET, FILE, FOLDER, NEGATIVES, SETTINGS, PathKind
+from raytriever.paths import DATASET, FILE, FOLDER
 from raytriever.reading.regular import check_regular, open_regular
 from raytriever.reading.structured import read_json, read_yaml
 from raytriever.store.commit import sha256_of
@@ -26,33 +27,26 @@ READERS = [
     lambda path: open_raw(str(path)),
     lambda path: Source.open(str(path)),
 ]
+KINDS = [partial(lambda kind, path: kind.check(str(path), "flag"), kind) for kind in (FILE, FOLDER, DATASET)]
 
 
-@pytest.fixture(params=["pipe", "pipe.jsonl.gz", "socket", "device"])
-def irregular(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def irregular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A pipe, one with the name of a data set, a socket and a device."""
     monkeypatch.chdir(tmp_path)  # an address of a socket has at most 107 bytes
-    if request.param == "device":
-        return Path("/dev/zero")
-    if request.param == "socket":
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind("socket")
-    else:
-        os.mkfifo(request.param)
-    return tmp_path / request.param
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.jsonl.gz")
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind("socket")
+    return [*(tmp_path / name for name in ("pipe", "pipe.jsonl.gz", "socket")), Path("/dev/zero")]
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("read", READERS)
-def test_what_is_no_file_is_refused_at_once(read, irregular: Path) -> None:
-    with pytest.raises(StorageError, match=MESSAGE):
-        read(irregular)
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", [FILE, FOLDER, DATASET, SETTINGS, NEGATIVES])
-def test_a_flag_names_no_pipe(kind: PathKind, irregular: Path) -> None:
-    with pytest.raises(StorageError, match=MESSAGE):
-        kind.check(str(irregular), "flag")
+@pytest.mark.parametrize("read", [*READERS, *KINDS])
+def test_what_is_no_file_is_refused_at_once(read, irregular: list[Path]) -> None:
+    for file in irregular:
+        with pytest.raises(StorageError, match=MESSAGE):
+            read(file)
 
 
 def test_a_file_is_read_and_a_folder_is_a_folder(tmp_path: Path) -> None:

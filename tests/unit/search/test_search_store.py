@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -100,29 +101,16 @@ def test_a_search_that_was_killed_continues_after_its_last_shards(
         search_store(store, *other, folder)  # which it must not take for its own
         assert reads == list(range(7))
         reads.clear()
-    actual = search_store(store, queries, 20, ties, exclude, folder)
-    assert reads == [4, 5, 6]
-    for one, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(one, wanted)
-    assert not list(folder.iterdir())
-
-
-@pytest.mark.usefixtures("kept_often")
-def test_a_damaged_ranking_is_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = np.random.default_rng(2).standard_normal((ROWS, WIDTH)).astype(np.float32)
-    store, folder = write_store(tmp_path / "store", embeddings, {}), tmp_path / "unfinished"
-    with monkeypatch.context() as patch:
-        kill_at(4, patch)
-        with pytest.raises(Killed):
-            search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=folder)
-    [file] = folder.glob("search-*/ranking.npy")
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    expected = search_store(store, embeddings[:3], 5, np.arange(ROWS))
-    actual = search_store(store, embeddings[:3], 5, np.arange(ROWS), unfinished=folder)
-    for one, wanted in zip(actual, expected, strict=True):
-        np.testing.assert_array_equal(one, wanted)
+    damaged = Path(shutil.copytree(folder, tmp_path / "damaged"))
+    [file] = damaged.glob("search-*/ranking.npy")
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    for kept, read_again in ((folder, [4, 5, 6]), (damaged, list(range(7)))):
+        actual = search_store(store, queries, 20, ties, exclude, kept)
+        assert reads == read_again
+        reads.clear()
+        for one, wanted in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(one, wanted)
+        assert not list(kept.iterdir())
 
 
 @pytest.mark.usefixtures("kept_often")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
-from raytriever.data.dataset import Judgements, RetrievalDataset, TextPrompts, Tokens
+from raytriever.data.dataset import RetrievalDataset, TextPrompts, Tokens
 from raytriever.data.digests import check_directory
 from raytriever.data.prepare.pipeline import Report, Request, Runner, ignore_line, in_this_process, prepare
 from raytriever.data.prepare.prepared import DatasetMeta, prepared_meta, read_prepared, require_splits, splits_of
@@ -211,12 +211,18 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
 
 
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
-    """Return the data set with `train` divided into `train` and `dev`, see `hold_out`."""
-    train, dev = hold_out(dataset.judgements[TRAIN], dataset, where)
+    """Return the data set with `train` divided into `train` and `dev`, by the hash of the query ids."""
+    train = dataset.judgements[TRAIN]
+    queries = np.unique(train.queries)
+    if len(queries) < 2:
+        raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
+    of_dev = _held_out(queries, dataset)
+    is_dev = np.isin(train.queries, of_dev)
+    judgements = {**dataset.judgements, TRAIN: train.where(~is_dev), DEV: train.where(is_dev)}
     absent = dict(dataset.absent)
     if TRAIN in absent:
         lost = absent.pop(TRAIN)
-        is_dev = np.isin(lost.queries, dev.queries)
+        is_dev = np.isin(lost.queries, of_dev)
         divided = {TRAIN: lost.where(~is_dev), DEV: lost.where(is_dev)}
         absent |= {split: rows for split, rows in divided.items() if len(rows)}
     unanswerable = dict(dataset.unanswerable)
@@ -226,17 +232,7 @@ def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
         unanswerable |= {
             split: rows for split, rows in ((TRAIN, queries[~is_dev]), (DEV, queries[is_dev])) if len(rows)
         }
-    judgements = {**dataset.judgements, TRAIN: train, DEV: dev}
     return replace(dataset, judgements=judgements, absent=absent, unanswerable=unanswerable)
-
-
-def hold_out(train: Judgements, dataset: RetrievalDataset, where: str) -> tuple[Judgements, Judgements]:
-    """Return the judgements of `train` that are trained on and those of a dev split, by the hash of the query ids."""
-    queries = np.unique(train.queries)
-    if len(queries) < 2:
-        raise DataError("one query only, too few to hold out a dev split", where, "add judgements of a dev split")
-    is_held_out = np.isin(train.queries, _held_out(queries, dataset))
-    return train.where(~is_held_out), train.where(is_held_out)
 
 
 def _held_out(queries: ndarray, dataset: RetrievalDataset) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 from numpy import ndarray
@@ -46,6 +46,7 @@ from raytriever.store.cache import hold
 from raytriever.store.commit import MANIFEST, read_manifest
 from raytriever.store.disk import disk_errors
 
+T = TypeVar("T")
 VERSION = 1
 DOCUMENTS, QUERIES = SIDES = "documents", "queries"
 
@@ -173,37 +174,28 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
     tokens = partial(_tokens, full=full, vocabulary=vocabulary) if tokenised is not None else None
     (ids, titles, texts), document_tokens = _side(files, DOCUMENTS, DOCUMENT_COLUMNS, full, tokens)
     (query_ids, query_texts), query_tokens = _side(files, QUERIES, QUERY_COLUMNS, full, tokens)
-    judgements = {
-        file.stem: _judgements(file, len(query_ids), len(ids))
-        for file in files(f"{JUDGEMENTS}/", ".npy")
-        if splits is None or file.stem in splits
-    }
-    absent = {  # data sets of earlier versions have no such files
-        file.stem: _absent(file, len(query_ids), full)
-        for file in files(f"{ABSENT}/", ".arrow")
-        if splits is None or file.stem in splits
-    }
-    unanswerable = {
-        file.stem: _unanswerable(file, len(query_ids))
-        for file in files(f"{UNANSWERABLE}/", ".npy")
-        if splits is None or file.stem in splits
-    }
-    negatives = [_negatives(file, len(query_ids), len(ids)) for file in files(f"{NEGATIVES}.npy")]
-    answers = [Answers(*_query_texts(file, len(query_ids), full, 0)) for file in files(FILE)]
-    prompts = [QueryPrompts(*_query_texts(file, len(query_ids), full, 1)) for file in files(PROMPTS)]
+    queries, documents = len(query_ids), len(ids)
+
+    def by_split(name: str, end: str, read: Callable[[Path], T]) -> dict[str, T]:
+        there = files(f"{name}/", end)
+        return {file.stem: read(file) for file in there if splits is None or file.stem in splits}
+
     other = {file["where"] for file in meta["files"] if file["split"] and splits and file["split"] not in splits}
     return RetrievalDataset(
         name=meta["name"],
-        documents=Documents(ids, titles, texts, sides["documents"]["digest"], None, _forms(files, DOCUMENTS, len(ids))),
-        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(files, QUERIES, len(query_ids))),
-        judgements=judgements,
+        documents=Documents(
+            ids, titles, texts, sides["documents"]["digest"], None, _forms(files, DOCUMENTS, documents)
+        ),
+        queries=Queries(query_ids, query_texts, sides["queries"]["digest"], _forms(files, QUERIES, queries)),
+        judgements=by_split(JUDGEMENTS, ".npy", lambda file: _judgements(file, queries, documents)),
         quarantine=QuarantineReport.read(folder).without(other),
-        negatives=next(iter(negatives), None),
-        answers=next(iter(answers), None),
-        prompts=next(iter(prompts), None),
+        negatives=_first(files(f"{NEGATIVES}.npy"), lambda file: _negatives(file, queries, documents)),
+        answers=_first(files(FILE), lambda file: Answers(*_query_texts(file, queries, full, 0))),
+        prompts=_first(files(PROMPTS), lambda file: QueryPrompts(*_query_texts(file, queries, full, 1))),
         location=str(folder),
-        absent=absent,
-        unanswerable=unanswerable,
+        # Data sets of earlier versions have no such files.
+        absent=by_split(ABSENT, ".arrow", lambda file: _absent(file, queries, full)),
+        unanswerable=by_split(UNANSWERABLE, ".npy", lambda file: _unanswerable(file, queries)),
         tokens=Tokens(query_tokens, document_tokens, tokenised)
         if tokenised is not None and query_tokens is not None and document_tokens is not None
         else None,
@@ -213,6 +205,11 @@ def _read(folder: Path, splits: set[str] | None, full: bool, vocabulary: int | N
 def _files(folder: Path, names: Sequence[str], begin: str, end: str = "") -> list[Path]:
     """Return the files that the manifest of a directory names; others do not exist."""
     return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
+
+
+def _first(files: Sequence[Path], read: Callable[[Path], T]) -> T | None:
+    """Read a file of which a data set may have one; return None if it has none."""
+    return read(files[0]) if files else None
 
 
 def _side(
@@ -225,8 +222,7 @@ def _side(
     shards = files(f"{name}/", ".arrow")
     tables = [read_arrow(file, columns, PREPARE_AGAIN, full) for file in shards]
     lengths = [len(table) for table in tables]
-    live = [_live(file, sum(lengths)) for file in files(f"{name}.live.npy")]
-    rows = Rows.of(lengths, next(iter(live), None))
+    rows = Rows.of(lengths, _first(files(f"{name}.live.npy"), lambda file: _live(file, sum(lengths))))
     texts = [TextColumn([table[column].chunk(0) for table in tables], rows) for column in columns]
     if read_tokens is None:
         return texts, None
@@ -237,8 +233,8 @@ def _side(
 
 def _forms(files: Callable[..., list[Path]], name: str, rows: int) -> Forms | None:
     """Return the forms of the texts of a side; None for a data set that an earlier version prepared."""
-    stored = [read_array(file, ["uint64"], (rows,), PREPARE_AGAIN, mapped="r") for file in files(f"{name}.{FORMS}")]
-    return next(iter(stored), None)
+    read = partial(read_array, dtypes=["uint64"], shape=(rows,), remedy=PREPARE_AGAIN, mapped="r")
+    return _first(files(f"{name}.{FORMS}"), read)
 
 
 def _live(file: Path, rows: int) -> ndarray:

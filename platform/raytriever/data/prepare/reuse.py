@@ -34,20 +34,16 @@ _STEM = re.compile(r"\d{5}-\d{6}")
 def settings_digest(reads: object, format: str, tokenisation: Tokenisation | None) -> str:
     """Return the SHA-256 over what decides all shards of a data set besides its files.
 
-    Args:
-        reads: version of what is read from files and written to shards.
-        tokenisation: tokenizer and prompts, if texts are tokenised.
+    `reads` is the version of what is read from files and written to shards.
     """
     decides = [reads, format, tokenisation.digest if tokenisation else None]
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()
 
 
 def chunk_digest(settings: str, part: Part, chunk: FileChunk) -> str:
-    """Return the BLAKE2b over everything that decides the shard of a chunk.
+    """Return the BLAKE2b over everything that decides the shard of a chunk, given the `settings_digest`.
 
-    Args:
-        settings: `settings_digest` of the data set.
-        part: file of the chunk. Settings of its parser concern judgements, and shards with these are not copied.
+    Settings of the parser of its part concern judgements, and shards with these are not copied.
     """
     # The name is that of the class that the parser was in version 0.2.
     parser = getattr(part.parse, "__name__", "").title().replace("_", "") + "()"
@@ -92,11 +88,7 @@ NO_SHARDS = EarlierShards({}, {})
 
 @activity("looking for shards of the same chunks")
 def find_earlier(output: Path) -> EarlierShards:
-    """Find the shards of earlier preparations, of any data set.
-
-    Args:
-        output: directory that will be written, and may hold an earlier version of the data set.
-    """
+    """Find the shards of earlier preparations, of any data set; `output` may hold an earlier version of this one."""
     stems: dict[str, tuple[Path, str]] = {}
     digests: dict[Path, str] = {}
     for folder in (output, *(cache_folder() / "datasets").glob("*"), *recorded_locations()):

@@ -333,11 +333,8 @@ def find_unfinished(folder: Path, key: str) -> Path | None:
 
 
 def begin(folder: Path, key: str) -> int:
-    """Make the folders of the shards; of a killed preparation, remove everything but the finished shards.
-
-    Returns:
-        The number of finished shards.
-    """
+    """Make the folders of the shards; of a killed preparation, remove everything but the finished shards, and return
+    their number."""
     with disk_errors(folder):
         for path in folder.iterdir():
             if path.name != PARTS:

@@ -59,7 +59,6 @@ def grow(
         begin: makes a finder without rows, from kept centres or None, and calls a function with the centres to keep.
         load: reads the files of a finder over embeddings of a shape.
         embeddings: finite embeddings, in memory or memory-mapped.
-        threads: see `Finder.find`.
         folder: Folder of the unfinished finder, named after all that decides it; None to keep none.
     """
     parts = Parts(folder and folder.parent, optional="a build")
@@ -126,8 +125,8 @@ def build_index(
     Args:
         rows: documents, at least one.
         training: queries from which RoarGraph is built; not used by other kinds.
-        threads: number of threads; only the graph of HNSW depends on it.
-        folder: folder of an unfinished index of FAISS, from which a build that was killed continues; see `growth`.
+        threads: only the graph of HNSW depends on their number.
+        folder: folder of an unfinished index of FAISS, from which a build that was killed continues; see `grow`.
 
     Raises:
         DataError: there are no documents.
@@ -184,7 +183,6 @@ def update_index(
     Args:
         index: index of the earlier documents; its finder is changed.
         built: number of rows with which the index was built.
-        threads: number of threads; only the graph of HNSW depends on it.
         join: makes the embeddings of the result from blocks, given their shape; by default in memory.
     """
     finder = index.finder
@@ -224,8 +222,6 @@ def edit_index(
     Args:
         added: finite embeddings of the other documents.
         ties: order of all documents of the result; see `DocumentVectors`.
-        built, threads: see `update_index`.
-
     Raises:
         ConfigError: the library cannot change this kind of index, or too much of it would have changed.
     """

@@ -163,7 +163,6 @@ class Ivf:
             embeddings: finite embeddings.
             lists: number of lists; by default `default_lists`.
             code_bytes: bytes per code, a divisor of the width; None stores full embeddings.
-            threads: see `Finder.find`.
             begun: centres of an earlier training with the same arguments, which is continued.
             after_iteration: called with the centres after each iteration of k-means but the last.
 

@@ -113,11 +113,7 @@ def walk_all(
 ) -> tuple[Int64[ndarray, "queries k"], Int64[ndarray, " queries"]]:
     """Return the k best documents that a walk finds for each query by dot product, and the number it scored.
 
-    Args:
-        queries, documents: finite embeddings.
-        k: number of documents per query; unused entries are -1.
-        beam: number of documents in the beam, at least k.
-        threads: number of threads, each with its own queries; does not change the result.
+    Embeddings must be finite. Unused entries are -1. The number of threads does not change the result.
     """
     results, visited = np.full((len(queries), k), -1, np.int64), np.zeros(len(queries), np.int64)
     in_threads(
@@ -290,7 +286,6 @@ def add_reverse_edges(
         neighbours, degrees: arrays of a `Graph`; changed in place.
         firsts: for each row, edges in columns before this one are kept and get no reverse edge.
         sources: documents whose edges have no reverse edge yet.
-        fill: see `choose_neighbours`.
     """
     counts = (degrees[sources] - firsts[sources]).astype(np.int64)
     begin = np.repeat(sources, counts)

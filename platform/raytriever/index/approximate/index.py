@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float32, Float64, Int64
 from numpy import ndarray
 
-from raytriever.errors import ConfigError, ModelError
+from raytriever.errors import ModelError
+from raytriever.index.exact.search import check_count
 from raytriever.index.ranking import NONE, TieOrder, keys_of, merge_keys
 from raytriever.index.score import check_finite, pair_scores, refuse_forked
 
@@ -110,10 +111,7 @@ class ApproximateIndex:
         To find half of the documents, a finder visits almost all of them, and never finds those it cannot reach. So the
         search is exact for such k, including k above the size of the corpus.
 
-        Args:
-            queries: result of `check`.
-            k: number of documents, at least 1.
-            threads: see `Finder.find`.
+        `queries` are those that `check` returns.
         """
         count = len(self.documents)
         if 2 * k >= count:
@@ -132,8 +130,7 @@ class ApproximateIndex:
 
     def check(self, queries: Float32[ndarray, "queries width"], k: int) -> Float32[ndarray, "queries width"]:
         """Check the arguments of `search`, and return contiguous queries; raises the errors of `search`."""
-        if k < 1:
-            raise ConfigError(f"k = {k} is out of range", remedy="use k of at least 1")
+        check_count(k)
         if queries.ndim != 2 or queries.shape[1] != self.embeddings.shape[1]:
             width = self.embeddings.shape[1]
             raise ModelError(

@@ -5,7 +5,7 @@ several passes, so they are reproducible on a machine that does other work too."
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import exp, isnan, log, nan
@@ -29,7 +29,6 @@ class OperatingPoint:
     """Measurements of an index at one effort.
 
     Args:
-        effort: see `index.Finder`.
         recall: mean share of a query's true documents that were retrieved, 0 to 1.
         candidates: mean number of documents scored for a query; NaN if the library does not report it.
         qps: queries per second on one thread; NaN if not timed.
@@ -59,14 +58,9 @@ def measure(
     effort: int,
     timed: bool = True,
 ) -> OperatingPoint:
-    """Measure recall and cost of a search for the k true documents of each query.
+    """Measure recall and cost of a search, at an effort, for the k true documents of each query.
 
-    Args:
-        index: searched with `effort` instead of its own effort.
-        queries: at least one embedding.
-        true: documents of an exact search; unused entries are -1.
-        effort: see `index.Finder`.
-        timed: measure queries per second too.
+    `true` are the documents of an exact search, -1 in unused entries. `timed` measures queries per second too.
     """
     k, index = true.shape[1], replace(index, effort=effort)
     with one_thread():
@@ -88,26 +82,15 @@ def _least_seconds(index: ApproximateIndex, queries: ndarray, k: int) -> float:
     return least
 
 
-def efforts(index: ApproximateIndex, k: int, most: int = MOST_EFFORT) -> Iterator[int]:
+def efforts(index: ApproximateIndex, k: int) -> Iterator[int]:
     """Yield efforts from the least on, each about a quarter higher than the one before."""
-    effort, most = k, min(most, len(index.documents))
+    effort, most = k, min(MOST_EFFORT, len(index.documents))
     if isinstance(index.finder, Ivf):
         effort, most = 1, min(most, index.finder.index.nlist)
     while effort < most:
         yield effort
         effort = max(effort + 1, int(effort * _STEP))
     yield most
-
-
-def curve(
-    index: ApproximateIndex,
-    queries: Float32[ndarray, "queries width"],
-    true: Int64[ndarray, "queries k"],
-    settings: Sequence[int],
-    timed: bool = True,
-) -> list[OperatingPoint]:
-    """Measure the index at every effort."""
-    return [measure(index, queries, true, effort, timed) for effort in settings]
 
 
 def at_recall(

@@ -63,12 +63,7 @@ def project(
     degree: int,
     threads: int = 1,
 ) -> tuple[Int32[ndarray, "documents degree"], Int32[ndarray, " documents"]]:
-    """Return the projected graph as neighbours and degrees (see `graph.Graph`).
-
-    Args:
-        nearest: closest documents of each training query, the closest first.
-        threads: number of threads; the graph does not depend on it.
-    """
+    """Return the projected graph as neighbours and degrees (see `graph.Graph`); `nearest` begins with the closest."""
     neighbours = np.full((len(documents), degree), -1, np.int32)
     degrees = np.zeros(len(documents), np.int32)
     if nearest.shape[0] and nearest.shape[1]:
@@ -101,14 +96,9 @@ def connect(
     seed: int,
     threads: int = 1,
 ) -> Graph:
-    """Return the projected graph with up to twice as many neighbours, in which every document is reachable.
+    """Return the graph of `project` with up to twice as many neighbours, in which every document is reachable.
 
-    Args:
-        neighbours, degrees: result of `project`.
-        documents: embeddings, at least one.
-        beam: number of documents in the beam of a search for a document.
-        seed: decides the order of the documents.
-        threads: number of threads; the graph does not depend on it.
+    `beam` is the number of documents in the beam of a search for a document; `seed` decides the order of the documents.
     """
     documents = read_only(documents)
     count, degree = neighbours.shape
@@ -207,10 +197,7 @@ class RoarGraph:
             training: queries like those of later searches; about as many as documents are best, a tenth suffices.
             degree: number of neighbours that each of the two steps adds to a document.
             nearest: number of documents of each training query.
-            beam: number of documents in the beam of a search for a document, in the second step.
-            seed: seed of the order in which documents are connected.
-            threads: number of threads; the graph does not depend on it.
-
+            beam, seed: see `connect`.
         Raises:
             DataError: there are no documents or no training queries, or too many documents.
         """

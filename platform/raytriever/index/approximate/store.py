@@ -79,11 +79,7 @@ class UnfinishedIndex:
     content: dict[str, Any]
 
     def write_embeddings(self, blocks: Iterable[ndarray], shape: tuple[int, int]) -> Float32[ndarray, "rows width"]:
-        """Write the embeddings, in place of those written before, and map them.
-
-        Args:
-            shape: number of rows and components of all blocks together.
-        """
+        """Write the embeddings, in place of those written before, and map them; `shape` is that of all blocks."""
         file, aside = self.folder / EMBEDDINGS, self.folder / f"next-{EMBEDDINGS}"
         with disk_errors(file):
             with aside.open("xb") as stream:

@@ -3,7 +3,7 @@
 They are a positive control for measurements of the gap between queries and documents.
 
     document = unit(A u + noise e)
-    query    = unit(A' w + shift (m + B v))     u, e, w, v normal, drawn for each;  A, B, m the same for all
+    query    = unit(A' w + m + B v)             u, e, w, v normal, drawn for each;  A, B, m the same for all
 
 Documents fill a subspace of many dimensions (A). Queries use few of these (A', the first columns of A). They are
 shifted by a common offset m and extend into a second subspace (B), in which documents have only noise. So queries have
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
+
+_NOISE = 0.5  # length of a document's noise, relative to its component in the subspace
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,6 @@ def control(
     rank: int = 32,
     common: int = 8,
     own: int = 4,
-    noise: float = 0.5,
-    shift: float = 1.0,
 ) -> Control:
     """Draw a control set.
 
@@ -52,8 +52,6 @@ def control(
         rank: dimensions of the documents' subspace.
         common: dimensions of this subspace that queries use, at most rank.
         own: dimensions of the queries' own subspace, at least 1.
-        noise: length of a document's noise, relative to its component in the subspace.
-        shift: length of the offset and of a query's component in its own subspace, relative to its common component.
     """
     rng = np.random.default_rng(seed)
 
@@ -64,12 +62,10 @@ def control(
     together, apart, offset = basis[:rank], basis[rank:-1], basis[-1]
 
     def base(rows: int) -> ndarray:
-        return _unit(normal(rows, rank) @ together + np.float32(noise) * normal(rows, width))
+        return _unit(normal(rows, rank) @ together + np.float32(_NOISE) * normal(rows, width))
 
     def shifted(rows: int) -> ndarray:
-        return _unit(
-            normal(rows, common) @ together[:common] + np.float32(shift) * (normal(rows, own) @ apart + offset)
-        )
+        return _unit(normal(rows, common) @ together[:common] + (normal(rows, own) @ apart + offset))
 
     return Control(base(documents), shifted(documents), shifted(queries), base(queries))
 

@@ -209,10 +209,9 @@ _LARGEST_GROUP = 64
 
 
 class TorchScan:
-    """Rankings of queries over the documents added so far, computed on a device; see `scan.Scan`.
+    """Rankings of queries over the documents added so far, computed on a device; see `search.Scan`.
 
     Args:
-        queries, k, order, exclude, before: see `scan.Scan`.
         documents: largest number of documents that are added.
         corpus: all documents, if they are on the device already; then none are added, and they stay.
     """

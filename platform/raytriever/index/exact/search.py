@@ -66,13 +66,11 @@ class Scan:
         self._slope, _, self._offset = error_terms(norms, np.zeros_like(norms), queries.shape[1])
         self._faiss: Any = import_module("faiss")
 
-    def add(
-        self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"], largest: float | None = None
-    ) -> None:
-        """Search a block of documents; `largest` is the result of `largest_norm`, if it is known."""
+    def add(self, positions: Int64[ndarray, " rows"], vectors: Float32[ndarray, "rows width"], largest: float) -> None:
+        """Search a block of documents; `largest` is the result of `largest_norm`."""
         if not len(vectors) or not self._best.size:
             return
-        errors = self._slope * (largest_norm(positions, vectors) if largest is None else largest) + self._offset
+        errors = self._slope * largest + self._offset
         is_bounded = np.isfinite(errors)
         self._search(np.flatnonzero(is_bounded), self._best.shape[1] + MORE, errors, positions, vectors)
         self._search(np.flatnonzero(~is_bounded), len(vectors), errors, positions, vectors)
@@ -245,7 +243,6 @@ class Corpus:
 
     Args:
         blocks: returns the blocks; see `top_k_of_blocks`.
-        device: see `top_k_of_blocks`.
         documents: largest number of documents in the blocks, by default that of the whole corpus.
     """
 
@@ -259,7 +256,7 @@ class Corpus:
         self._blocks, self._order, self._device = blocks, order, device or default_device()
         self._documents = len(order.ranks) if documents is None else documents
         self._part: ResidentDocuments | None = None
-        self._largest: dict[int, float] = {}  # on a CPU, the largest norm of each block
+        self._largest: dict[int, float] = {}  # see `best_keys`
         self._fits: bool | None = None  # None before the first search
 
     def top_k(
@@ -275,24 +272,11 @@ class Corpus:
         exclude: Int64[ndarray, " queries"] | None = None,
     ) -> UInt64[ndarray, "queries k"]:
         """Return the k best documents of each query as keys, which the tie order reads; see `best_keys`."""
-        order, most = self._order, self._documents
-        part = None if self._device.type == "cpu" else self._resident(queries.shape[1])
-        if part is None and self._device.type != "cpu":
-            return best_keys(queries, self._blocks(), k, order, exclude, self._device, most)
+        order, most, device = self._order, self._documents, self._device
+        part = None if device.type == "cpu" else self._resident(queries.shape[1])
         if part is None:
-            return self._keys_on_cpu(queries, k, exclude)
-        return TorchScan(queries, min(k, len(order.ranks)), order, exclude, self._device, most, corpus=part).keys()
-
-    def _keys_on_cpu(self, queries: ndarray, k: int, exclude: ndarray | None) -> UInt64[ndarray, "queries k"]:
-        """Search on a CPU; the norms of the documents are computed by the first search only."""
-        check_count(k)
-        size = len(self._order.ranks)
-        scan = Scan(queries, min(k, size), self._order, exclude)
-        for number, (positions, vectors) in enumerate(even_blocks(self._blocks(), queries.shape[1], size)):
-            if number not in self._largest:
-                self._largest[number] = largest_norm(positions, vectors)
-            scan.add(positions, vectors, self._largest[number])
-        return scan.keys()
+            return best_keys(queries, self._blocks(), k, order, exclude, device, most, largest=self._largest)
+        return TorchScan(queries, min(k, len(order.ranks)), order, exclude, device, most, corpus=part).keys()
 
     def is_copied_again(self, width: int) -> bool:
         """Return whether each search copies all documents to a GPU, because its memory does not hold them."""
@@ -331,11 +315,13 @@ def best_keys(
     device: torch.device | None = None,
     documents: int | None = None,
     before: UInt64[ndarray, "queries k"] | None = None,
+    largest: dict[int, float] | None = None,
 ) -> UInt64[ndarray, "queries k"]:
     """Return the k best documents in some of the blocks, as keys for `ranking.merge_keys`; see `top_k_of_blocks`.
 
     `documents` is the largest number of documents in the blocks, by default that of the corpus. `before` are the keys
-    of other blocks; these are added to them, in place.
+    of other blocks; these are added to them, in place. On a CPU `largest` keeps the largest norm of each block, for
+    further searches of the same blocks.
     """
     check_count(k)
     device = device or default_device()
@@ -346,6 +332,12 @@ def best_keys(
         scan = Scan(queries, size, order, exclude, before)
     else:
         scan = TorchScan(queries, size, order, exclude, device, most, before=before)
-    for positions, vectors in even_blocks(blocks, queries.shape[1], len(order.ranks)):
-        scan.add(positions, vectors)
+    largest = {} if largest is None else largest
+    for number, (positions, vectors) in enumerate(even_blocks(blocks, queries.shape[1], len(order.ranks))):
+        if isinstance(scan, TorchScan):
+            scan.add(positions, vectors)
+            continue
+        if number not in largest:
+            largest[number] = largest_norm(positions, vectors)
+        scan.add(positions, vectors, largest[number])
     return scan.keys()

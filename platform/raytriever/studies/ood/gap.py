@@ -21,7 +21,7 @@ from raytriever.errors import DataError
 from raytriever.index.approximate.build import DocumentVectors, build_index
 from raytriever.index.approximate.config import IndexConfig
 from raytriever.index.approximate.index import ApproximateIndex
-from raytriever.index.approximate.measure import OperatingPoint, at_recall, curve, efforts, measure
+from raytriever.index.approximate.measure import OperatingPoint, at_recall, efforts, measure
 from raytriever.index.exact.search import top_k
 
 # Candidates are compared at this recall@K; curves are measured at each of `CUTOFFS`.
@@ -131,10 +131,10 @@ def measure_index(data: GapEmbeddings, config: IndexConfig, seed: int) -> IndexM
     began = perf_counter()
     index = build_index(DocumentVectors.of(data.documents), config, data.training, seed, torch.get_num_threads())
     seconds = perf_counter() - began
-    curves = {
-        k: curve(index, data.queries, _exact_neighbours(data, data.queries, k), _efforts_of_curve(index, k, config))
-        for k in CUTOFFS
-    }
+    curves = {}
+    for k in CUTOFFS:
+        true = _exact_neighbours(data, data.queries, k)
+        curves[k] = [measure(index, data.queries, true, effort) for effort in _efforts_of_curve(index, k, config)]
     if config.index == "flat":
         exact = OperatingPoint(1, 1.0, float(len(data.documents)), nan)
         return IndexMeasurement(

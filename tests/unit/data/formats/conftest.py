@@ -48,16 +48,6 @@ class Read:
 
 
 @pytest.fixture
-def lines() -> Callable[[Path], list[dict[str, Any]]]:
-    """The objects of a gzipped file, read in the plainest way."""
-
-    def objects(file: Path) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in gzip.decompress(file.read_bytes()).split(b"\n") if line]
-
-    return objects
-
-
-@pytest.fixture
 def read() -> Callable[..., Read]:
     def whole(path: Path | str, format: str | None = None, size: int = 1 << 20) -> Read:
         plan = recognise(Source.open(path), format)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -111,18 +111,6 @@ def test_the_plain_file_goes_before_the_packed(tmp_path: Path, read, write) -> N
     assert len(read(tmp_path / "set").records.documents) == 5
 
 
-@pytest.mark.data
-def test_the_packs(data_packs: Path, read) -> None:
-    result = read(data_packs / "scifact")
-    assert (result.plan.format, set(result.plan.splits)) == ("beir", {"train", "test"})
-    assert (len(result.records.documents), len(result.records.judgements)) == (5183, 919 + 339)
-    graded = read(data_packs / "climate-fever-evidence")
-    assert (graded.plan.format, len(graded.records.judgements)) == ("beir", 5305)
-    assert len(graded.records.negatives) == 2560
-    assert not result.bad
-    assert not graded.bad
-
-
 class TitledDoc(NamedTuple):
     doc_id: str
     text: str
@@ -222,13 +210,6 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
         read("ir_datasets:here/texts")
     with pytest.raises(DataError, match=r"#docs: cannot be read after row 1 \(ConnectionError: the mirror is gone\)"):
         read("ir_datasets:here/gone")
-    importing = builtins.__import__
-
-    def missing(name: str, *arguments: Any) -> Any:
-        if name == "ir_datasets":
-            raise ImportError(name)
-        return importing(name, *arguments)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(DataError, match=r"ir_datasets is not installed; pip install 'raytriever\[sources\]'"):
         recognise(Source.open("ir_datasets:beir/scifact"))

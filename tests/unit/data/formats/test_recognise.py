@@ -38,15 +38,11 @@ LISTS = {"query": "a", "pos": ["b"], "neg": ["c"]}
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("train.jsonl", "train"),
         ("anything.jsonl", "train"),
         ("validation.jsonl.gz", "dev"),
-        ("val.json", "dev"),
         ("nq-dev.json.gz", "dev"),
-        ("test-00001-of-00003.parquet", "test"),
         ("test/part-0.parquet", "test"),
         ("data/train-00000-of-00001.parquet", "train"),
-        ("pretraining.jsonl", "train"),
         ("contest.jsonl", "train"),
         ("train.valid.jsonl", "dev"),
     ],
@@ -145,7 +141,7 @@ VALUES = LIKELY | SCALARS | st.lists(LIKELY | SCALARS | PASSAGES, max_size=3) | 
 
 
 @pytest.mark.parametrize(("parse", "fields"), PARSERS, ids=lambda value: type(value).__name__)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     row = data.draw(st.dictionaries(st.sampled_from(fields), VALUES)) | data.draw(
@@ -165,7 +161,7 @@ def test_any_row(parse: RowParser, fields: tuple[str, ...], data: Any) -> None:
     assert all(row.origin in ORIGINS and not math.isinf(row.score) for row in records.negatives)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.text(alphabet="a1-\u2028\x85 é"), max_size=6), st.sampled_from([(), ("source",), ("source", "rank")])
 )

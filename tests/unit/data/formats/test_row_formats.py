@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ FIRST = {
 }
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz", "train.json", "train-00000-of-00001.parquet"])
+@pytest.mark.parametrize("name", ["train.jsonl", "train-00000-of-00001.parquet"])
 def test_the_first_generation(read, write, name: str) -> None:
     row = FIRST
     if name.endswith("parquet"):  # a column is of one type
@@ -137,25 +137,14 @@ def test_a_language_of_miracl_with_its_corpus(read, write) -> None:
     assert {row.id for row in result.records.documents} == {"0#0", "1#0", "2#0"}
 
 
+BIG_LITTLE_LIES = {"title": "Big Little Lies", "text": "series garnered", "passage_id": "18768923"}
 ROW = {
     "dataset": "nq_train_psgs_w100",
     "question": "big little lies season 2 how many episodes",
     "answers": ["seven"],
     "positive_ctxs": [
-        {
-            "title": "Big Little Lies",
-            "text": "series garnered",
-            "score": 1000,
-            "title_score": 1,
-            "passage_id": "18768923",
-        },
-        {
-            "title": "Big Little Lies",
-            "text": "series garnered",
-            "score": 14.1,
-            "title_score": 0,
-            "passage_id": "18768923",
-        },
+        BIG_LITTLE_LIES | {"score": 1000, "title_score": 1},
+        BIG_LITTLE_LIES | {"score": 14.1, "title_score": 0},
         {"title": "Big Little Lies 2", "text": "another", "score": 1, "title_score": 0, "psg_id": 5},
     ],
     "negative_ctxs": [{"title": "Cormac", "text": "chores of the house", "score": 0, "title_score": 0}],
@@ -165,7 +154,7 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize("name", ["biencoder-nq-train.json", "nq-train.json.gz", "nq-train.jsonl", "nq-train.parquet"])
+@pytest.mark.parametrize("name", ["nq-train.json.gz", "nq-train.parquet"])
 def test_contexts(read, write, name: str) -> None:
     result = read(write(name, [ROW]))
     assert (result.plan.format, result.plan.splits) == ("dpr", ("train",))
@@ -184,11 +173,12 @@ def test_contexts(read, write, name: str) -> None:
 
 
 @pytest.mark.data
-def test_the_pack_as_lines_and_as_one_array(data_packs: Path, tmp_path: Path, read, lines) -> None:
+def test_the_pack_as_lines_and_as_one_array(data_packs: Path, tmp_path: Path, read) -> None:
     result = read(data_packs / "dpr-tiny")
     assert (result.plan.format, result.plan.splits, result.bad) == ("dpr", ("train",), [])
     assert len(result.records.queries) == 20
-    rows = [row for name in ("nq", "squad1") for row in lines(data_packs / "dpr-tiny" / f"{name}.jsonl.gz")]
+    packed = b"".join((data_packs / "dpr-tiny" / f"{name}.jsonl.gz").read_bytes() for name in ("nq", "squad1"))
+    rows = [json.loads(line) for line in gzip.decompress(packed).split(b"\n") if line]
     assert len(result.records.negatives) == sum(
         len(row["negative_ctxs"]) + len(row["hard_negative_ctxs"]) for row in rows
     )
@@ -214,7 +204,7 @@ SCORED = {
 }
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "train.json", "x/train-00000-of-00001.parquet"])
+@pytest.mark.parametrize("name", ["train.json", "x/train-00000-of-00001.parquet"])
 def test_lists(read, write, name: str) -> None:
     result = read(write(name, [SCORED]))
     assert (result.plan.format, result.plan.splits, result.bad) == ("flagembedding", ("train",), [])
@@ -235,21 +225,6 @@ def test_a_score_beyond_all_numbers_is_bad(tmp_path: Path, read) -> None:
         '"neg_scores[1]" is 10000000000',
     ]
     assert all(math.isnan(row.score) for row in result.records.negatives)
-
-
-@pytest.mark.data
-def test_the_pack(data_packs: Path, read, lines) -> None:
-    result = read(data_packs / "scored-negatives-tiny")
-    assert (result.plan.format, result.plan.splits, result.bad) == ("flagembedding", ("train",), [])
-    rows = [
-        row
-        for name in ("msmarco", "nli", "nq")
-        for row in lines(data_packs / "scored-negatives-tiny" / f"{name}.jsonl.gz")
-    ]
-    assert len(result.records.queries) == len(rows) == 30
-    assert [row.score for row in result.records.negatives] == [score for row in rows for score in row["neg_scores"]]
-    texts = result.texts
-    assert [texts[row.document] for row in result.records.negatives] == [text for row in rows for text in row["neg"]]
 
 
 ROWS = [
@@ -280,34 +255,11 @@ def test_numbers_as_the_hub_has_them(read, write) -> None:
     assert result.bad == ["label '-1' is none of entailment, neutral, contradiction or 0, 1, 2"]
 
 
-@pytest.mark.parametrize("split", ["../../x", "/x", "a/b", ".", "..", "a" * 200, "a\x00", "a b"])
+@pytest.mark.parametrize("split", ["../../x", "/x", "..", "a" * 200, "a\x00"])
 def test_a_split_is_a_name_and_no_path(read, write, split: str) -> None:
     result = read(write("pairs.jsonl", [ROWS[0] | {"split": split}, ROWS[0]]))
     assert result.bad == [f"split {split[:20]!r} is no name; use letters, digits, '_', '.' and '-'"]
     assert {row.split for row in result.records.judgements} == {"dev"}
-
-
-@pytest.mark.data
-@pytest.mark.parametrize(
-    ("pack", "positives", "negatives"),
-    [
-        ("snli", {"dev": 3329, "test": 3368}, 3278 + 3237),
-        ("sick", {"train": 1299, "dev": 144, "test": 1414}, 665 + 74 + 720),
-        ("indonli", {"train": 3476, "dev": 807, "test": 1849}, 3439 + 749 + 1763),
-    ],
-)
-def test_the_packs(data_packs: Path, read, pack: str, positives: dict[str, int], negatives: int) -> None:
-    result = read(data_packs / pack)
-    assert (result.plan.format, result.bad) == ("pairs", [])
-    assert Counter(row.split for row in result.records.judgements) == positives
-    assert len(result.records.negatives) == negatives
-
-
-@pytest.mark.data
-def test_a_pack_without_splits_next_to_another_format(data_packs: Path, read) -> None:
-    result = read(data_packs / "climate-fever-evidence", "pairs")
-    assert (result.plan.splits, len(result.plan.parts)) == (("train",), 1)
-    assert (len(result.records.judgements), len(result.records.negatives)) == (1943, 802)
 
 
 def test_pairs_triplets_and_more(read, write) -> None:
@@ -366,8 +318,10 @@ def test_scored_pairs(read, write, columns: tuple[str, str, str], score: str) ->
     ]
 
 
-@pytest.mark.parametrize("columns", [("query", "docs", "labels"), ("question", "answer", "scores")])
-@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [(("query", "docs", "labels"), "train.jsonl"), (("question", "answer", "scores"), "train.parquet")],
+)
 def test_scored_lists(read, write, columns: tuple[str, str, str], name: str) -> None:
     rows = [
         dict(zip(columns, ("a", ["x", "y", "z"], [0, 1, 2]), strict=True)),

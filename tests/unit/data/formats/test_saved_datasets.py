@@ -16,11 +16,6 @@ from raytriever.data.sources import Source
 from raytriever.errors import DataError
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-
-
 def pairs(count: int) -> datasets.Dataset:
     return datasets.Dataset.from_dict(
         {"anchor": [f"q{n}" for n in range(count)], "positive": [f"d{n}" for n in range(count)]}

@@ -62,12 +62,8 @@ def test_a_language_of_miracl(read, miracl: Path) -> None:
     assert {(row.id, row.title, row.text) for row in result.records.documents} == {
         (one["docid"], "Seli", one["text"]) for one in PASSAGES
     }
-    assert {(query.id, query.text) for query in result.records.queries} == {
-        ("7", "Seli ni nini?"),
-        ("0", "Nani aligundua seli?"),
-        ("1", "Lini?"),
-        ("9", "Wapi?"),
-    }
+    queries = {"7": "Seli ni nini?", "0": "Nani aligundua seli?", "1": "Lini?", "9": "Wapi?"}
+    assert {query.id: query.text for query in result.records.queries} == queries
     assert result.bad == []
 
 
@@ -189,7 +185,7 @@ def test_questions_by_language_with_their_answers(read, mkqa: Path) -> None:
     assert result.bad == []
 
 
-@pytest.mark.parametrize(("order", "accuracy"), [([0, 1, 2], 1.0), ([1, 0, 2], 1.0), ([2, 0, 1], 0.0)])
+@pytest.mark.parametrize(("order", "accuracy"), [([1, 0, 2], 1.0), ([2, 0, 1], 0.0)])
 def test_passages_with_an_answer_are_counted(mkqa: Path, order: list[int], accuracy: float) -> None:
     dataset = open_dataset(mkqa, ["ja"], max_bad_rows=0)
     best_first = [dataset.documents.ids.index("abc"[row]) for row in order]
@@ -209,11 +205,6 @@ def test_other_metrics_are_refused_because_nothing_is_judged(mkqa: Path) -> None
         select_judged_queries(dataset, "ja", Protocol(("accuracy_at_1", "ndcg_at_10")))
     judged = select_judged_queries(dataset, "ja", Protocol(("accuracy_at_1",)))
     assert judged.count_absent() == {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
-
-
-def test_a_corpus_is_asked_for(write) -> None:
-    with pytest.raises(DataError, match=r"no corpus in it; it holds mkqa.jsonl; add docs-0.jsonl.gz or corpus.jsonl"):
-        recognise(Source.open(write("mkqa.jsonl", ROWS)))
 
 
 def test_bad_questions_have_a_reason(read, write, mkqa: Path) -> None:

@@ -1,0 +1,36 @@
+"""An encoder and a data set whose passages are encoded to stores in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raytriever.data.dataset import RetrievalDataset
+from raytriever.encoding.corpus import embed_corpus, encode_store, plan_embeddings
+from raytriever.encoding.store import EmbeddingStore
+from raytriever.encoding.writer import EmbeddingPlan, StoreWriter
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import Retriever
+
+
+@dataclass
+class Case:
+    """With the data set `tiny_dataset` the plan has four shards, the last one short."""
+
+    config: ModelConfig
+    retriever: Retriever
+    dataset: RetrievalDataset
+    folder: Path
+
+    @property
+    def plan(self) -> EmbeddingPlan:
+        whole = plan_embeddings(self.config, self.retriever, self.dataset, "passage", "fp32")
+        return replace(whole, shard_rows=48)
+
+    def encode(self, name: str = "store", **changes: object) -> EmbeddingStore:
+        writer = StoreWriter(self.folder / name, replace(self.plan, **changes))  # type: ignore[arg-type]
+        return encode_store(writer, self.config, self.retriever, self.dataset)
+
+    def embed(self) -> EmbeddingStore:
+        """Return the embeddings in the cache."""
+        return embed_corpus(self.config, self.retriever, self.dataset)

@@ -41,23 +41,6 @@ def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(
         torch.testing.assert_close(gradient, torch.stack(shares).sum(0), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("size", SIZES[1:])
-def test_a_loss_gathers_once_and_scatters_its_gradients_once(size: int, results: Results) -> None:
-    """Further collectives are of scalars, of the positives' scores and of the grid of sums."""
-    for rank in range(size):
-        exact, rounded = (results[size, rank][f"collectives {precision}"] for precision in ("fp32", "bf16"))
-        scattered = next(name for name in exact if "reduce_scatter" in name)
-        assert exact[scattered] == 1
-        exchanged = next(name for name in rounded if "alltoall" in name)
-        assert rounded[exchanged] == 1
-        # The embeddings and the scores of the positives; the largest score, the grid, the loss and two statistics.
-        others = [
-            {name: count for name, count in of.items() if name not in (scattered, exchanged)} for of in (exact, rounded)
-        ]
-        assert others[0] == others[1]
-        assert sorted(others[0].values()) == [2, 5]
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_the_error_of_bf16_is_small_and_the_same_with_any_number_of_workers(size: int, results: Results) -> None:
     (value, *gradients), (rounded_value, *rounded) = (

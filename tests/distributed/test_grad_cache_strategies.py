@@ -83,6 +83,9 @@ def hold(result: Results, size: int, case: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_cached_is_whole(strategy: str, case: str, size: int, results: Callable[[str], Results]) -> None:
     hold(results(strategy), size, case)
+    if "tokens" in case and size == 2:  # workers may have different numbers of parts
+        parts = [results(strategy)[2, rank][f"{case} cached"]["parts"] for rank in range(2)]
+        assert parts[0] > parts[1] > 2
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -114,12 +117,6 @@ def test_gradients_are_synchronised_once(strategy: str, results: Callable[[str],
     assert sum(whole.values()) > 0
     # The workers agree twice that none ran out of memory.
     assert cached == {**whole, "c10d::allreduce_": whole["c10d::allreduce_"] + 2}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_workers_may_have_different_numbers_of_parts(strategy: str, results: Callable[[str], Results]) -> None:
-    parts = [results(strategy)[2, rank]["infonce shared tokens fp32 0.1 cached"]["parts"] for rank in range(2)]
-    assert parts[0] > parts[1] > 2  # the step of that case is held by test_cached_is_whole
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -73,16 +73,6 @@ def test_error_against_the_table(batch: int, temperature: float, kind: str) -> N
         assert error(ours_grad, grad) < 1e-9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.05, 0.01, 0.005])
-def test_error_against_the_table_of_a_large_batch(temperature: float) -> None:
-    scores = matrix(256, "plain")
-    value, grad = table(scores, temperature)
-    ours, ours_grad = mw(scores, temperature)
-    assert error(ours, value) < 1e-6
-    assert error(ours_grad, grad) < 1e-5
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_range_of_scores(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)

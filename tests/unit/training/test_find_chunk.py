@@ -129,12 +129,6 @@ def test_a_damaged_memory_remembers_nothing(line: tuple[nn.Linear, list[int]], t
     assert search(line, 10) is None
 
 
-def test_other_errors_are_not_taken_for_memory(line: tuple[nn.Linear, list[int]]) -> None:
-    layer, _ = line
-    with pytest.raises(RuntimeError, match="shapes"):
-        find_chunk(lambda count: layer(torch.ones(count, 3)), list(layer.parameters()), 8, CPU, HERE)
-
-
 def test_activations_are_what_is_kept() -> None:
     weight = torch.ones(1000, requires_grad=True)
     one = activations(lambda: torch.ones(2, 1000) * weight)

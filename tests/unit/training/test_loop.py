@@ -110,14 +110,6 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
         assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen
 
 
-def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:
-    one, recorder_one = make_assignment(total_steps=1, folder=tmp_path / "a", seed=0)
-    two, recorder_two = make_assignment(total_steps=1, folder=tmp_path / "b", seed=1)
-    train(one)
-    train(two)
-    assert recorder_one.losses != recorder_two.losses
-
-
 def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assignment) -> None:
     work, _ = make_assignment(total_steps=200, learning_rate=1e30, warmup_steps=0, max_grad_norm=1e30)
     with pytest.raises((TrainingError, ValueError), match=r"NaN|nan|inf"):

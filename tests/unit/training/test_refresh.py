@@ -247,6 +247,7 @@ def test_a_round_that_fails_leaves_the_table_in_use_and_says_so(begin: Callable[
         == "Refresh round 1 of the hard negatives failed (the pool is gone). The current negatives stay in use."
     )
     assert calm.rounds_of_steps() == [0.0] * STEPS
+    assert run.logged[10]["refresh_failures"] == 1
     assert run.losses()[:10] == calm.losses()[:10]
     if waits:
         assert run.rounds_of_steps() == [0.0] * 10 + [2.0] * 4

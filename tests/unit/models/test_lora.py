@@ -242,17 +242,6 @@ def test_adapters_that_cannot_be_read_are_one_line(
     assert not [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
 
 
-def test_transformers_reads_the_merged_encoder_without_a_warning(
-    tiny_encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    retriever = adapted(tiny_encoder)
-    step(retriever)
-    write_model(retriever, tmp_path)
-    model, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert not any("lora" in name or "base_layer" in name for name, _ in model.named_parameters())
-
-
 def test_towers_share_frozen_weights(tiny_encoder: Path) -> None:
     frozen = load_retriever(ModelConfig(str(tiny_encoder)))
     retriever = adapted(tiny_encoder, towers="separate")

@@ -48,17 +48,6 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     np.testing.assert_allclose(more, whole, atol=1e-6)
 
 
-def test_the_width_in_a_sentence_transformers_directory_is_read(tiny_encoder: Path, tmp_path: Path) -> None:
-    write_model(load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=8)), tmp_path)
-    (tmp_path / "raytriever.json").unlink()
-    assert load_retriever(ModelConfig(str(tmp_path))).width == 8
-
-
-def test_a_model_without_truncation_has_no_such_setting(tiny_encoder: Path, tmp_path: Path) -> None:
-    write_model(load_retriever(ModelConfig(str(tiny_encoder))), tmp_path)
-    assert "truncate_dim" not in json.loads((tmp_path / "config_sentence_transformers.json").read_text())
-
-
 def test_more_components_than_the_width_are_refused(tiny_encoder: Path) -> None:
     assert load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=32)).width == 32
     with pytest.raises(

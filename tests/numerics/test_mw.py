@@ -292,7 +292,7 @@ def test_ignored_columns_count_for_nothing() -> None:
         ({"positives": torch.empty(2, 0).long()}, "row 0 has no positive"),
         ({"positives": torch.tensor([[0], [4]])}, "column 4 of 4"),
         ({"positives": torch.tensor([[0], [-2]])}, "column -2 of 4; columns are 0 to 3, and -1 where none is"),
-        ({"positives": torch.tensor([[0]])}, "1 rows of columns for 2"),
+        ({"positives": torch.tensor([[0]])}, r"positives: is torch.int64 of shape \(1, 1\), and a row"),
         ({"positives": torch.arange(4).repeat(2, 1)}, "no negatives among 8"),
         ({"positives": torch.tensor([0, 1])}, r"positives: is torch.int64 of shape \(2,\).*positives\[:, None\]"),
         ({"positives": torch.tensor([[0.0], [1.0]])}, r"positives: is torch.float32 .*positives=positives.long\(\)"),

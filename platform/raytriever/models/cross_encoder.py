@@ -22,12 +22,10 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.files import (
     check_loaded,
-    check_sizes,
     check_tokens,
     load_config,
-    loading,
+    load_weights,
     read_model_file,
-    stored_tensors,
 )
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
@@ -65,21 +63,7 @@ class CrossEncoder:
         self.directory = directory = expanded(directory)
         config = load_config(directory, _REMEDY)
         settings = _sentence_transformers_settings(directory)
-        stored = stored_tensors(directory)
-        with loading(directory, _REMEDY):
-            with torch.device("meta"):
-                empty = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-            check_sizes(empty, stored, directory)
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                directory,
-                config=config,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+        model, report = load_weights(AutoModelForSequenceClassification, config, directory, _REMEDY, torch.float32)
         check_loaded(model, report, directory)
         if model.config.num_labels != 1:
             raise ModelError(

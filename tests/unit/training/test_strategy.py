@@ -124,17 +124,6 @@ def build(name: str, model: nn.Module) -> object:
     return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]
 
 
-def test_an_unknown_strategy_is_refused(tiny_encoder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--strategy: unknown value 'zero4'; did you mean 'zero"):
-        build("zero4", objective(tiny_encoder, None))
-
-
-def test_only_what_is_sharded_is_offloaded(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, None)
-    with pytest.raises(ConfigError, match="--strategy: ddp cannot offload the optimizer; use zero1, zero2 or zero3"):
-        build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0, offload=True)
-
-
 def test_a_missing_package_is_named(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(ConfigError, match=r"DeepSpeed is not installed; pip install 'raytriever\[deepspeed\]'"):

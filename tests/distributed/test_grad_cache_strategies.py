@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from raytriever.losses.config import LOSS_NAMES
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
 from process_group import run_groups
+from strategy_worker import KINDS, RATE
 
-RATE = 1000.0  # of strategy_worker
 SIZES = (1, 2)
 SHARDED = ("fsdp2", "fsdp2-blocks", "zero0", "zero1", "zero2", "zero3", "zero2-offload", "zero3-offload")
 STRATEGIES = ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in SHARDED)]
@@ -89,8 +87,8 @@ def test_cached_is_whole(strategy: str, case: str, size: int, results: Callable[
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("loss", LOSS_NAMES)
-def test_cached_is_whole_for_every_loss(loss: str, size: int, results: Callable[[str], Results]) -> None:
+@pytest.mark.parametrize("loss", KINDS)
+def test_cached_is_whole_for_every_kind_of_loss(loss: str, size: int, results: Callable[[str], Results]) -> None:
     hold(results("ddp"), size, f"{loss} shared sequences fp32 0.1")
 
 

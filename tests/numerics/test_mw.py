@@ -55,8 +55,8 @@ def mw(scores: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Te
     return value.detach(), scores.grad
 
 
-@pytest.mark.parametrize("batch", [1, 2, 64])
-@pytest.mark.parametrize("temperature", [0.05, 0.01, 0.005])
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("temperature", [0.05, 0.005])
 @pytest.mark.parametrize("kind", KINDS)
 def test_error_against_the_table(batch: int, temperature: float, kind: str) -> None:
     scores = matrix(batch, kind)
@@ -134,7 +134,7 @@ FAR = ("spread", "positive", "negative", "positive below", "pair", "shifted", "t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", FAR)
-@pytest.mark.parametrize("temperature", [1.0, 0.01, 0.07])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.01, marks=pytest.mark.slow)])
 def test_each_derivative_is_accurate_up_to_the_largest_score(dtype: torch.dtype, kind: str, temperature: float) -> None:
     for largest in (10.0, 1e3, 1e5, 1e7, LARGEST_SCORE * (1 - 1e-6)):
         scores = (far_scores(kind, largest, dtype) * temperature).to(dtype)
@@ -147,7 +147,7 @@ def test_each_derivative_is_accurate_up_to_the_largest_score(dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", [kind for kind in FAR if kind != "positive below"])
-@pytest.mark.parametrize("beyond", [1.001, 1e4, 5e8, 1e29])
+@pytest.mark.parametrize("beyond", [1.001, 1e29])
 def test_scores_beyond_the_largest_are_refused(dtype: torch.dtype, kind: str, beyond: float) -> None:
     scores = (far_scores(kind, LARGEST_SCORE * beyond, dtype) * 0.01).to(dtype)
     for sign in (1, -1):
@@ -225,7 +225,7 @@ def test_sums_in_pytorch_do_not_depend_on_the_order_of_the_scores(reach: float, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("temperature", [0.05, 0.001])
-@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("batch", [8, 64])
 def test_the_number_of_threads_changes_no_bit(batch: int, temperature: float, dtype: torch.dtype) -> None:
     scores, before = matrix(batch, "plain").to(dtype), torch.get_num_threads()
     try:

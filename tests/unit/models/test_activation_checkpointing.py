@@ -61,6 +61,7 @@ def stored_bytes(retriever: Retriever) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("attention", ["sdpa", "ours"])
 @pytest.mark.parametrize("settings", [{}, {"towers": "separate"}, {"lora_rank": 2, "lora_dropout": 0.1}])
 def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[str, object], attention: str) -> None:

@@ -32,6 +32,7 @@ def load(directory: Path, **settings: Any) -> Any:
     return load_retriever(ModelConfig(str(directory), **{"pooling": "last", **settings}))
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_an_appended_end_token_is_saved_for_every_library(tmp_path: Path, architecture: str) -> None:
     base = write_transformer(tmp_path / "base", architecture, end_token=False)
@@ -168,6 +169,7 @@ def test_gemma_with_its_own_setting_stays_bidirectional(tmp_path: Path) -> None:
         load(base, bidirectional=False)
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_nothing_builds_a_cache(tmp_path: Path, architecture: str) -> None:
     base = write_transformer(tmp_path / "base", architecture, use_cache=True)

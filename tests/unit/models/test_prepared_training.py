@@ -90,7 +90,8 @@ def test_adapters_learn_and_the_written_model_contains_them(
     assert again.measure(same()).value.item() == pytest.approx(trained, rel=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_rank": 4, "lora_dropout": 0.2}, {"packs": True}])
+@pytest.mark.fast_every(3)
+@pytest.mark.parametrize("settings", [{"lora_rank": 4, "lora_dropout": 0.2}, {}, {"packs": True}])
 def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
     tiny_encoder: Path, settings: dict[str, object]
 ) -> None:

@@ -107,13 +107,17 @@ def search(line: tuple[nn.Linear, list[int]], texts: int) -> int | None:
     return find_chunk(encode, list(layer.parameters()), texts, CPU, HERE)
 
 
-def test_all_that_fits_is_not_cached(line: tuple[nn.Linear, list[int]]) -> None:
+def test_all_that_fits_is_not_cached_as_long_as_memory_is_free(
+    line: tuple[nn.Linear, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert search(line, 40) is None
     assert line[1] == [2, 4, 40]
     assert search(line, 30) is None  # what held for 40 holds for 30
     assert line[1] == [2, 4, 40]
     assert search(line, 50) is None  # but says nothing of 50
     assert line[1][3:] == [2, 4, 50]
+    monkeypatch.setattr(module, "free_memory", lambda device: 10 * 4000)
+    assert search(line, 50) == 7
 
 
 def test_starts_from_the_memory_that_is_free(

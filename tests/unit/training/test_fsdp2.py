@@ -113,7 +113,7 @@ def test_a_step_is_that_of_ddp(name: str, variant: str, device: str, tiny_encode
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])
 def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path) -> None:
     expected = objective(tiny_encoder, device)
-    losses = steps(strategy_of("ddp", expected, device), expected, device, 6)
+    losses = steps(strategy_of("ddp", expected, device), expected, device, 3)
     saved: list[Slice] = []
     actual: list[float] = []
     for strategy in (name, "ddp", name):
@@ -121,13 +121,14 @@ def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path
         built = strategy_of(strategy, model, device)
         if saved:
             built.load_state(saved)
-        actual += steps(built, model, device)
+        actual += steps(built, model, device, 1)
         saved = [Slice(one.name, one.values.clone().cpu(), one.start, one.shape) for one in built.state()]
     assert actual == pytest.approx(losses, rel=1e-5 if device == "cpu" else 1e-4)
-    assert {float(one.values) for one in saved if one.name.endswith(":step")} == {6}
+    assert {float(one.values) for one in saved if one.name.endswith(":step")} == {3}
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
+@pytest.mark.fast_every(2)
+@pytest.mark.parametrize("name", ["by block", "fsdp2"])
 def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, "cpu", towers="separate")
     kinds = [type(module) for module in model.modules()]
@@ -147,6 +148,7 @@ def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
     assert all(p.grad is not None for p in model.loss.parameters())
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -352,8 +352,6 @@ print({"torch", "sentence_transformers"} & set(sys.modules))
 
 def test_without_the_library_one_line_names_the_remedy_and_an_import_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_THE_LIBRARY], capture_output=True, text=True, check=True)
-    lines = [
-        f"raytriever.sentence_transformers: sentence-transformers {text}; pip install 'raytriever[sentence-transformers]'"
-        for text in ("is not installed", "5.1.0 is too old")
-    ]
-    assert done.stdout.splitlines() == [*lines, "set()"]
+    remedy = "pip install 'raytriever[sentence-transformers]'"
+    lines = [f"sentence-transformers {text}; {remedy}" for text in ("is not installed", "5.1.0 is too old")]
+    assert done.stdout.splitlines() == [*(f"raytriever.sentence_transformers: {line}" for line in lines), "set()"]

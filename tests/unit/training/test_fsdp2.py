@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -201,20 +200,3 @@ def test_steps_of_the_optimizer_are_restored_where_it_counts_them(
     counted = [state["step"].device.type for state in built._optimizer.state.values()]
     assert counted
     assert set(counted) == {"meta"}
-
-
-@pytest.mark.parametrize("name", ["fsdp2", "by block"])
-def test_a_step_reads_no_value(name: str, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU would have to finish the step first."""
-    model = objective(tiny_encoder, "cpu")
-    built = strategy_of(name, model, "cpu")
-    steps(built, model, "cpu", 1)
-    places, read = list[str](), torch.Tensor.item
-
-    def item(tensor: torch.Tensor) -> float:
-        places.append(sys._getframe(1).f_code.co_filename)
-        return read(tensor)
-
-    monkeypatch.setattr(torch.Tensor, "item", item)
-    built.step(batch(model, "cpu"), 1e-2, 1)
-    assert [place for place in places if "raytriever" in place and "/tests/" not in place] == []

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from raytriever.models.tokenisation import load_tokenizer
 from raytriever.paths import expanded
 from raytriever.store.commit import sha256_of
 
-T = TypeVar("T")
 # Tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
 # The special tokens, and a few tokens of each text.
@@ -126,18 +125,16 @@ def _sentence_transformers_settings(directory: Path) -> dict[str, Any]:
     Raises:
         ModelError: the model has more modules than a transformer, or needs a prompt before its texts.
     """
-    modules: list[dict[str, Any]] = _optional(directory / "modules.json", list[dict[str, Any]], [])
+    file = directory / "modules.json"
+    modules = read_model_file(file, list[dict[str, Any]]) if file.is_file() else []
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if len(kinds) > 1:
         raise ModelError(f"consists of {', '.join(kinds)} and is not a plain cross-encoder", str(directory), _REMEDY)
-    settings: dict[str, Any] = _optional(directory / "config_sentence_transformers.json", dict[str, Any], {})
+    file = directory / "config_sentence_transformers.json"
+    settings = read_model_file(file, dict[str, Any]) if file.is_file() else {}
     if prompt := settings.get("default_prompt_name"):
         raise ModelError(f"needs the prompt {prompt!r}", str(directory), "name a cross-encoder without a prompt")
     return settings
-
-
-def _optional(file: Path, kind: type[T], otherwise: T) -> T:
-    return read_model_file(file, kind) if file.is_file() else otherwise
 
 
 def _position_limit(config: Any) -> int:

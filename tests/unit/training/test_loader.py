@@ -15,7 +15,7 @@ from raytriever.training.loader import Prefetcher
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
-    assert [thread.name for thread in threading.enumerate() if thread.name == "loader"] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")] == []
 
 
 class Work:
@@ -68,7 +68,7 @@ def test_an_error_is_raised_at_its_own_step_and_ends_the_iteration() -> None:
             next(batches)
         assert any(entry.name == "__call__" for entry in raised.traceback)  # the traceback shows where it happened
         assert list(batches) == []
-    assert work.begun == [0, 1, 2, 3]
+    assert work.begun[:4] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])

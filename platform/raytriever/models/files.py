@@ -232,11 +232,7 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
 
 @contextmanager
 def loading(directory: Path, remedy: str) -> Iterator[None]:
-    """Convert errors of transformers while it loads a checked directory into a `ModelError`.
-
-    Args:
-        directory: directory of the model, whose files were checked.
-    """
+    """Convert errors of transformers while it loads a checked directory into a `ModelError`."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 

@@ -8,12 +8,18 @@ import pytest
 import torch
 
 from raytriever.errors import ConfigError
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch import Batch, ChunkSizes
+from raytriever.training.parallel.objective import Objective
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 
@@ -75,6 +81,28 @@ def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
     name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
     assert not torch.allclose(results[1][name], without_dropout[name])  # so dropout was in play
+
+
+@pytest.mark.parametrize("settings", [{"lora_rank": 4, "lora_dropout": 0.2}, {"packs": True}])
+def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
+    tiny_encoder: Path, settings: dict[str, object]
+) -> None:
+    packs, results = settings.pop("packs", False), []
+    for checkpointing in (False, True):
+        retriever = prepared(tiny_encoder, checkpointing, **settings)
+        retriever.packs = packs
+        loss = build_loss(LossConfig("infonce", temperature=0.1))
+        objective = Objective(retriever, loss, "fp32", ChunkSizes(sequences=3))
+        rows = torch.arange(len(TEXTS))
+        sides = retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage")
+        torch.manual_seed(11)
+        value = objective(Batch(*sides, BatchIds(rows, rows[:, None], rows)), ALONE).value
+        value.backward()
+        grads = {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
+        results.append((value.item(), torch.rand(1).item(), grads))
+    assert results[0][:2] == results[1][:2]
+    for name, gradient in results[0][2].items():
+        torch.testing.assert_close(results[1][2][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Path) -> None:

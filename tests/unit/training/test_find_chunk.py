@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -39,56 +37,6 @@ from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 HERE = "model tiny 1, length 8, device cpu"
-UNDER_A_LIMIT = """
-import json, resource
-from pathlib import Path
-import torch
-from raytriever.training.parallel import chunk_size as module
-torch.set_num_threads(1)
-weight = torch.nn.Parameter(torch.ones(1 << 10))
-tried = []
-def encode(texts):
-    tried.append(texts)
-    hidden = torch.ones(texts, 1 << 20)[:, : 1 << 20] * weight.sum()  # 8 MiB a text, kept: both factors
-    return (hidden * hidden).sum(1, keepdim=True)
-torch.autograd.grad(encode(1).sum(), weight)
-held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (held + ROOM, held + ROOM))
-tried.clear()
-key = "model limited, length 8, device cpu"
-try:
-    print(json.dumps([module.find_chunk(encode, [weight], 256, torch.device("cpu"), key), tried]))
-except Exception as error:
-    print(json.dumps([str(error), tried]))
-"""
-
-
-def under_a_limit(room: int, folder: Path) -> list[object]:
-    done = subprocess.run(
-        [sys.executable, "-c", UNDER_A_LIMIT.replace("ROOM", str(room))],
-        env={**os.environ, "RAYTRIEVER_CACHE": str(folder), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result: list[object] = json.loads(done.stdout)
-    return result
-
-
-@pytest.mark.slow
-def test_backs_off_where_memory_really_runs_out(tmp_path: Path) -> None:
-    chunk, tried = under_a_limit(400 << 20, tmp_path)
-    assert tried == [2, 4, 256, 128, 64, 32, 16][: len(tried)]
-    assert len(tried) > 3
-    assert chunk == tried[-1]
-    assert json.loads((tmp_path / FILE).read_text()) == {
-        "model limited, length 8, device cpu": [
-            chunk,
-            256,
-            8 << 20,
-        ]
-    }
-    assert under_a_limit(400 << 20, tmp_path) == [chunk, []]  # nothing is tried again
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,12 @@ from torch import nn
 
 _SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sha", "vor", "el", "qui", "os", "bra", "und", "zi", "pe", "ha", "nol")
 WORDS = [a + b + c for a in _SYLLABLES[:8] for b in _SYLLABLES[4:12] for c in ("", *_SYLLABLES[10:])][:400]
+
+
+def embed(retriever: Any, texts: Sequence[str], side: str) -> torch.Tensor:
+    """Return the embeddings of texts of one side, differentiable."""
+    batch = retriever.tokenize(texts, side)
+    return torch.cat([retriever.encode(bucket, side) for bucket in batch.buckets])[batch.indices]
 
 
 def text_of(words: int, seed: int = 0) -> str:

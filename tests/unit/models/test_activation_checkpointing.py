@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,9 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch, ChunkSizes
 from raytriever.training.parallel.objective import Objective
 
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import embed
+
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 
 
@@ -35,7 +39,7 @@ def prepared(
 
 
 def loss_of(retriever: Retriever) -> torch.Tensor:
-    queries, passages = retriever(retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
+    queries, passages = embed(retriever, TEXTS, "query"), embed(retriever, TEXTS[::-1], "passage")
     return ((queries @ passages.T) / 0.1).log_softmax(1).diagonal().mean()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from raytriever.models.packing import (
     tokens_of,
 )
 from raytriever.models.retriever import load_retriever
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import embed
 
 TEXTS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2], dtype=np.int32)]
 PADDED = {
@@ -94,7 +98,7 @@ def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count:
     rng = np.random.default_rng(count)
     texts = ["b" * int(n) for n in rng.integers(1, 60, count)]
     with torch.inference_mode():
-        queries, passages = retriever(retriever.tokenize(texts, "query"), retriever.tokenize(texts[::-1], "passage"))
+        queries, passages = embed(retriever, texts, "query"), embed(retriever, texts[::-1], "passage")
         alone = torch.cat([retriever.encode(retriever.pad(retriever.token_ids([t], "query")), "query") for t in texts])
     torch.testing.assert_close(queries, alone, atol=1e-5, rtol=0)
     torch.testing.assert_close(passages, alone.flip(0), atol=1e-5, rtol=0)

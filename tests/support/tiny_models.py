@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +22,13 @@ _SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sha", "vor", "el", "qui", "os", "b
 WORDS = [a + b + c for a in _SYLLABLES[:8] for b in _SYLLABLES[4:12] for c in ("", *_SYLLABLES[10:])][:400]
 
 
-def embed(retriever: Any, texts: Sequence[str], side: str) -> torch.Tensor:
-    """Return the embeddings of texts of one side, differentiable."""
-    batch = retriever.tokenize(texts, side)
-    return torch.cat([retriever.encode(bucket, side) for bucket in batch.buckets])[batch.indices]
+def embed(retriever: Any, queries: Any, passages: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the embeddings of both sides of a batch, each of buckets, differentiable."""
+    embeddings = [
+        torch.cat([retriever.encode(bucket, side) for bucket in texts.buckets])[texts.indices]
+        for texts, side in retriever.passes(queries, passages)
+    ]
+    return torch.cat(embeddings).split([len(queries.indices), len(passages.indices)])
 
 
 def text_of(words: int, seed: int = 0) -> str:

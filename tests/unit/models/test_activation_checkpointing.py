@@ -39,7 +39,7 @@ def prepared(
 
 
 def loss_of(retriever: Retriever) -> torch.Tensor:
-    queries, passages = embed(retriever, TEXTS, "query"), embed(retriever, TEXTS[::-1], "passage")
+    queries, passages = embed(retriever, retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
     return ((queries @ passages.T) / 0.1).log_softmax(1).diagonal().mean()
 
 

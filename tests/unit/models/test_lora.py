@@ -39,7 +39,7 @@ def adapted(tiny_encoder: Path, *, seed: int = 0, **settings: object) -> Retriev
 def step(retriever: Retriever) -> None:
     """One step of a loss that depends on both towers."""
     trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
-    queries, passages = embed(retriever, TEXTS, "query"), embed(retriever, TEXTS[::-1], "passage")
+    queries, passages = embed(retriever, retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
     wanted = torch.randn(2, *queries.shape, generator=torch.manual_seed(1))
     (queries * wanted[0] + passages * wanted[1]).sum().backward()
     assert all(parameter.grad is not None for parameter in trained)

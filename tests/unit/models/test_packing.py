@@ -98,7 +98,9 @@ def test_order_and_values_equal_those_of_single_texts(tiny_encoder: Path, count:
     rng = np.random.default_rng(count)
     texts = ["b" * int(n) for n in rng.integers(1, 60, count)]
     with torch.inference_mode():
-        queries, passages = embed(retriever, texts, "query"), embed(retriever, texts[::-1], "passage")
+        queries, passages = embed(
+            retriever, retriever.tokenize(texts, "query"), retriever.tokenize(texts[::-1], "passage")
+        )
         alone = torch.cat([retriever.encode(retriever.pad(retriever.token_ids([t], "query")), "query") for t in texts])
     torch.testing.assert_close(queries, alone, atol=1e-5, rtol=0)
     torch.testing.assert_close(passages, alone.flip(0), atol=1e-5, rtol=0)

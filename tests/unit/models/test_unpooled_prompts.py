@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.training_data import TrainingData
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import embed
 
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}
 OWN = "One more instruction: "
@@ -109,7 +113,7 @@ def test_a_training_batch_of_two_data_sets(
     for step in range(2):
         batch = source.batch(step, retriever, ALONE)
         with torch.no_grad():
-            queries, _ = retriever.eval()(batch.queries, batch.passages)
+            queries, _ = embed(retriever.eval(), batch.queries, batch.passages)
         positions = batch.ids.queries.tolist()
         prompts = ["Ask: " if n < first else OWN if (n - first) % 2 else "Ask me this: " for n in positions]
         seen |= set(prompts)

@@ -262,7 +262,7 @@ def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Mod
     backbone, report = load_weights(kind, config, directory, _REMEDY, dtype, _check_text_encoder)
     pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
     if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:
-        backbone.pooler = None  # type: ignore[assignment]
+        backbone.pooler = None
         report["missing_keys"] -= pooler
     check_loaded(backbone, report, directory)
     return backbone

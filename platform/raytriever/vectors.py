@@ -7,7 +7,6 @@ compiled functions in parallel, because those with `prange` take seconds to comp
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ PARTS = 4
 # exp(x) = 2^n exp(r) with |r| <= log(2) / 2; the polynomial's relative error is below 2e-7.
 _TERMS = (1.0, 1.0, 0.5, 1 / 6, 1 / 24, 1 / 120, 1 / 720)
 _ERROR_SCALE, _ERROR_TERMS = 0.3275911, (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-_MOST = 20.0  # beyond it the normal distribution is 0 or 1, and its density 0
+_MOST = 20.0  # beyond it the normal distribution is 0 or 1
 _LOWEST = -87.0  # exp of it is the smallest normal float32
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it leaves an integer in the lowest bits
 
@@ -232,8 +231,7 @@ def gelu(typing, values, out, at, count):  # type: ignore[no-untyped-def]
 
         def turn(number: Any, _: Sequence[Any]) -> list[Any]:
             value = load_vector(builder, values, number)
-            below, _ = _normal(builder, value)
-            store_vector(builder, builder.fmul(value, below), out, number)
+            store_vector(builder, builder.fmul(value, _normal(builder, value)), out, number)
             return []
 
         build_loop(builder, count, LANES, [], turn)
@@ -242,32 +240,8 @@ def gelu(typing, values, out, at, count):  # type: ignore[no-untyped-def]
     return signature, generate
 
 
-@intrinsic
-def gelu_gradients(typing, values, gradients, out, at, count):  # type: ignore[no-untyped-def]
-    """Write the products of `gradients` and of the derivative of `gelu` at `values` to `out`, from element `at` on."""
-    signature = types.void(values, gradients, out, types.intp, types.intp)
-
-    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
-        *arrays, at, count = values
-        values, gradients, out = (
-            address_of(context, builder, kind, array, at)
-            for kind, array in zip(signature.args[:3], arrays, strict=True)
-        )
-
-        def turn(number: Any, _: Sequence[Any]) -> list[Any]:
-            value = load_vector(builder, values, number)
-            slope = builder.fadd(*_normal(builder, value))
-            store_vector(builder, builder.fmul(load_vector(builder, gradients, number), slope), out, number)
-            return []
-
-        build_loop(builder, count, LANES, [], turn)
-        return context.get_dummy_value()
-
-    return signature, generate
-
-
-def _normal(builder: Any, value: Any) -> tuple[Any, Any]:
-    """Return the normal distribution at a vector of numbers, and the numbers times its density."""
+def _normal(builder: Any, value: Any) -> Any:
+    """Return the normal distribution at a vector of numbers."""
     one, most = _constant(1.0), _constant(_MOST)
     is_negative = builder.fcmp_ordered("<", value, _constant(0.0))
     size = builder.select(is_negative, builder.fneg(value), value)
@@ -279,9 +253,7 @@ def _normal(builder: Any, value: Any) -> tuple[Any, Any]:
     bell = _exp(builder, builder.fmul(builder.fmul(size, size), _constant(-0.5)))
     # The distribution at -|x| is half of the complement of the error function.
     tail = builder.fmul(builder.fmul(bell, total), _constant(0.5))
-    below = builder.select(is_negative, tail, builder.fsub(one, tail))
-    signed = builder.select(is_negative, builder.fneg(size), size)
-    return below, builder.fmul(signed, builder.fmul(bell, _constant((2 * math.pi) ** -0.5)))
+    return builder.select(is_negative, tail, builder.fsub(one, tail))
 
 
 # ------------------------------------------------------------------------------------------------------------- building

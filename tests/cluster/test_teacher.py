@@ -11,6 +11,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from raytriever.encoding.encode import encode_texts
 from raytriever.models.config import ModelConfig
 from raytriever.models.cross_encoder import CrossEncoder
 from raytriever.models.retriever import load_retriever
@@ -128,9 +129,7 @@ def student(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agreement(student: Path, wanted: np.ndarray, queries: list[str], passages: list[str]) -> float:
     """Spearman's rank correlation of student and teacher over all passages, the mean over queries."""
     retriever = load_retriever(ModelConfig(str(student), query_length=32, passage_length=32))
-    with torch.no_grad():
-        rows = retriever(retriever.tokenize(queries, "query"), retriever.tokenize(passages, "passage"))
-    scores = (rows[0] @ rows[1].T).numpy()
+    scores = encode_texts(retriever, queries, "query") @ encode_texts(retriever, passages, "passage").T
     return float(np.mean([spearmanr(ours, theirs).statistic for ours, theirs in zip(scores, wanted, strict=True)]))
 
 

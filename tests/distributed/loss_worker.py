@@ -20,8 +20,16 @@ from raytriever.losses.registry import build_loss
 QUERIES, PASSAGES, WIDTH = 8, 28, 6
 # Two losses of a user.
 OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{name}" for name in ("joint", "auc"))
+# Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
+KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "kl")
 SUMS = ("mw+infonce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
 NESTED, SOFT, GUIDED = " nested", " soft", " guided"  # behind the name of a loss
+CASES = (
+    *(*LOSS_NAMES, *OWN_LOSSES, *SUMS),
+    *(f"{name}{NESTED}" for name in (*KINDS, OWN_LOSSES[0], SUMS[0])),
+    *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES[:2]),
+    *(f"{name}{GUIDED}" for name in (*KINDS, OWN_LOSSES[0])),
+)
 
 
 def global_batch() -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
@@ -58,14 +66,7 @@ def main() -> dict[str, torch.Tensor]:
         ids.queries[mine], ids.positives[mine], ids.passages[texts], ids.known[mine], ids.seed, ids.step, teacher
     )
     out: dict[str, torch.Tensor] = {}
-    for name in (
-        *LOSS_NAMES,
-        *OWN_LOSSES,
-        *SUMS,
-        *(f"{name}{NESTED}" for name in (*LOSS_NAMES, *OWN_LOSSES, SUMS[0])),
-        *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES),
-        *(f"{name}{GUIDED}" for name in (*LOSS_NAMES, *OWN_LOSSES)),
-    ):
+    for name in CASES:
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
         plain = name.removesuffix(NESTED).removesuffix(SOFT).removesuffix(GUIDED)

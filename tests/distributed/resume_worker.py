@@ -6,6 +6,7 @@ the precision. The result is what was logged, and the weights at the end.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from raytriever.training.batch import Batch
 from raytriever.training.config import TrainingConfig
 from raytriever.training.loader import BatchSource
 from raytriever.training.loop import TrainingSetup, train
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from tiny_models import embed
 
 STEPS = 8
 
@@ -104,5 +108,5 @@ def main(
         logged |= {f"parameter/{name}": value.detach().clone() for name, value in retriever.named_parameters()}
         with torch.no_grad():
             batch = work.dev.batch(0, retriever, ALONE)
-            logged["embeddings"] = retriever.eval()(batch.queries, batch.passages)[0]
+            logged["embeddings"] = embed(retriever.eval(), batch.queries, batch.passages)[0]
     return logged

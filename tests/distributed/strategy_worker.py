@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -31,6 +31,7 @@ from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, TrainingError, finite_or_refused
 
 RATE = 1000.0
+KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw")  # one loss of each kind
 QUERIES, PASSAGES = 8, 24
 BY_SEQUENCES, BY_TOKENS = ChunkSizes(sequences=4), ChunkSizes(tokens=60)
 CPU = torch.device("cpu")
@@ -179,7 +180,7 @@ def refusal(strategy_name: str, encoder: str) -> str:
 
 
 def cases_of(strategy_name: str) -> list[Case]:
-    losses = LOSS_NAMES if strategy_name == "ddp" else ("infonce", "mw")
+    losses = KINDS if strategy_name == "ddp" else ("infonce", "mw")
     cases = [Case(loss, cached) for loss in losses for cached in (False, True)]
     for cached in (False, True):
         cases.append(Case("mw", cached, dropout=0.0))

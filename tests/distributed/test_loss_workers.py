@@ -1,42 +1,44 @@
-"""Real process groups of 1, 2 and 4: every loss has one value and one gradient, whatever the number of workers."""
+"""Real process groups of 1, 2 and 4: every loss has one value and one gradient, whatever the number of workers, and
+gathered embeddings return their gradients to the owner, exactly or in bf16."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES
-
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 sys.path.append(str(Path(__file__).parent))
-from loss_worker import OWN_LOSSES, SUMS
+from gather_worker import ROWS
+from loss_worker import CASES, SUMS
 from process_group import run_groups
 
 SIZES = (1, 2, 4)
-Results = dict[tuple[int, int], dict[str, torch.Tensor]]
+# Largest differences of bf16 from fp32, relative to the largest gradient; bf16 rounds by at most 2^-9.
+VALUE_ERROR, GRADIENT_ERROR = 2e-3, 1e-2
+Results = dict[tuple[int, int], dict[str, Any]]
+
+
+def results_of(script: str) -> Results:
+    groups = run_groups(Path(__file__).with_name(script), SIZES)
+    return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
 
 
 @pytest.fixture(scope="module")
 def results() -> Results:
-    groups = run_groups(Path(__file__).with_name("loss_worker.py"), SIZES)
-    return {(len(group), rank): result for group in groups for rank, result in enumerate(group)}
+    return results_of("loss_worker.py")
+
+
+@pytest.fixture(scope="module")
+def gathered() -> Results:
+    return results_of("gather_worker.py")
 
 
 @pytest.mark.parametrize("size", SIZES[1:])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *LOSS_NAMES,
-        *OWN_LOSSES,
-        *SUMS,
-        f"{SUMS[0]} nested",
-        *(f"{name} {way}" for way in ("nested", "guided") for name in (*LOSS_NAMES, *OWN_LOSSES)),
-        *(f"{name} soft" for name in SOFT_LABEL_LOSSES),
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_equals_one_process_with_the_whole_batch(name: str, size: int, results: Results) -> None:
     expected = {key: value for key, value in results[1, 0].items() if key.startswith(f"{name}/")}
     assert sum("gradient" in key for key in expected) == 4 + (name.split()[0] != "triplet")
@@ -56,3 +58,31 @@ def test_unequal_shares_are_refused_by_every_worker(size: int, results: Results)
     for rank in range(size):
         message = bytes(results[size, rank]["refused"].tolist()).decode()
         assert "(queries, passages) differ between workers" in message
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("sent", [None, torch.bfloat16])
+def test_rows_are_gathered_and_their_gradients_summed_at_the_owner(
+    sent: torch.dtype | None, size: int, gathered: Results
+) -> None:
+    of = [gathered[size, rank][f"{sent}"] for rank in range(size)]
+
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(sent or values.dtype).to(values.dtype)
+
+    for rank, (_, _, received, gradient) in enumerate(of):
+        assert torch.equal(received, torch.cat([rounded(rows) for rows, *_ in of]))
+        # Each contribution is rounded once; their sum is not.
+        shares = [rounded(weights)[rank * ROWS :][:ROWS] for _, weights, *_ in of]
+        torch.testing.assert_close(gradient, torch.stack(shares).sum(0), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_error_of_bf16_is_small_and_the_same_with_any_number_of_workers(size: int, gathered: Results) -> None:
+    (value, *gradients), (rounded_value, *rounded) = (
+        gathered[size, 0][f"loss {precision}"] for precision in ("fp32", "bf16")
+    )
+    assert 0 < abs(float(rounded_value / value) - 1) < VALUE_ERROR
+    for one, other in zip(gradients, rounded, strict=True):
+        assert 0 < float((one - other).abs().max() / one.abs().max()) < GRADIENT_ERROR
+    torch.testing.assert_close(rounded_value, gathered[1, 0]["loss bf16"][0], rtol=1e-6, atol=0)

@@ -90,9 +90,8 @@ def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Value
     assert 0 < continued(actual)[0] <= 3 < continued(actual)[1] <= 5
 
 
-@pytest.mark.parametrize(
-    "strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "ddp")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_at_the_same_number_of_workers_it_is_the_same_to_the_bit(
     run: Callable[..., list[Values]], strategy: str
 ) -> None:

@@ -12,7 +12,7 @@ from thread_workers import on_workers
 from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.loss import batch_auc, query_positive_mmd
+from raytriever.losses.loss import batch_auc, query_positive_distance, query_positive_mmd
 from raytriever.losses.registry import build_loss
 
 QUERIES, PASSAGES = 12, 40
@@ -60,13 +60,19 @@ def test_the_auc_is_that_of_the_queries_looked_at(size: int, most: int, step: in
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_mmd_is_between_the_centres(size: int) -> None:
+def test_the_drift_is_between_queries_and_positives(size: int) -> None:
     queries, passages, ids = shares(1)[0]
-    positives = torch.stack([passages[int(d)] for row in ids.positives for d in set(row.tolist()) if d >= 0])
-    expected = float((queries.mean(0) - positives.mean(0)).square().sum())
-    assert expected > 0.01
-    for answer in statistic_of_workers(size, query_positive_mmd):
-        assert answer == pytest.approx(expected, abs=1e-12)
+    pairs = [(row, int(d)) for row, own in enumerate(ids.positives) for d in set(own.tolist()) if d >= 0]
+    own, positives = queries[[row for row, _ in pairs]], passages[[document for _, document in pairs]]
+    between_centres = float((queries.mean(0) - positives.mean(0)).square().sum())
+    expected = {
+        query_positive_mmd: between_centres,
+        query_positive_distance: float((own - positives).norm(dim=1).mean()),
+    }
+    for statistic, value in expected.items():
+        assert value > 0.01
+        for answer in statistic_of_workers(size, statistic):
+            assert answer == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)

@@ -62,6 +62,7 @@ def test_the_same_bits_twice(name: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_autocast_does_not_reach_the_scores(name: str) -> None:
     expected = run(name)

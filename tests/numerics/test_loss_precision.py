@@ -59,6 +59,7 @@ def error(ours: torch.Tensor, exact: torch.Tensor) -> float:
     return float((ours - exact).abs().max() / exact.abs().max())
 
 
+@pytest.mark.fast_every(5)
 @on_devices
 @every_loss
 def test_bf16_operands_give_the_loss_of_the_rounded_embeddings(name: str, device: str) -> None:
@@ -76,6 +77,7 @@ def test_derivatives_are_rounded_too(name: str) -> None:
     assert max(map(error, ours[1:], exact[1:])) > 2.0**-13  # unrounded, they are below 2^-18
 
 
+@pytest.mark.fast_every(5)
 @on_devices
 @every_loss
 def test_bf16_operands_are_near_the_exact_loss(name: str, device: str) -> None:
@@ -88,6 +90,7 @@ def test_bf16_operands_are_near_the_exact_loss(name: str, device: str) -> None:
     assert not torch.equal(gradients(name, "fp32", sample, device)[0], ours[0])
 
 
+@pytest.mark.fast_every(5)
 @on_devices
 @every_loss
 @pytest.mark.parametrize("tau", [0.01, 1e-3, 30.0])
@@ -96,6 +99,7 @@ def test_every_precision_is_finite_at_extreme_temperatures(name: str, tau: float
         assert all(bool(torch.isfinite(x).all()) for x in gradients(name, precision, batch(3), device, tau)), precision
 
 
+@pytest.mark.fast_every(5)
 @on_devices
 @every_loss
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

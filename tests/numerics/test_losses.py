@@ -15,7 +15,7 @@ from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.reference import reference_loss
-from raytriever.losses.registry import LOSSES, build_loss
+from raytriever.losses.registry import build_loss
 from raytriever.losses.rows import joint
 
 ONE_POSITIVE = ("rand1", "joint", "summarg", "lsepair", "lsepair-maxp", "lsepair-minp")
@@ -36,16 +36,11 @@ def assert_literal(config: LossConfig, batch: Example) -> None:
         torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
 
 
-def test_every_named_loss_is_registered() -> None:
-    assert sorted(LOSSES) == sorted(LOSS_NAMES)
-
-
 @every_loss
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("levels", [0, 3], ids=["plain", "tied"])
-def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
+def test_equals_the_literal_loss(name: str, levels: int) -> None:
     config = LossConfig(loss=name, temperature=0.7, margin=0.5, distribution_weight=0.1)
-    assert_literal(config, example(seed, levels=levels))
+    assert_literal(config, example(0, levels=levels))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +75,7 @@ def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | No
         torch.testing.assert_close(logged[f"loss_{term}"], literal.detach(), rtol=1e-8, atol=1e-10)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     batch=st.integers(2, 6),
@@ -99,7 +94,7 @@ def test_equals_the_literal_loss_on_any_shape(
         assert_literal(LossConfig(loss=name, temperature=temperature), sample)
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+lsepair-maxn+infonce"])
 def test_gradcheck_with_the_temperature(name: str) -> None:
     batch = example(2, batch=3)
@@ -202,35 +197,6 @@ def test_no_gradient_is_asked_for_under_no_grad(name: str) -> None:
         value = loss(batch.queries, batch.passages, batch.ids).value
     assert not value.requires_grad
     torch.testing.assert_close(value, loss(batch.queries, batch.passages, batch.ids).value.detach())
-
-
-def test_statistics_are_those_of_the_batch() -> None:
-    batch = example(8, batch=6)
-    config = LossConfig(loss="mw", temperature=0.01, distribution_weight=0.5)
-    statistics = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
-    assert float(statistics["batch_auc"]) == pytest.approx(auc(batch.queries, batch.passages, batch.ids), abs=1e-6)
-    assert float(statistics["temperature"]) == pytest.approx(0.01)
-    row_of = {d: i for i, d in reversed(list(enumerate(batch.ids.passages.tolist())))}
-    apart = [
-        (batch.queries[i] - batch.passages[row_of[d]]).detach().norm()
-        for i, row in enumerate(batch.ids.positives.tolist())
-        for d in {d for d in row if d >= 0}
-    ]
-    assert float(statistics["query_positive_distance"]) == pytest.approx(float(torch.stack(apart).mean()))
-    assert all(not number.requires_grad and number.ndim == 0 for number in statistics.values())
-
-
-def test_a_learnt_temperature_receives_its_gradient() -> None:
-    batch = example(9)
-    loss = build_loss(LossConfig(loss="mw", temperature=0.5, learn_temperature=True))
-    loss(batch.queries.float(), batch.passages.float(), batch.ids).value.backward()
-    assert [name for name, _ in loss.named_parameters()] == ["log_temperature"]
-    up, down = (
-        reference_loss(LossConfig(loss="mw", temperature=0.5 * factor), batch.queries, batch.passages, batch.ids)
-        for factor in (1.001, 1 / 1.001)
-    )
-    expected = float((up - down).detach()) / (2 * torch.log(torch.tensor(1.001)).item())
-    assert float(loss.log_temperature.grad) == pytest.approx(expected, rel=1e-3)
 
 
 def test_eq_3_is_the_sum() -> None:

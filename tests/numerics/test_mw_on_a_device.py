@@ -26,10 +26,10 @@ def unit(seed: int, **sizes: int) -> Example:
     return Example(queries, passages, sample.ids)
 
 
-def step(sample: Example, config: LossConfig, counts: Counts) -> list[torch.Tensor]:
+def step(sample: Example, config: LossConfig, counts: Counts, unit_length: bool = True) -> list[torch.Tensor]:
     """The loss and its gradients by queries and passages; counts of the second step, without what is made once."""
-    relevance = gather_relevance(sample.ids, ALONE, CUDA)
-    loss = build_loss(config, unit_length=True).to(CUDA)
+    relevance = gather_relevance(sample.ids, ALONE, CUDA, both_ways=config.both_ways)
+    loss = build_loss(config, unit_length).to(CUDA)
     for _ in range(2):
         inputs = [x.to(CUDA).requires_grad_() for x in (sample.queries, sample.passages)]
         counts.reset()
@@ -58,14 +58,31 @@ def test_the_kernel_gives_the_loss_in_float64(precision: str, sham: Counts) -> N
         assert float((one - other).abs().max() / other.abs().max()) < tolerance
 
 
+ONE_WAIT = ["to the host losses/loss.py"]
+
+
+def waits(counts: Counts) -> list[str]:
+    """Return the places in the losses at which the host waited for the device."""
+    return [line.split(":")[0] for line in counts.syncs.elements() if "losses/" in line]
+
+
 def test_embeddings_of_length_one_make_the_host_wait_for_nothing(sham: Counts) -> None:
     sample = unit(1, batch=24, hard=5, positives=2, width=32)
     for name in LOSS_NAMES:
         step(sample, LossConfig(name, 0.01), sham)
-        lines = [line for line in sham.syncs if "losses/" in line]
-        assert not lines, name
+        assert not waits(sham), name
     step(sample, LossConfig("mw", 0.01, learn_temperature=True), sham)
-    assert [line.split(":")[0] for line in sham.syncs if "losses/" in line] == ["to the host losses/loss.py"]
+    assert waits(sham) == ONE_WAIT
+
+
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_other_embeddings_make_the_host_wait_once_for_all_widths(name: str, sham: Counts) -> None:
+    batch = example(2, batch=20, hard=3, positives=3, width=8)
+    sample = Example(batch.queries.detach().float(), batch.passages.detach().float(), batch.ids)
+    temperature = 0.01 if name == "triplet" else 0.1
+    for config in (LossConfig(name, temperature), LossConfig(name, temperature, matryoshka_dims="4,2")):
+        step(sample, config, sham, unit_length=False)
+        assert waits(sham) == ONE_WAIT
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])

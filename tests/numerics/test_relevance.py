@@ -11,7 +11,7 @@ from thread_workers import Threads, on_workers
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import PAD, BatchIds, RowRelevance, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
 from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
@@ -118,18 +118,6 @@ def test_ids_and_relevance_reach_a_device_in_one_read_and_one_copy() -> None:
         assert counts.totals() == {**counts.totals(), "syncs": 1, "pinned": 1, "pageable": 1}
         assert values(actual.excluded_columns).tolist() == expected.excluded_columns.tolist()
         assert actual.positives.device == CUDA
-
-
-@pytest.mark.parametrize("name", LOSS_NAMES)
-def test_a_loss_is_the_same_with_relevance_worked_out_before(name: str) -> None:
-    (ids,) = shares(1, 1)
-    generator = torch.Generator().manual_seed(0)
-    queries, passages = (torch.randn(count, 5, generator=generator) for count in (QUERIES, PASSAGES))
-    loss = build_loss(LossConfig(name, temperature=0.5 if name != "triplet" else 0.01))
-    plain = loss(queries, passages, ids)
-    ahead = loss(queries, passages, replace(ids, relevance=gather_relevance(ids, ALONE, CPU, both_ways=True)))
-    assert torch.equal(plain.value, ahead.value)
-    assert all(torch.equal(value, ahead.statistics[name]) for name, value in plain.statistics.items())
 
 
 def test_embeddings_that_are_not_finite_on_one_worker_are_refused_by_all() -> None:

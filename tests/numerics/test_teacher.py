@@ -8,10 +8,10 @@ import pytest
 import torch
 from examples import Example, example
 
-from raytriever.errors import ConfigError, LossInputError
+from raytriever.errors import LossInputError
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import DISTILLATION_LOSSES, LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
+from raytriever.losses.config import DISTILLATION_LOSSES, SOFT_LABEL_LOSSES, LossConfig
 from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 
@@ -33,11 +33,10 @@ def with_scores(batch: Example, scores: torch.Tensor | None) -> Example:
 
 
 @pytest.mark.parametrize("name", [*DISTILLATION_LOSSES, *SOFT_LABEL_LOSSES])
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("levels", [0, 3], ids=["plain", "tied"])
-def test_equals_the_literal_loss(name: str, seed: int, levels: int) -> None:
+def test_equals_the_literal_loss(name: str, levels: int) -> None:
     config = LossConfig(name, temperature=0.5, teacher_temperature=1.7, soft_labels=name in SOFT_LABEL_LOSSES)
-    batch = example(seed, levels=levels)
+    batch = example(0, levels=levels)
     for ours, oracle in zip(
         value_and_gradients(config, batch), value_and_gradients(config, batch, reference_loss), strict=True
     ):
@@ -145,14 +144,6 @@ def test_statistics_of_teacher_and_student() -> None:
         batch.queries, batch.passages, turned.ids
     ).statistics
     assert float(statistics["teacher_agreement"]) == pytest.approx(0.5 / 3)
-
-
-@pytest.mark.parametrize("name", [name for name in LOSS_NAMES if name not in SOFT_LABEL_LOSSES])
-def test_soft_labels_are_for_sums_over_negatives(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"--soft-labels: has no effect with --loss {name}; leave it out, or give --loss infonce"
-    ):
-        build_loss(LossConfig(name, soft_labels=True))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,15 @@ _SYLLABLES = ("ka", "lo", "mi", "ru", "ten", "sha", "vor", "el", "qui", "os", "b
 WORDS = [a + b + c for a in _SYLLABLES[:8] for b in _SYLLABLES[4:12] for c in ("", *_SYLLABLES[10:])][:400]
 
 
+def embed(retriever: Any, queries: Any, passages: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the embeddings of both sides of a batch, each of buckets, differentiable."""
+    embeddings = [
+        torch.cat([retriever.encode(bucket, side) for bucket in texts.buckets])[texts.indices]
+        for texts, side in retriever.passes(queries, passages)
+    ]
+    return torch.cat(embeddings).split([len(queries.indices), len(passages.indices)])
+
+
 def text_of(words: int, seed: int = 0) -> str:
     """Return a text of so many words; which words are frequent changes along the text."""
     rng = random.Random(f"{words} {seed}")

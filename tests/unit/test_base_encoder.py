@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from raytriever.errors import ConfigError, DataError
-from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import load_retriever
 from raytriever.models.source import embedded_minilm
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -85,13 +82,6 @@ def test_a_killed_training_continues_to_the_same_weights(
     assert points[-1]["loss"] < points[0]["loss"]
 
 
-def test_the_encoder_is_a_plain_one(base: ModuleType, texts: Path, plan: Any, tmp_path: Path) -> None:
-    train(base, texts, plan, tmp_path, minutes=0)
-    retriever = load_retriever(ModelConfig(model=str(tmp_path / "encoder")))
-    assert retriever.description.summary() == "mean pooling, cosine, 32 tokens"
-    assert len(json.loads((tmp_path / "encoder" / "figures.json").read_text())["measurements"]) == 1
-
-
 def test_more_steps_continue_and_other_settings_do_not(
     base: ModuleType, texts: Path, plan: Any, tmp_path: Path
 ) -> None:
@@ -153,25 +143,6 @@ def test_of_a_data_set_only_texts_of_its_split_are_read(base: ModuleType, tmp_pa
     assert base.read_source(f"{folder}#test") == ["text d"]
     with pytest.raises(DataError, match=r"has no split 'dev'; there are: test, train"):
         base.read_source(f"{folder}#dev")
-
-
-def test_the_first_scores_have_the_frequencies_of_the_tokens(base: ModuleType, texts: Path, plan: Any) -> None:
-    training, _ = base.prepare([str(texts)], plan, **SIZES)
-    bias = training.model.cls.predictions.bias.detach()
-    frequent, rare = (training._tokenizer.convert_tokens_to_ids(word) for word in ("the", "zebra"))
-    share = (training.sequences == frequent).sum() / training.sequences.numel()
-    total = training.sequences.numel() + len(bias)
-    assert float(bias[frequent].exp()) == pytest.approx(float(share * training.sequences.numel() + 1) / total, rel=1e-4)
-    assert float(bias[rare].exp()) == pytest.approx(1 / total, rel=1e-4)
-
-
-def test_the_learning_rate_rises_and_falls(base: ModuleType) -> None:
-    plan = base.Plan(steps=100, learning_rate=1.0)
-    rates = [plan.rate(step) for step in range(100)]
-    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert rates[10] == 1.0
-    assert rates[-1] == pytest.approx(1 / 90)
-    assert all(one > two for one, two in pairwise(rates[10:]))
 
 
 def test_a_missing_source_is_one_line(base: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def spoilt(value: float) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("name", LOSS_NAMES)
+@pytest.mark.parametrize("name", ["infonce", "mw"])
 @pytest.mark.parametrize(
     ("queries", "passages", "ids", "message"),
     [
@@ -104,10 +104,20 @@ def test_a_batch_whose_every_other_query_has_negatives_is_fine() -> None:
         assert bool(torch.isfinite(queries.grad).all()), name
 
 
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [("raytriever.losses.config", "torch"), ("raytriever.losses.registry", "numba")],
-)
-def test_importing_costs_no_heavy_module(module: str, absent: str) -> None:
-    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+LIGHT = """
+import sys
+import raytriever.losses.config
+assert "torch" not in sys.modules
+import raytriever.losses.registry
+assert "numba" not in sys.modules
+import torch
+from raytriever.models.varlen import _deterministic
+with _deterministic():
+    assert torch.are_deterministic_algorithms_enabled()
+assert not torch.are_deterministic_algorithms_enabled()
+assert "torch._inductor" not in sys.modules  # `torch.use_deterministic_algorithms` imports the compiler
+"""
+
+
+def test_importing_costs_no_heavy_module() -> None:
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)

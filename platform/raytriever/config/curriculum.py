@@ -91,7 +91,6 @@ def read_stages(content: Any, where: str, base: Config) -> tuple[Stage, ...]:
     Args:
         content: a list of `{"name": ..., section: {setting: value}}`.
         where: the file, for error messages.
-        base: the settings of the run.
 
     Raises:
         ConfigError: the content is not a list, a stage has no name or the name of another stage, a section or setting
@@ -145,7 +144,6 @@ def check_explicit_settings(
     """Raise `ConfigError` for an explicit setting that has no effect in any stage.
 
     Args:
-        curriculum: all settings.
         explicit: names of the settings that the user gave.
         search: the settings of a search.
         varied: names of the settings that the search varies; some trial may meet a need for them.
@@ -188,7 +186,6 @@ def shown_run_name(curriculum: Curriculum, base: Config) -> str:
     """Return the default name of a run at a tracker: the run name, and the settings that tell it from other runs.
 
     Args:
-        curriculum: settings of the run.
         base: settings without those of the command and its file: the defaults, or a recipe.
     """
     differences = _differences(to_dict(curriculum.base), to_dict(base))
@@ -207,7 +204,6 @@ def stage_difference(there: Any, here: Curriculum) -> str | None:
 
     Args:
         there: value of `stages` in the file, None if absent; the other settings of the file equal `here.base`.
-        here: settings of this command.
     """
     listed = [stage for stage in there if isinstance(stage, Mapping)] if isinstance(there, list) else []
     before, now = [str(stage.get("name")) for stage in listed], [stage.name for stage in here.stages]
@@ -273,7 +269,6 @@ def load_curriculum(
     A later layer overrides an earlier one.
 
     Args:
-        path: the file.
         base: the lowest layer; the defaults when None.
         flags: `{section: {setting: value}}`.
 

@@ -57,6 +57,7 @@ def check_config(config: Config) -> None:
     for section in dataclasses.fields(config):
         check_options(getattr(config, section.name))
     check_changed(config.model)
+    check_changed(config.training, only=["offload_optimizer"])
     check_loss(config.loss)
     if config.training.precision == "int8":
         raise ConfigError(

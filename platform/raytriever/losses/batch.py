@@ -245,7 +245,6 @@ def copy_all(transform: Callable[[Callable[[Tensor], Tensor]], T], device: torch
 
     Args:
         transform: calls its argument with each tensor, always in the same order, and uses the result in its place.
-        device: Device of the copies.
     """
     if device.type != "cuda":
         return transform(lambda tensor: tensor.to(device))

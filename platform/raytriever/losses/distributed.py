@@ -20,10 +20,7 @@ _reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distrib
 class WorkerGroup:
     """Data-parallel group, seen from one worker. All workers call every collective in the same order.
 
-    Args:
-        group: Group of torch.distributed, or None for its default group.
-        rank: Rank of this worker, from 0.
-        size: number of workers. With one, every collective is the identity.
+    With one worker, every collective is the identity. `group` is one of torch.distributed; None for its default group.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
@@ -33,7 +30,6 @@ class WorkerGroup:
         """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed.
 
         Args:
-            rows: Rows of this worker.
             sent: type to which rows and returned gradients are rounded on their way, with any number of workers; None
                 for that of the rows. Sums have the type of the rows.
         """

@@ -59,7 +59,6 @@ class Loss(nn.Module):
     """Loss over the score matrix of the global batch, plus the distribution regulariser.
 
     Args:
-        config: settings of the loss.
         scores: function that reduces a batch to a share, from `registry.LOSSES` or a file.
         unit_length: embeddings have length one, and nested embeddings are normalised too.
     """
@@ -273,8 +272,6 @@ def batch_auc(candidates: Candidates, workers: WorkerGroup, most: int = QUERIES)
     """Compute the AUC over all pairs of the global batch. Equal scores count one half.
 
     Args:
-        candidates: this worker's rows.
-        workers: the group.
         most: a larger batch is sampled at about this many evenly spaced queries.
 
     Returns:

@@ -149,6 +149,13 @@ def mask_repeats(columns: Int64[ndarray, "rows some"]) -> Int64[ndarray, "rows s
     return np.where(repeats, PAD, columns)
 
 
+def in_ranges(begin: Int64[ndarray, " ranges"], end: Int64[ndarray, " ranges"]) -> tuple[ndarray, ndarray]:
+    """Return the numbers from `begin` to `end` - 1 of each range, one range after another, and the range of each."""
+    counts = end - begin
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(owner)) + (begin - counts.cumsum() + counts)[owner], owner
+
+
 class _Distinct:
     """Distinct ids of a list, in the order of their first occurrence, with a column number each."""
 
@@ -235,8 +242,6 @@ def _exchange_roles(ids: GlobalIds, own: slice) -> RowRelevance:
     order = documents.argsort(kind="stable")
     documents, owners_of = documents[order], owners_of[order]
     begin, end = (np.searchsorted(documents, first, side) for side in ("left", "right"))
-    counts = end - begin
-    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    columns = owners_of[np.repeat(begin, counts) + within]
-    pairs = _Pairs(np.repeat(np.arange(len(first)), counts), columns, len(first), queries.count)
+    numbers, rows = in_ranges(begin, end)
+    pairs = _Pairs(rows, owners_of[numbers], len(first), queries.count)
     return pairs.relevance(own, ids.queries, owners[own][:, None], len(first), queries)

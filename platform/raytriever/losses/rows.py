@@ -159,11 +159,7 @@ ROW_LOSSES = {
 
 
 def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> PanelLoss:
-    """Return a loss that is a mean over queries.
-
-    Args:
-        loss: the row loss, or the function that makes it from the settings.
-    """
+    """Return a loss that is a mean over queries, of a row loss or of the function that makes it from the settings."""
 
     def build(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> RowReduction:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)

@@ -51,11 +51,7 @@ def weighted_sum(losses: Sequence[ScoreLoss], weights: Sequence[float], titles: 
 
 
 class SumReduction:
-    """Reduction of the panels of one batch by a weighted sum.
-
-    Args:
-        terms: weight and reduction of each loss.
-    """
+    """Reduction of the panels of one batch by a weighted sum; `terms` are the weight and reduction of each loss."""
 
     def __init__(self, terms: Sequence[tuple[float, Reduction]]) -> None:
         self._terms = terms

@@ -37,9 +37,7 @@ class OwnGroup:
         student: scores in units of the temperature, differentiable.
         teacher: scores in units of the teacher's temperature.
         is_scored: slots that have both scores.
-        is_positive: slots of positives of the query.
-        is_negative: slots of passages that are neither positives nor known positives.
-        passages: number of passages of all rows' groups.
+        is_positive, is_negative, passages: as in `TeacherGroup`.
     """
 
     student: Float64[Tensor, "rows group"]

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,19 +22,16 @@ from raytriever.activity import activity
 from raytriever.errors import ConfigError, ModelError, setting
 from raytriever.models.files import (
     check_loaded,
-    check_sizes,
     check_tokens,
     load_config,
-    loading,
+    load_weights,
     read_model_file,
-    stored_tensors,
 )
 from raytriever.models.source import HUB_FILES
 from raytriever.models.tokenisation import load_tokenizer
 from raytriever.paths import expanded
 from raytriever.store.commit import sha256_of
 
-T = TypeVar("T")
 # Tokens per batch, including padding.
 BATCH_TOKENS = {"cpu": 8_192, "cuda": 65_536}
 # The special tokens, and a few tokens of each text.
@@ -65,21 +62,7 @@ class CrossEncoder:
         self.directory = directory = expanded(directory)
         config = load_config(directory, _REMEDY)
         settings = _sentence_transformers_settings(directory)
-        stored = stored_tensors(directory)
-        with loading(directory, _REMEDY):
-            with torch.device("meta"):
-                empty = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-            check_sizes(empty, stored, directory)
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                directory,
-                config=config,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+        model, report = load_weights(AutoModelForSequenceClassification, config, directory, _REMEDY, torch.float32)
         check_loaded(model, report, directory)
         if model.config.num_labels != 1:
             raise ModelError(
@@ -142,18 +125,16 @@ def _sentence_transformers_settings(directory: Path) -> dict[str, Any]:
     Raises:
         ModelError: the model has more modules than a transformer, or needs a prompt before its texts.
     """
-    modules: list[dict[str, Any]] = _optional(directory / "modules.json", list[dict[str, Any]], [])
+    file = directory / "modules.json"
+    modules = read_model_file(file, list[dict[str, Any]]) if file.is_file() else []
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if len(kinds) > 1:
         raise ModelError(f"consists of {', '.join(kinds)} and is not a plain cross-encoder", str(directory), _REMEDY)
-    settings: dict[str, Any] = _optional(directory / "config_sentence_transformers.json", dict[str, Any], {})
+    file = directory / "config_sentence_transformers.json"
+    settings = read_model_file(file, dict[str, Any]) if file.is_file() else {}
     if prompt := settings.get("default_prompt_name"):
         raise ModelError(f"needs the prompt {prompt!r}", str(directory), "name a cross-encoder without a prompt")
     return settings
-
-
-def _optional(file: Path, kind: type[T], otherwise: T) -> T:
-    return read_model_file(file, kind) if file.is_file() else otherwise
 
 
 def _position_limit(config: Any) -> int:

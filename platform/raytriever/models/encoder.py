@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from raytriever.errors import ModelError
 from raytriever.models.decoder import disable_cache
-from raytriever.models.files import check_loaded, check_sizes, load_config, loading, stored_tensors
+from raytriever.models.files import check_loaded, load_config, load_weights
 from raytriever.models.lora import DROPOUT
 from raytriever.models.packing import TokenBatch, is_packed
 from raytriever.models.pipeline.head import output_width
@@ -255,29 +255,14 @@ def load_backbone(directory: Path, dtype: torch.dtype = torch.float32) -> nn.Mod
     Raises:
         ModelError: the files are missing or damaged, are not of a text encoder, or do not hold all of its weights.
     """
-    config, stored = load_config(directory, _REMEDY, **config_settings(directory)), stored_tensors(directory)
+    config = load_config(directory, _REMEDY, **config_settings(directory))
     disable_cache(config)
     _check_not_quantised(config, directory)
     kind = _model_class(config, directory)
-    with loading(directory, _REMEDY):
-        with torch.device("meta"):
-            empty = kind.from_config(config, trust_remote_code=False)
-        _check_text_encoder(empty, directory)
-        check_sizes(empty, stored, directory)
-        model, report = kind.from_pretrained(
-            directory,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=dtype,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    backbone: nn.Module = model
+    backbone, report = load_weights(kind, config, directory, _REMEDY, dtype, _check_text_encoder)
     pooler = {name for name, _ in backbone.named_parameters() if name.startswith("pooler.")}
     if pooler and pooler <= report["missing_keys"] and "add_pooling_layer" in signature(type(backbone)).parameters:
-        backbone.pooler = None  # type: ignore[assignment]
+        backbone.pooler = None
         report["missing_keys"] -= pooler
     check_loaded(backbone, report, directory)
     return backbone

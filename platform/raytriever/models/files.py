@@ -11,7 +11,7 @@ continues with a warning, and a search with such a model returns nonsense withou
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +26,7 @@ from raytriever.reading.structured import read_json
 from raytriever.store.disk import disk_errors
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 T = TypeVar("T")
@@ -146,7 +147,10 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
-def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+_NOT_SAFE = "give a directory with config.json and model.safetensors"
+
+
+def stored_tensors(directory: Path, remedy: str = _NOT_SAFE) -> dict[str, StoredTensor]:
     """Read the names of the tensors in a directory's safetensors files, with types and shapes; no value is read.
 
     Raises:
@@ -159,7 +163,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             "merge them into their model with merge_and_unload() of peft, save it, and give that directory",
         )
     stored: dict[str, StoredTensor] = {}
-    for file in _weight_files(directory):
+    for file in _weight_files(directory, remedy):
         if not file.is_file():
             raise ModelError(f"cannot be loaded ({INDEX} names {file.name}, which is missing)", str(directory), _REMEDY)
         with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
@@ -183,7 +187,7 @@ def _check_size(file: Path, name: str, value: Any, most: int) -> None:
     raise ModelError(f"{name} is {value_text[:80]}, {expected}", str(file), _REMEDY)
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def _weight_files(directory: Path, remedy: str) -> list[Path]:
     """Return the safetensors files that transformers reads, in order."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
@@ -196,11 +200,7 @@ def _weight_files(directory: Path) -> list[Path]:
         return [directory / name for name in names]
     pickles = sorted(file.name for file in directory.glob("*.bin"))
     reason = f"only {pickles[0]}, a pickle, which may run code and is never read" if pickles else f"no {WEIGHTS}"
-    raise ModelError(
-        f"cannot be loaded ({reason})",
-        str(directory),
-        "give a directory with config.json and model.safetensors",
-    )
+    raise ModelError(f"cannot be loaded ({reason})", str(directory), remedy)
 
 
 log = logging.getLogger(__name__)
@@ -232,11 +232,7 @@ def quiet_transformers(warnings: bool = True) -> Iterator[None]:
 
 @contextmanager
 def loading(directory: Path, remedy: str) -> Iterator[None]:
-    """Convert errors of transformers while it loads a checked directory into a `ModelError`.
-
-    Args:
-        directory: directory of the model, whose files were checked.
-    """
+    """Convert errors of transformers while it loads a checked directory into a `ModelError`."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -262,6 +258,44 @@ def load_config(directory: Path, remedy: str, **settings: Any) -> Any:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False, **settings)
 
 
+def load_weights(
+    kind: Any,
+    config: Any,
+    directory: Path,
+    remedy: str,
+    dtype: torch.dtype,
+    check: Callable[[Any, Path], None] = lambda model, directory: None,
+) -> tuple[Any, dict[str, Any]]:
+    """Load a model from the safetensors of a transformers directory; return it, and the report for `check_loaded`.
+
+    Args:
+        kind: class of transformers, such as `AutoModel`.
+        check: called with the model that `config.json` describes, on the meta device, before any weight is read.
+
+    Raises:
+        ModelError: the files are missing or damaged, or do not fit the configuration.
+    """
+    import torch
+
+    stored = stored_tensors(directory)
+    with loading(directory, remedy):
+        with torch.device("meta"):
+            empty = kind.from_config(config, trust_remote_code=False)
+        check(empty, directory)
+        check_sizes(empty, stored, directory)
+        model, report = kind.from_pretrained(
+            directory,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    return model, report
+
+
 def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory: Path) -> None:
     """Check that the stored tensors fit a model, before memory is allocated for it.
 
@@ -275,15 +309,21 @@ def check_sizes(model: nn.Module, stored: Mapping[str, StoredTensor], directory:
     own = dict(model.named_parameters())
     matches = {name: stored.get(name) or stored.get(f"{model.base_model_prefix}.{name}") for name in own}
     for name, tensor in matches.items():
-        if tensor is not None and tensor.shape != tuple(own[name].shape):
-            reason = f"{name} has the shape {list(tensor.shape)}, but config.json asks for {list(own[name].shape)}"
-            raise ModelError(reason, str(directory), _ONE_MODEL)
-        if tensor is not None and tensor.kind not in FLOATS:
-            reason = f"{name} is stored as {tensor.kind}, not as a float of 16 bits or more"
-            raise ModelError(reason, str(directory), "give the model before quantisation")
+        if tensor is not None:
+            check_tensor(name, tensor, own[name].shape, directory)
     size = sum(parameter.numel() for parameter in own.values())
     if size > 2 * sum(prod(tensor.shape) for tensor in stored.values()):
         _refuse_missing([name for name, tensor in matches.items() if tensor is None], directory)
+
+
+def check_tensor(name: str, stored: StoredTensor, shape: Sequence[int], where: Path) -> None:
+    """Check that a stored tensor has the shape of a parameter and is a float; raises `ModelError`."""
+    if stored.shape != tuple(shape):
+        reason = f"{name} has the shape {list(stored.shape)}, but config.json asks for {list(shape)}"
+        raise ModelError(reason, str(where), _ONE_MODEL)
+    if stored.kind not in FLOATS:
+        reason = f"{name} is stored as {stored.kind}, not as a float of 16 bits or more"
+        raise ModelError(reason, str(where), "give the model before quantisation")
 
 
 def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -> None:
@@ -301,8 +341,7 @@ def check_loaded(model: nn.Module, report: Mapping[str, Any], directory: Path) -
     _refuse_missing(sorted(report["missing_keys"]), directory)
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored_shape, own_shape = mismatched[0]
-        reason = f"{name} has the shape {list(stored_shape)}, but config.json asks for {list(own_shape)}"
-        raise ModelError(reason, str(directory), _ONE_MODEL)
+        check_tensor(name, StoredTensor(FLOATS[0], tuple(stored_shape)), own_shape, directory)
     extra = sorted(report["unexpected_keys"])
     if extra and directory not in _reported:
         _reported.add(directory)

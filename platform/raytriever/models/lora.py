@@ -32,10 +32,6 @@ _POOLER = "pooler"
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     """Add new adapters to a transformers model, in place, and freeze all other weights.
 
-    Args:
-        backbone: model without adapters.
-        config: settings with a `lora_rank` above 0.
-
     Raises:
         ConfigError: `peft` is not installed, or no linear layer has a requested name.
     """

@@ -158,7 +158,6 @@ def fill_buckets(
     """Sort the texts of a batch by length into padded buckets.
 
     Args:
-        token_ids: inputs of the encoder.
         pad: pads some of them to one batch, with their prompt lengths as a second argument if there are any.
         most: largest cost per bucket, in tokens; larger buckets are split evenly. None for no limit.
         prompt_lengths: number of first tokens of each text that are not pooled; None if all are pooled.

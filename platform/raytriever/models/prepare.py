@@ -19,7 +19,6 @@ def prepare_for_training(retriever: Retriever, config: ModelConfig, seed: int) -
     active in training mode only, so call `retriever.train()` for any dropout of the encoder.
 
     Args:
-        retriever: loaded retriever, on any device.
         seed: decides the initial weights of the adapters; the generators of the process are not changed.
 
     Raises:

@@ -252,15 +252,6 @@ class Retriever(nn.Module):
         (ids,) = self.assemble(self.contents([""], side, prompt), side)
         return len(ids) - (int(ids[-1]) in self.tokenizer.all_special_ids)
 
-    def forward(self, queries: Buckets, passages: Buckets) -> tuple[Tensor, Tensor]:
-        """Encode both sides in one call, because data-parallel wrappers synchronise gradients per call."""
-        embeddings = [
-            torch.cat([self.encode(bucket, side) for bucket in texts.buckets])[texts.indices]
-            for texts, side in self.passes(queries, passages)
-        ]
-        of_queries, of_passages = torch.cat(embeddings).split([len(queries.indices), len(passages.indices)])
-        return of_queries, of_passages
-
 
 @activity("loading the encoder")
 def load_retriever(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Retriever:

@@ -20,7 +20,7 @@ from torch import Tensor
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, copy_all
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_relevance
+from raytriever.losses.relevance import GlobalIds, NoNegativesError, find_relevance, in_ranges
 
 # Inputs of which the token ids of a text say nothing.
 _OTHER_INPUTS = ("pixel_values", "pixel_values_videos", "input_features", "input_values")
@@ -122,8 +122,5 @@ def _known_positives(queries: ndarray, positives: ndarray) -> tuple[ndarray, nda
     """Return pairs of a row and a document: the positives of all rows with the same anchor."""
     order = queries.argsort(kind="stable")
     begin, end = (np.searchsorted(queries[order], queries, side) for side in ("left", "right"))
-    counts = end - begin
-    within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    others = order[np.repeat(begin, counts) + within]
-    width = positives.shape[1]
-    return np.repeat(np.repeat(np.arange(len(queries)), counts), width), positives[others].reshape(-1)
+    numbers, rows = in_ranges(begin, end)
+    return np.repeat(rows, positives.shape[1]), positives[order[numbers]].reshape(-1)

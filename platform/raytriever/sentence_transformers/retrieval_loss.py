@@ -174,10 +174,6 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Return the loss of a batch. With gradient caching, its backward pass embeds the batch again.
 
-        Args:
-            sentence_features: features of each column.
-            labels: label column, if there is one.
-
         Raises:
             DataError: columns or labels do not fit the loss.
             LossInputError: an embedding is not finite.
@@ -192,13 +188,7 @@ class RetrievalLoss(CachedLossMixin, nn.Module):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: BatchIds | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """Return the loss of embedded mini-batches.
-
-        Args:
-            reps: embeddings of the mini-batches of each column.
-            labels: ids of the batch.
-            with_backward: also compute the gradients of the embeddings.
-        """
+        """Return the loss of the embeddings of the mini-batches of each column; `labels` are the ids of the batch."""
         value = self._compute([torch.cat(column) for column in reps], labels)
         if with_backward:
             value.backward()

@@ -46,14 +46,6 @@ class ChunkSizes:
     sequences: int | None = None
     tokens: int | None = None
 
-    def __post_init__(self) -> None:
-        for unit, value, name in (
-            ("sequences", self.sequences, "grad_cache_chunk"),
-            ("tokens", self.tokens, "grad_cache_tokens"),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"a chunk of {value} {unit} is empty", setting(name), "give at least 1")
-
     def check(self, texts: int) -> None:
         """Refuse a chunk larger than the `texts` that one worker encodes in a step."""
         if self.sequences is not None and self.sequences > texts:

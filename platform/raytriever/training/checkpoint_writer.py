@@ -46,13 +46,8 @@ GRACE_SECONDS = 2.0  # how long a run that ends in an error waits for the shards
 
 @dataclass(frozen=True)
 class WriterStatus:
-    """Status that all workers know after a step.
-
-    Args:
-        is_writing: whether any worker is writing.
-        is_due: whether a checkpoint is due by the first worker's clock.
-        seconds: Seconds of each worker's own work of the step, by rank.
-    """
+    """Status that all workers know after a step: whether any is writing, whether a checkpoint is due by the first
+    worker's clock, and the seconds of each worker's own work of the step, by rank."""
 
     is_writing: bool
     is_due: bool
@@ -63,8 +58,8 @@ class CheckpointWriter:
     """Writer of the checkpoints of one run; used in a `with` statement, which ends when all of them are written.
 
     Args:
-        folder: Folder of the checkpoints, seen by every worker.
-        workers: the group; all make every call in the same order.
+        folder: seen by every worker.
+        workers: all make every call in the same order.
         device: Device of the state; the group's collectives take their tensors on the CPU.
         keep: newest checkpoints that are kept in addition to the best.
         has_state: whether this worker has any state to write.

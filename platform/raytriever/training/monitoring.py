@@ -118,9 +118,7 @@ class Encoding:
     """FLOPs of encoding, forward and backward: 6 per weight and token, 4 where the weight is frozen, and 12 per layer,
     width and pair of tokens of one text (Chowdhery et al., 2022, arXiv:2204.02311, appendix B).
 
-    Args:
-        per_token: FLOPs of all weights per token.
-        per_pair: FLOPs of all layers per pair of tokens of one text.
+    `per_token` are those of all weights, `per_pair` those of all layers per pair of tokens of one text.
     """
 
     per_token: int

@@ -174,11 +174,8 @@ def test_an_unreachable_hub_gives_one_line(tmp_path: Path, monkeypatch: pytest.M
     ("flag", "value", "message"),
     [
         ("--licence", "not a licence", "give an SPDX identifier such as apache-2.0"),
-        ("--licence", "", "give an SPDX identifier"),
         ("--push-to-hub", "a b", "give the name of a repository as OWNER/NAME"),
         ("--push-to-hub", "alone", "give the name of a repository"),
-        ("--push-to-hub", "a/b/c", "give the name of a repository"),
-        ("--push-to-hub", "a/" + "b" * 96, "give the name of a repository"),
     ],
 )
 def test_an_invalid_name_of_a_licence_or_repository_is_refused_before_writing(

@@ -41,7 +41,6 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
         ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "--loss-weights: '1,-1' is invalid; give a number from 0"),
         ({"loss": "mw+infonce", "loss_weights": "0,0"}, "give a number from 0 for each loss, separated by commas and"),
         ({"loss": "mw+infonce", "loss_weights": "1,nan"}, "give a number from 0 for each loss"),
-        ({"loss": "mw+infonce", "loss_weights": "1;2"}, "give a number from 0 for each loss"),
         ({"loss": "mw+triplet", "soft_labels": True}, "--soft-labels: has no effect with --loss mw+triplet"),
         ({"loss": "infonce+joint", "reduction": "sum"}, "--reduction: has no effect with --loss infonce+joint"),
         ({"loss": "mw+no.py:f"}, "no.py: no such file on "),

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from raytriever.errors import ConfigError
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LossConfig
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast, base_type
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
+from raytriever.training.batch import Batch, ChunkSizes
+from raytriever.training.parallel.objective import Objective
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from tiny_models import embed
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 
@@ -30,14 +38,14 @@ def prepared(
     return retriever.train()
 
 
-def loss_of(module: torch.nn.Module, retriever: Retriever) -> torch.Tensor:
-    queries, passages = module(retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
+def loss_of(retriever: Retriever) -> torch.Tensor:
+    queries, passages = embed(retriever, retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
     return ((queries @ passages.T) / 0.1).log_softmax(1).diagonal().mean()
 
 
-def gradients(retriever: Retriever, module: torch.nn.Module | None = None) -> dict[str, torch.Tensor]:
+def gradients(retriever: Retriever) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
-    loss_of(module or retriever, retriever).backward()
+    loss_of(retriever).backward()
     return {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
 
 
@@ -58,37 +66,47 @@ def stored_bytes(retriever: Retriever) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        value = loss_of(retriever, retriever)
+        value = loss_of(retriever)
     assert value.requires_grad
     return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("attention", ["sdpa", "ours"])
 @pytest.mark.parametrize("settings", [{}, {"towers": "separate"}, {"lora_rank": 2, "lora_dropout": 0.1}])
 def test_gradients_are_the_same_with_dropout(tiny_encoder: Path, settings: dict[str, object], attention: str) -> None:
-    results = with_and_without(tiny_encoder, attention, 0.1, **settings)
+    results = []
+    for checkpointing in (False, True):
+        retriever = prepared(tiny_encoder, checkpointing, **settings)
+        if attention == "ours":  # transformers takes the other by itself
+            train_on_cpu(retriever)
+        results.append(gradients(retriever))
     assert_same(*results)
     without_dropout = gradients(prepared(tiny_encoder, True, dropout=0.0, **settings))
     name = next(name for name, value in without_dropout.items() if value.abs().max() > 0)
     assert not torch.allclose(results[1][name], without_dropout[name])  # so dropout was in play
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "ours"])
-def test_gradients_are_the_same_without_dropout(tiny_encoder: Path, attention: str) -> None:
-    assert_same(*with_and_without(tiny_encoder, attention, 0.0))
-
-
-def with_and_without(
-    tiny_encoder: Path, attention: str, dropout: float, **settings: object
-) -> list[dict[str, torch.Tensor]]:
-    """Return the gradients without and with checkpointing."""
-    results = []
+@pytest.mark.parametrize("settings", [{"lora_rank": 4, "lora_dropout": 0.2}, {"packs": True}])
+def test_gradient_caching_and_checkpointing_draw_the_same_dropout(
+    tiny_encoder: Path, settings: dict[str, object]
+) -> None:
+    packs, results = settings.pop("packs", False), []
     for checkpointing in (False, True):
-        retriever = prepared(tiny_encoder, checkpointing, dropout, **settings)
-        if attention == "ours":  # transformers takes the other by itself
-            train_on_cpu(retriever)
-        results.append(gradients(retriever))
-    return results
+        retriever = prepared(tiny_encoder, checkpointing, **settings)
+        retriever.packs = packs
+        loss = build_loss(LossConfig("infonce", temperature=0.1))
+        objective = Objective(retriever, loss, "fp32", ChunkSizes(sequences=3))
+        rows = torch.arange(len(TEXTS))
+        sides = retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage")
+        torch.manual_seed(11)
+        value = objective(Batch(*sides, BatchIds(rows, rows[:, None], rows)), ALONE).value
+        value.backward()
+        grads = {name: p.grad for name, p in retriever.named_parameters() if p.grad is not None}
+        results.append((value.item(), torch.rand(1).item(), grads))
+    assert results[0][:2] == results[1][:2]
+    for name, gradient in results[0][2].items():
+        torch.testing.assert_close(results[1][2][name], gradient, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Path) -> None:
@@ -105,29 +123,10 @@ def test_gradients_of_adapters_over_a_base_in_bf16_are_the_same(tiny_encoder: Pa
     assert any(value.abs().max() > 0 for value in results[1].values())
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_fewer_activations_are_stored_for_backward(tiny_encoder: Path, dropout: float) -> None:
-    assert stored_bytes(prepared(tiny_encoder, True, dropout)) < 0.4 * stored_bytes(
-        prepared(tiny_encoder, False, dropout)
-    )
-
-
-def test_it_is_inactive_outside_of_training(tiny_encoder: Path) -> None:
-    retriever = prepared(tiny_encoder, True)
-    assert stored_bytes(retriever.eval()) == stored_bytes(prepared(tiny_encoder, False).eval())
-
-
-def test_a_data_parallel_wrapper_gets_each_gradient_once(tiny_encoder: Path) -> None:
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        results = []
-        for checkpointing in (False, True):
-            retriever = prepared(tiny_encoder, checkpointing)
-            results.append(gradients(retriever, DistributedDataParallel(retriever)))
-        assert_same(*results)
-        assert_same(results[0], gradients(prepared(tiny_encoder, False)))
-    finally:
-        distributed.destroy_process_group()
+def test_fewer_activations_are_stored_for_backward_in_training_alone(tiny_encoder: Path) -> None:
+    checkpointed, plain = prepared(tiny_encoder, True), prepared(tiny_encoder, False)
+    assert stored_bytes(checkpointed) < 0.4 * stored_bytes(plain)
+    assert stored_bytes(checkpointed.eval()) == stored_bytes(plain.eval())
 
 
 def test_an_encoder_without_support_is_refused(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

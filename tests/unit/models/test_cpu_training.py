@@ -1,19 +1,18 @@
-"""Attention, dropout and GELU for training on a CPU: the same functions and the same gradients."""
+"""Attention and dropout for training on a CPU: the same functions and the same gradients."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.attention import attend, supports
 from raytriever.models.cpu.dropout import Dropout, drop, dropout
-from raytriever.models.cpu.layers import NAME, Gelu, attention, train_on_cpu
+from raytriever.models.cpu.layers import NAME, attention, train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.precision import autocast
 from raytriever.models.retriever import Retriever, load_retriever
@@ -244,81 +243,9 @@ def test_the_gradient_has_the_same_mask(dtype: torch.dtype) -> None:
     assert 0 < (result == 0).sum() < result.numel()
 
 
-def test_types_share_masks_and_in_place_is_the_same() -> None:
-    values = torch.randn(3000)
-    assert torch.equal(drop(values, 0.3, 9) != 0, drop(values.bfloat16(), 0.3, 9) != 0)
-    expected = drop(values, 0.3, 9)
-    assert drop(values, 0.3, 9, in_place=True) is values
-    assert torch.equal(values, expected)
-
-
-def test_the_generator_decides_the_mask() -> None:
-    module, values = Dropout(0.5), torch.ones(64, 64)
-    torch.manual_seed(5)
-    one, other = module(values), module(values)
-    torch.manual_seed(5)
-    assert torch.equal(module(values), one)
-    assert not torch.equal(one, other)
-
-
 def test_values_are_unchanged_outside_of_training_or_for_probability_0() -> None:
     values = torch.randn(8, 8)
     assert Dropout(0.5).eval()(values) is values
     assert dropout(values, 0.0) is values
     assert not dropout(values, 1.0).any()
     assert dropout(values.double(), 0.5).dtype == torch.float64
-
-
-def test_no_mask_is_stored_for_backward() -> None:
-    held = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: held.append(tensor), lambda tensor: tensor):
-        dropout(torch.randn(100, requires_grad=True), 0.5).sum()
-    assert not held
-
-
-def numbers(*shape: int) -> torch.Tensor:
-    rng = np.random.default_rng(3)
-    values = rng.standard_normal(shape).astype(np.float32) * 3
-    values.reshape(-1)[:6] = [0, -0.0, 1e-30, -40, 40, 3e38]
-    return torch.from_numpy(values)
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (3, 7, 2_048), (1_024, 16)])
-def test_values_and_gradients(shape: tuple[int, ...]) -> None:
-    values = numbers(*shape).requires_grad_()
-    upstream = torch.from_numpy(np.random.default_rng(4).standard_normal(shape).astype(np.float32))
-    activated = Gelu()(values)
-    activated.backward(upstream)
-    exact = values.detach().double().requires_grad_()
-    nn.functional.gelu(exact).backward(upstream.double())
-    size = values.detach().double().abs().clamp(1)
-    assert (((activated - nn.functional.gelu(exact)) / size).abs() < 4e-7).all()
-    assert values.grad is not None
-    assert exact.grad is not None
-    assert ((values.grad - exact.grad).abs() <= 2e-6 * upstream.abs()).all()
-
-
-def test_it_overwrites_what_needs_no_gradient() -> None:
-    values = numbers(40, 64)
-    kept = values.clone()
-    with torch.no_grad():
-        activated = Gelu()(values)
-    assert activated.data_ptr() == values.data_ptr()
-    trained = kept.clone().requires_grad_()
-    with_gradient = Gelu()(trained)
-    assert with_gradient.detach().numpy().tobytes() == activated.numpy().tobytes()
-    assert trained.detach().numpy().tobytes() == kept.numpy().tobytes()
-
-
-@pytest.mark.parametrize("other", [numbers(3, 5), numbers(40, 64).bfloat16(), numbers(64, 40).T, torch.empty(0, 16)])
-def test_other_tensors_use_the_gelu_of_torch(other: torch.Tensor) -> None:
-    kept = other.clone()
-    assert torch.equal(Gelu()(other), nn.functional.gelu(kept))
-    assert torch.equal(other, kept)
-
-
-def test_an_encoder_trains_with_it(tiny_encoder: Path) -> None:
-    retriever = load_retriever(ModelConfig(str(tiny_encoder)))
-    train_on_cpu(retriever)
-    layers = [module for module in retriever.modules() if isinstance(module, Gelu)]
-    assert len(layers) == retriever.passage.backbone.config.num_hidden_layers

@@ -128,7 +128,3 @@ def test_unusable_directories_are_refused(tiny_encoder: Path, judge: Path, tmp_p
         other = Path(shutil.copytree(judge, tmp_path / message[:9]))
         (other / name).write_text(json.dumps(content))
         assert message in refused(other)
-    pickled = Path(shutil.copytree(judge, tmp_path / "pickled"))
-    torch.save({}, pickled / "pytorch_model.bin")
-    (pickled / "model.safetensors").unlink()
-    assert "cannot be loaded" in refused(pickled)

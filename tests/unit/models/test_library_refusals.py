@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "sparse": (settings(LIBRARY, model_type="SparseEncoder"), "is a SparseEncoder"),
     "a width that does not fit": (settings(DENSE, in_features=20), "has the shape .*asks for"),
     "no tensor": (without_tensor, "has no tensor linear.bias; save the model again with sentence-transformers"),
-    "another shape": (other_tensor, r"linear.weight has the shape \[3, 3\], but its config.json asks for \[12, 32\]"),
+    "another shape": (other_tensor, r"linear.weight has the shape \[3, 3\], but config.json asks for \[12, 32\]"),
     "a pickle": (only_pickle, "only pytorch_model.bin, a pickle.*; save the model again with sentence-transformers"),
     "a custom activation": (settings(DENSE, activation_function="my.Tanh"), "activation function 'my.Tanh' is not"),
     "an activation with arguments": (

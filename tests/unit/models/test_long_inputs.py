@@ -51,7 +51,7 @@ def by_library(directory: Path) -> np.ndarray:
     return model.encode_document(TEXTS, batch_size=1, normalize_embeddings=True)
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("bf16", 0.98)])
 def test_embeddings_equal_those_of_the_library(
     directory: Path, by_library: np.ndarray, precision: str, least: float
@@ -62,6 +62,7 @@ def test_embeddings_equal_those_of_the_library(
     assert (embeddings * by_library).sum(1).min() > least
 
 
+@pytest.mark.fast_every(9)
 def test_training_keeps_no_scores_and_has_the_gradient_of_plain_attention(directory: Path) -> None:
     text = text_of(700, seed=1)
     gradients = []

@@ -23,7 +23,7 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import write_transformer
+from tiny_models import embed, write_transformer
 
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]
@@ -39,7 +39,7 @@ def adapted(tiny_encoder: Path, *, seed: int = 0, **settings: object) -> Retriev
 def step(retriever: Retriever) -> None:
     """One step of a loss that depends on both towers."""
     trained = [parameter for parameter in retriever.parameters() if parameter.requires_grad]
-    queries, passages = retriever(retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
+    queries, passages = embed(retriever, retriever.tokenize(TEXTS, "query"), retriever.tokenize(TEXTS[::-1], "passage"))
     wanted = torch.randn(2, *queries.shape, generator=torch.manual_seed(1))
     (queries * wanted[0] + passages * wanted[1]).sum().backward()
     assert all(parameter.grad is not None for parameter in trained)
@@ -77,6 +77,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("architecture", LAYERS)
 def test_every_linear_layer_of_the_blocks_is_adapted(tmp_path: Path, architecture: str) -> None:
     encoder = write_transformer(tmp_path / "encoder", architecture)
@@ -99,8 +100,10 @@ def test_new_adapters_do_not_change_the_embeddings(tiny_encoder: Path, towers: s
         assert (encode_texts(retriever, TEXTS, side) == encode_texts(plain, TEXTS, side)).all()
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora_alpha": 1.0}, {"lora_targets": "query, attention.output.dense"}])
-@pytest.mark.parametrize("towers", ["shared", "separate"])
+@pytest.mark.parametrize(
+    ("towers", "settings"),
+    [("separate", {"lora_alpha": 1.0}), ("shared", {"lora_targets": "query, attention.output.dense"})],
+)
 def test_a_written_model_encodes_like_the_trained_one(
     tiny_encoder: Path, tmp_path: Path, towers: str, settings: dict[str, object]
 ) -> None:
@@ -242,17 +245,6 @@ def test_adapters_that_cannot_be_read_are_one_line(
     assert not [one for one in (tmp_path / "cache" / "merged").iterdir() if one.is_dir()]
 
 
-def test_transformers_reads_the_merged_encoder_without_a_warning(
-    tiny_encoder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    retriever = adapted(tiny_encoder)
-    step(retriever)
-    write_model(retriever, tmp_path)
-    model, report = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert not any("lora" in name or "base_layer" in name for name, _ in model.named_parameters())
-
-
 def test_towers_share_frozen_weights(tiny_encoder: Path) -> None:
     frozen = load_retriever(ModelConfig(str(tiny_encoder)))
     retriever = adapted(tiny_encoder, towers="separate")
@@ -321,7 +313,6 @@ def test_dropout_of_the_encoder_does_not_change_that_of_adapters(tiny_encoder: P
         ({"lora_rank": 0, "lora_targets": "query"}, r"--lora-targets: has no effect"),
         ({"lora_targets": "query,valeu"}, r"--lora-targets: .*no linear layer 'valeu'; did you mean 'value'\?"),
         ({"lora_targets": "pooler.dense"}, r"no linear layer 'pooler.dense'"),
-        ({"lora_targets": "LayerNorm"}, r"no linear layer 'LayerNorm'"),
     ],
 )
 def test_settings_that_contradict_are_refused(tiny_encoder: Path, settings: dict[str, object], message: str) -> None:

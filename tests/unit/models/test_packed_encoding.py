@@ -120,6 +120,7 @@ def test_every_architecture_that_can_be_packed_is_tested() -> None:
     assert set(CONFIGS) == FROM_ZERO | AFTER_PADDING
 
 
+@pytest.mark.fast_every(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: str, device: str) -> None:
@@ -131,7 +132,7 @@ def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: st
     assert distance(packed_gradients, gradients) < ROUNDING[device]
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_packed_texts_in_bf16_are_as_close_to_fp32_as_padded_ones(case: str, device: str) -> None:
@@ -146,6 +147,7 @@ def test_packed_texts_in_bf16_are_as_close_to_fp32_as_padded_ones(case: str, dev
     assert all(ours < 2 * other for other, ours in zip(*errors, strict=True)), errors
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", ["bert", "xlm-roberta", "modernbert", "bidirectional qwen3"])
 def test_the_same_batch_gives_the_same_bits(case: str, device: str) -> None:
@@ -234,6 +236,7 @@ class Plain(nn.Module):
         return nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "modernbert", "qwen3"])
 def test_a_packed_step_launches_at_most_a_third_more_kernels_than_one_padded_batch(architecture: str) -> None:
     encoder = encoder_of(architecture)
@@ -263,6 +266,7 @@ def test_a_padded_batch_is_encoded_without_a_look_at_its_mask() -> None:
         assert not counts.syncs, counts.table()
 
 
+@pytest.mark.fast_every(2)
 @pytest.mark.parametrize("architecture", ["bert", "xlm-roberta", "modernbert", "llama"])
 def test_the_kernel_gives_the_embeddings_and_gradients_of_padded_texts(architecture: str, cuda: torch.device) -> None:
     encoder = encoder_of(architecture).to(cuda)

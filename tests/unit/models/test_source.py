@@ -6,14 +6,8 @@ from pathlib import Path
 import pytest
 
 from raytriever.errors import ModelError
-from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
-from raytriever.models.retriever import load_retriever
 from raytriever.models.source import embedded_minilm
-
-
-def test_minilm_has_the_published_weights() -> None:
-    assert (resolve_model("minilm") / "model.safetensors").is_file()
 
 
 def test_changed_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +39,6 @@ def test_a_missing_directory_is_named(name: str) -> None:
         resolve_model(name)
 
 
-def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no config\.json"):
-        resolve_model(str(tmp_path))
-
-
 def test_a_hub_model_is_refused_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
@@ -61,29 +50,3 @@ def test_an_invalid_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="neither a directory nor a hub name"):
         resolve_model("what is this")
-
-
-def test_damaged_weights_are_refused(tiny_encoder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(tiny_encoder, folder)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ModelError, match="is damaged or changed"):
-        load_retriever(ModelConfig(str(folder)))
-
-
-def test_pickled_weights_are_never_read(tiny_encoder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "pickled"
-    shutil.copytree(tiny_encoder, folder)
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot be loaded"):
-        load_retriever(ModelConfig(str(folder)))
-
-
-def test_a_model_without_a_tokenizer_is_refused(tiny_encoder: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mute"
-    shutil.copytree(tiny_encoder, folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    with pytest.raises(ModelError, match="has no tokenizer"):
-        load_retriever(ModelConfig(str(folder)))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from raytriever.errors import ModelError
 from raytriever.models.source import embedded_minilm
-from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
+from raytriever.models.tokenisation import Template, content_tokenizer_json
 
 LINES = [
     "query: how far is the moon from the earth?",
@@ -139,18 +136,6 @@ def test_special_tokens_around_a_text_are_detected(kind: tuple[Any, int, int]) -
     assert (len(template.before), len(template.after)) == (before, after)
 
 
-@pytest.mark.fast_every(3)
-@pytest.mark.data
-def test_texts_in_many_languages(kind: tuple[Any, int, int], data_packs: Path) -> None:
-    texts = []
-    for folder in sorted(path for path in (data_packs / "xquad").iterdir() if path.is_dir()):
-        for name, prefix in (("queries", "query: "), ("corpus", "passage: ")):
-            with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-                texts += [prefix + json.loads(line)["text"] for _, line in zip(range(20), lines, strict=False)]
-    assert len(texts) > 400
-    assert_same(kind[0], texts, [32, 256])
-
-
 def test_the_json_holds_no_truncation_and_padding_of_earlier_calls() -> None:
     tokenizer = minilm()
     assert tokenizer.backend_tokenizer.truncation  # of the published file
@@ -201,8 +186,3 @@ def test_a_vocabulary_without_common_letters() -> None:
     template = Template.of(fast)
     assert (template.before, template.after) == ((), (1,))
     assert_same(fast, ["", "ดด", "abc"], LENGTHS)
-
-
-def test_a_directory_without_tokenizer_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="has no tokenizer"):
-        load_tokenizer(tmp_path)

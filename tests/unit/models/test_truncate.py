@@ -25,8 +25,7 @@ def cut(rows: np.ndarray, width: int, similarity: str) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if similarity == "cosine" else rows
 
 
-@pytest.mark.parametrize("towers", ["shared", "separate"])
-@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize(("similarity", "towers"), [("cosine", "separate"), ("dot", "shared")])
 def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str) -> None:
     config = ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers)
     whole = encode_texts(load_retriever(config), TEXTS, "passage")
@@ -46,17 +45,6 @@ def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path
     # What is on disk is the whole encoder, so another width may be asked of it.
     more = encode_texts(load_retriever(ModelConfig(str(tmp_path), truncate_dim=32)), TEXTS, "passage")
     np.testing.assert_allclose(more, whole, atol=1e-6)
-
-
-def test_the_width_in_a_sentence_transformers_directory_is_read(tiny_encoder: Path, tmp_path: Path) -> None:
-    write_model(load_retriever(ModelConfig(str(tiny_encoder), truncate_dim=8)), tmp_path)
-    (tmp_path / "raytriever.json").unlink()
-    assert load_retriever(ModelConfig(str(tmp_path))).width == 8
-
-
-def test_a_model_without_truncation_has_no_such_setting(tiny_encoder: Path, tmp_path: Path) -> None:
-    write_model(load_retriever(ModelConfig(str(tiny_encoder))), tmp_path)
-    assert "truncate_dim" not in json.loads((tmp_path / "config_sentence_transformers.json").read_text())
 
 
 def test_more_components_than_the_width_are_refused(tiny_encoder: Path) -> None:

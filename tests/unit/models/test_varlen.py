@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,16 +217,3 @@ def test_long_padded_texts_have_the_same_gradients_twice(dtype: torch.dtype) -> 
     mask = (torch.arange(512, device="cuda") < 500).view(1, 1, 1, -1).expand(8, 1, 512, 512)
     found = [torch.autograd.grad(attention(layer(), *inputs, mask)[0].float().square().sum(), inputs) for _ in range(4)]
     assert all(torch.equal(one, other) for others in found[1:] for one, other in zip(found[0], others, strict=True))
-
-
-def test_deterministic_kernels_need_no_compiler() -> None:
-    """Its import takes a second or more in a process that has not loaded a model of transformers."""
-    code = """
-import sys, torch
-from raytriever.models.varlen import _deterministic
-with _deterministic():
-    assert torch.are_deterministic_algorithms_enabled()
-assert not torch.are_deterministic_algorithms_enabled()
-assert "torch._inductor" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

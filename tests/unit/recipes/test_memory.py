@@ -38,38 +38,6 @@ def test_the_estimate_for_one_process_equals_its_tensors() -> None:
     assert state_memory(sum(p.numel() for p in parameters), trained=trained) == expected
 
 
-@pytest.mark.parametrize("workers", [2, 3, 8])
-def test_the_shards_of_each_stage(workers: int) -> None:
-    n = 24_000
-    ddp, fsdp2, *stages = (state_memory(n, name, workers) for name in STRATEGIES)
-    assert fsdp2 == StateMemory(4 * n + 4 * n // workers, 4 * n, 8 * n // workers)
-    assert ddp == stages[0] == StateMemory(4 * n, 4 * n, 8 * n)
-    one, two, three = stages[1:]
-    assert one == StateMemory(4 * n + 4 * n // workers, 4 * n, 8 * n // workers)
-    assert two == StateMemory(one.weights, 4 * n // workers, one.moments)
-    assert three == StateMemory(one.weights + 4 * n // workers, two.gradients, two.moments)
-    for name in STRATEGIES:
-        cached = state_memory(n, name, workers, cached=True)
-        assert cached.gradients == 4 * n
-        assert cached.total >= state_memory(n, name, workers).total
-
-
-def test_shards_are_rounded_up() -> None:
-    assert state_memory(10, "zero2", 4).gradients == 4 * 3
-    assert state_memory(10, "zero2", 1).gradients == 40
-
-
-def test_adapters_need_little_besides_the_weights() -> None:
-    lora = state_memory(LARGE, trained=7_000_000)
-    assert lora.weights == 4 * LARGE
-    assert lora.gradients + lora.moments == 12 * 7_000_000
-
-
-def test_an_unknown_strategy() -> None:
-    with pytest.raises(ValueError, match="'zero4' is none of ddp"):
-        state_memory(10, "zero4")
-
-
 def backward_bytes(layers: int, checkpointing: bool, texts: int = 2, length: int = 64) -> int:
     """Return the bytes that real blocks keep for backward, without weights and their casts."""
     width = 256

@@ -69,6 +69,7 @@ def test_every_loss_of_the_registry_has_its_classes() -> None:
     assert all(name in dir(library) and getattr(library, name).__doc__ for name in library.__all__)
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.settings["loss"] + case.settings.get("reduction", ""))
 def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
@@ -327,27 +328,30 @@ def test_margins_are_labels_as_in_the_library(negatives: int, model: SentenceTra
         assert loss(features, margins[:, 0]).item() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(("installed", "text"), [("", "is not installed"), ("5.1.0", "5.1.0 is too old")])
-def test_without_the_library_one_line_names_the_remedy(installed: str, text: str) -> None:
-    code = (
-        "from importlib import metadata\n"
-        "def version(name):\n"
-        f"    if not {installed!r}:\n"
-        "        raise metadata.PackageNotFoundError(name)\n"
-        f"    return {installed!r}\n"
-        "metadata.version = version\n"
-        "import raytriever as rt\n"
-        "try:\n"
-        "    import raytriever.sentence_transformers\n"
-        "except rt.ConfigError as error:\n"
-        "    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+WITHOUT_THE_LIBRARY = """
+import sys
+from importlib import metadata
+import raytriever as rt
+
+def version(name):
+    if not installed:
+        raise metadata.PackageNotFoundError(name)
+    return installed
+
+found, metadata.version = metadata.version, version
+for installed in ("", "5.1.0"):
+    try:
+        import raytriever.sentence_transformers
+    except rt.ConfigError as error:
+        print(error)
+metadata.version = found
+import raytriever.sentence_transformers
+print({"torch", "sentence_transformers"} & set(sys.modules))
+"""
+
+
+def test_without_the_library_one_line_names_the_remedy_and_an_import_loads_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_LIBRARY], capture_output=True, text=True, check=True)
     remedy = "pip install 'raytriever[sentence-transformers]'"
-    assert done.stdout == f"raytriever.sentence_transformers: sentence-transformers {text}; {remedy}\n"
-
-
-def test_importing_the_module_loads_neither_torch_nor_the_library() -> None:
-    code = "import sys, raytriever.sentence_transformers\nprint({'torch', 'sentence_transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+    lines = [f"sentence-transformers {text}; {remedy}" for text in ("is not installed", "5.1.0 is too old")]
+    assert done.stdout.splitlines() == [*(f"raytriever.sentence_transformers: {line}" for line in lines), "set()"]

@@ -20,21 +20,17 @@ from raytriever.data.sampling.examples import Examples
 from raytriever.data.sampling.order import Order
 from raytriever.encoding.shards import tokenisation_of
 from raytriever.losses.batch import PAD, RowRelevance
-from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.loader import BatchSource
-from raytriever.training.parallel.objective import Objective
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 from thread_workers import Threads, on_workers
 
-from raytriever.errors import ConfigError
 from raytriever.training.batch import cut
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
@@ -115,14 +111,6 @@ def test_a_group_of_several_positives_is_filled_up_with_negatives(retriever: Ret
         assert set(group[len(there) :].tolist()) <= {8, 9}
 
 
-def test_every_positive_of_a_query_is_known_padded_behind(retriever: Retriever) -> None:
-    known = source(retriever).batch(0, retriever, ALONE).ids
-    assert known.known is not None
-    assert known.known.shape == (6, 6)
-    for query, row in zip(known.queries.tolist(), known.known.tolist(), strict=True):
-        assert row == POSITIVES[query] + [PAD] * (5 - query)
-
-
 @pytest.mark.parametrize("step", [0, 5])
 def test_workers_share_out_what_one_would_have(retriever: Retriever, step: int) -> None:
     whole = source(retriever, positives=2, negatives=1).batch(step, retriever, ALONE)
@@ -154,19 +142,6 @@ def test_the_relevance_of_a_batch_is_that_of_gathered_ids(retriever: Retriever, 
             assert (one.rows, one.negatives) == (other.rows, other.negatives)
             assert (one.distinct is None) == (other.distinct is None)
             assert one.distinct is None or torch.equal(one.distinct, other.distinct)
-
-
-def test_moving_a_batch_keeps_all_of_it(retriever: Retriever) -> None:
-    batch = source(retriever).batch(1, retriever, ALONE)
-    cut = Objective(retriever, build_loss(LossConfig()), "fp32", ChunkSizes(sequences=4)).cut(batch)
-    moved = cut.map(lambda tensor: tensor.to("meta"))
-    assert [len(texts.buckets) for texts, _ in moved.passes] == [len(texts.buckets) for texts, _ in cut.passes]
-    assert moved.ids.relevance.positives.device.type == moved.passes[1][0].indices.device.type == "meta"
-    assert moved.ids.relevance.excluded_rows.shape == batch.ids.relevance.excluded_rows.shape
-    assert (moved.ids.seed, moved.ids.step) == (0, 1)
-    assert {tensor.device.type for texts, _ in moved.passes for part in texts.buckets for tensor in part.values()} == {
-        "meta"
-    }
 
 
 LENGTHS = [[2, 3, 3], [4, 9, 9, 9, 10, 11, 12], [30]]
@@ -210,14 +185,6 @@ def test_nothing_is_lost_or_moved(chunk: ChunkSizes, padded_left: bool) -> None:
 
 def test_the_last_part_is_not_left_with_a_rest() -> None:
     assert [len(part["input_ids"]) for part in cut(numbered_texts(), ChunkSizes(sequences=4)).buckets] == [3, 3, 4, 1]
-
-
-def test_bad_chunks_are_refused() -> None:
-    with pytest.raises(ConfigError, match="a chunk of 0 sequences is empty"):
-        ChunkSizes(0)
-    with pytest.raises(ConfigError, match="a chunk of 65 is more than the 64 texts"):
-        ChunkSizes(65).check(64)
-    ChunkSizes(64).check(64)
 
 
 def test_a_chunk_holds_the_last_parts_that_fit_together() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from raytriever.errors import StorageError
@@ -28,7 +27,7 @@ from raytriever.training.checkpoint import (
     write_state,
 )
 from raytriever.training.loop import build_optimizer
-from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated, whole_tensors
+from raytriever.training.parallel.model_state import Slice, replicated_state, restore_replicated
 
 
 class Model(nn.Module):
@@ -104,23 +103,6 @@ def test_a_state_before_the_first_step_has_no_moments(tmp_path: Path) -> None:
     assert step(other, other_optimizer, 0) == step(model, optimizer, 0)
 
 
-def test_what_one_worker_wrote_is_read_by_anyone(tmp_path: Path) -> None:
-    model, optimizer = build(1)
-    write_slices(replicated_state(model, optimizer), tmp_path, 0, 1)
-    tensors = load_file(tmp_path / "weights-0-of-1.safetensors")
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        name: tuple(tensor.shape) for name, tensor in model.named_parameters() if tensor.requires_grad
-    }
-
-
-def test_a_slice_that_is_missing_is_noticed(tmp_path: Path) -> None:
-    model, optimizer = build(1)
-    for worker in (0, 2):
-        write_slices(cut(replicated_state(model, optimizer), worker, 3), tmp_path, worker, 3)
-    with pytest.raises(StorageError, match=r"has \d+ of its \d+ values"):
-        dict(whole_tensors(read_slices(tmp_path, WEIGHTS)))
-
-
 def test_the_state_comes_back(tmp_path: Path) -> None:
     state = State(Progression(3, 2, 0.1 + 0.2, 1), {"data": "abc", "loss.temperature": 0.1, "training.seed": None})
     write_state(state, tmp_path)
@@ -128,23 +110,6 @@ def test_the_state_comes_back(tmp_path: Path) -> None:
     assert read_state(tmp_path).metric == "dev_loss"
     write_state(State(Progression(), {}), tmp_path)
     assert read_state(tmp_path).progression == Progression()  # infinity too
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"extra": True}, r"head.weight is absent in the checkpoint and \(1, 4\) in the model"),
-        ({"width": 8}, r"query.bias is \(4,\) in the checkpoint and \(8,\) in the model"),
-    ],
-)
-@pytest.mark.parametrize("workers", [1, 2])
-def test_another_model_is_refused(tmp_path: Path, settings: dict[str, object], message: str, workers: int) -> None:
-    for worker in range(workers):
-        write_slices(cut(replicated_state(*build(1)), worker, workers), tmp_path, worker, workers)
-    with pytest.raises(
-        StorageError, match=rf"^the checkpoint: is of another model: {message}; train again with --fresh$"
-    ):
-        restore_replicated(read_slices(tmp_path, WEIGHTS, MOMENTS), *build(2, **settings))
 
 
 def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
@@ -251,14 +216,6 @@ def without(name: str) -> Callable[[list[Slice]], list[Slice]]:
 
 def changed(name: str, values: torch.Tensor, shape: tuple[int, ...]) -> Callable[[list[Slice]], list[Slice]]:
     return lambda slices: [Slice(name, values, 0, shape) if one.name == name else one for one in slices]
-
-
-def test_a_whole_state_is_restored() -> None:
-    module, optimizer = trained()
-    other, its = trained()
-    restore_replicated(replicated_state(module, optimizer), other, its)
-    assert torch.equal(module.weight, other.weight)
-    restore_replicated([one for one in replicated_state(module, optimizer) if ":" not in one.name], other, its)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.fast_every(99)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, tmp_path: Path) -> None:
     settings = {"total_steps": 2, "eval_steps": 2, "dev_batches": 1, "loss": LossConfig(loss=name, temperature=0.1)}
@@ -47,6 +47,7 @@ def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, 
                     assert metrics[metric] == pytest.approx(expected[step][metric], rel=2e-3, abs=1e-5), metric
 
 
+@pytest.mark.fast_every(2)
 @pytest.mark.parametrize("name", ["mw", "infonce-symmetric"])
 def test_a_guide_masks_as_on_the_cpu(
     make_assignment, other_encoder: Path, name: str, cuda: torch.device, tmp_path: Path

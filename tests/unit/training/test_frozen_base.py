@@ -43,34 +43,23 @@ def values(retriever: Retriever) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in retriever.named_parameters()}
 
 
-@pytest.mark.parametrize("settings", [{}, {"grad_cache_chunk": 5}])
-def test_only_adapters_are_trained_and_saved(make_assignment, tiny_encoder: Path, settings: dict[str, Any]) -> None:
-    work = setup(make_assignment, tiny_encoder, **settings)
-    before = values(work.retriever)
-    train(work)
-    after = values(work.retriever)
-    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
-    assert changed == {name for name in before if ".lora_" in name}
-    assert all(after[name].dtype == (torch.float32 if name in changed else torch.bfloat16) for name in after)
-    folder = work.folder / f"step-{STEPS}"
-    saved = load_file(folder / "weights-0-of-1.safetensors")
-    assert saved.keys() == {f"retriever.{name}" for name in changed}
-    adapters = sum(value.nbytes for value in saved.values())
-    with safe_open(folder / "optimizer-0-of-1.safetensors", "pt") as moments:
-        assert {name.partition(":")[0] for name in moments.keys()} == saved.keys()  # noqa: SIM118 - not a mapping
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    assert 3 * adapters <= size < 3 * adapters + 300 * 4 * len(saved)  # and the names of the tensors
-
-
-def test_cached_gradients_are_those_of_the_whole_batch(make_assignment, tiny_encoder: Path) -> None:
+def test_only_adapters_are_trained_and_saved_cached_or_not(make_assignment, tiny_encoder: Path, tmp_path: Path) -> None:
     results = []
-    for settings in ({}, {"grad_cache_chunk": 5}, {}):
-        work = setup(make_assignment, tiny_encoder, folder=tiny_encoder.parent / f"run-{len(results)}", **settings)
+    for number, settings in enumerate(({}, {"grad_cache_chunk": 5})):
+        work = setup(make_assignment, tiny_encoder, folder=tmp_path / f"run-{number}", **settings)
+        before = values(work.retriever)
         train(work)
-        results.append(values(work.retriever))
-        shutil.rmtree(work.folder)
+        after = values(work.retriever)
+        results.append(after)
+        changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+        assert changed == {name for name in before if ".lora_" in name}
+        assert all(after[name].dtype == (torch.float32 if name in changed else torch.bfloat16) for name in after)
+        folder = work.folder / f"step-{STEPS}"
+        saved = load_file(folder / "weights-0-of-1.safetensors")
+        assert saved.keys() == {f"retriever.{name}" for name in changed}
+        with safe_open(folder / "optimizer-0-of-1.safetensors", "pt") as moments:
+            assert {name.partition(":")[0] for name in moments.keys()} == saved.keys()  # noqa: SIM118 - not a mapping
     for name, value in results[0].items():
-        assert torch.equal(value, results[2][name])
         torch.testing.assert_close(results[1][name], value, rtol=0.05, atol=2e-3)
 
 

@@ -32,13 +32,12 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         torch.testing.assert_close(value, other[name], rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize(("loss", "towers"), [("mw", "separate"), ("infonce", "shared")])
-def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> None:
+def test_learns_with_two_towers(make_assignment, tiny_encoder: Path) -> None:
     work, recorder = make_assignment(
         total_steps=30,
         eval_steps=10,
-        loss=LossConfig(loss=loss, temperature=0.05, distribution_weight=0.01),
-        model=ModelConfig(str(tiny_encoder), towers=towers),
+        loss=LossConfig(loss="mw", temperature=0.05, distribution_weight=0.01),
+        model=ModelConfig(str(tiny_encoder), towers="separate"),
     )
     before = parameters(work)
     train(work)
@@ -48,11 +47,11 @@ def test_learns(make_assignment, tiny_encoder: Path, loss: str, towers: str) -> 
     assert not unchanged
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_dataset: Path, name: str) -> None:
     work, recorder = make_assignment(
-        total_steps=12, eval_steps=12, positives_per_query=3, loss=LossConfig(loss=name, temperature=0.05)
+        total_steps=8, eval_steps=8, positives_per_query=3, loss=LossConfig(loss=name, temperature=0.05)
     )
     # Every query gets a second relevant document, so that groups of two positives and of negatives mix.
     positives = work.train.examples.positives
@@ -108,14 +107,6 @@ def test_stops_when_the_dev_loss_does_not_improve_and_keeps_the_best(make_assign
     best = load_file(tmp_path / f"step-{progression.best_step}" / "weights-0-of-1.safetensors")
     for name, value in parameters(work).items():
         assert "pooler" in name or torch.equal(value, best[f"retriever.{name}"]), name  # a pooler is frozen
-
-
-def test_another_seed_is_another_run(make_assignment, tmp_path: Path) -> None:
-    one, recorder_one = make_assignment(total_steps=1, folder=tmp_path / "a", seed=0)
-    two, recorder_two = make_assignment(total_steps=1, folder=tmp_path / "b", seed=1)
-    train(one)
-    train(two)
-    assert recorder_one.losses != recorder_two.losses
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assignment) -> None:

@@ -139,10 +139,18 @@ def assert_ends_alike(
     assert measured({step: {**both[step], **values} for step, values in message.items()}).items() <= expected.items()
 
 
-POINTS = [*((step, "step") for step in range(1, STEPS + 1)), (2, "save"), (2, "look"), (4, "save"), (6, "look")]
+POINTS = [
+    (4, "step"),
+    *((step, "step") for step in (1, 2, 3, 5)),
+    (4, "save"),
+    (2, "save"),
+    (6, "step"),
+    (6, "look"),
+    (2, "look"),
+]
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize(("at", "where"), POINTS)
 def test_interrupted_anywhere_it_ends_alike(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
@@ -156,7 +164,7 @@ def test_interrupted_anywhere_it_ends_alike(
     assert second_recorder.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
 
 
-@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("chunk", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_interrupted_again_and_again_it_ends_alike(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, chunk: int | None
 ) -> None:
@@ -164,7 +172,7 @@ def test_interrupted_again_and_again_it_ends_alike(
     settings = {**SETTINGS, "checkpoint_steps": 1, "keep": 2, "grad_cache_chunk": chunk}
     expected = whole(**settings)
     message: dict[int, dict[str, float]] = {}
-    for at in (1, 3, 4, 6):
+    for at in (1, 6):
         work, recorder = make_assignment(**settings)
         die_at(work, recorder, monkeypatch, at, "step")
         for step, values in recorder.steps.items():
@@ -189,7 +197,8 @@ def test_time_asks_for_checkpoints_between_looks(
     assert bool(second_recorder.notices) == saved
 
 
-@pytest.mark.parametrize(("at", "where"), [(2, "look"), (3, "step"), (4, "save"), (4, "look"), (5, "look")])
+@pytest.mark.fast_every(9)
+@pytest.mark.parametrize(("at", "where"), [(4, "look"), (2, "look"), (3, "step"), (4, "save"), (5, "look")])
 def test_early_stopping_remembers_how_long_it_waited(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str
 ) -> None:
@@ -208,24 +217,16 @@ def test_early_stopping_remembers_how_long_it_waited(
     assert_ends_alike(again, second_recorder, recorder.steps, expected)
 
 
-def test_a_finished_run_called_again_does_nothing_and_leaves_the_best(
-    make_assignment, whole: Callable[..., Whole]
-) -> None:
-    expected = whole(**SETTINGS)
-    work, _ = make_assignment(**SETTINGS)
-    train(work)
-    again, recorder = make_assignment(**SETTINGS)
-    assert train(again) == expected.progression
-    assert not recorder.steps
-    assert_same(parameters(again), expected.parameters)
-
-
-def test_a_damaged_newest_is_named_once_and_the_one_before_is_used(
+def test_a_finished_run_does_nothing_and_a_damaged_newest_is_named_once_and_the_one_before_is_used(
     make_assignment, whole: Callable[..., Whole]
 ) -> None:
     expected = whole(**SETTINGS)
     work, recorder_first = make_assignment(**SETTINGS)
     train(work)
+    finished, recorder = make_assignment(**SETTINGS)
+    assert train(finished) == expected.progression
+    assert not recorder.steps
+    assert_same(parameters(finished), expected.parameters)
     newest, _ = newest_checkpoint(work.folder)
     assert newest == work.folder / f"step-{STEPS}"
     file = newest / "optimizer-0-of-1.safetensors"
@@ -271,38 +272,32 @@ def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     assert result.best_step == min(looks, key=looks.__getitem__) > progression.step
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data_digest": "other"}, "was made with data 'one', but this run has 'other'"),
-        ({"seed": 9}, "was made with training.seed 0, but this run has 9"),
-        ({"loss": LossConfig("infonce", 0.07, True)}, "was made with loss.temperature 0.05, but this run has 0.07"),
-        ({"total_steps": 9}, "was made with total_steps 6, but this run has 9"),
-        ({"towers": "separate"}, "is of another model"),
-    ],
-)
-def test_what_would_go_on_otherwise_is_refused_by_name(
-    make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+REFUSED: dict[str, dict[str, object]] = {
+    "was made with data 'one', but this run has 'other'": {"data_digest": "other"},
+    "was made with training.seed 0, but this run has 9": {"seed": 9},
+    "was made with loss.temperature 0.05, but this run has 0.07": {"loss": LossConfig("infonce", 0.07, True)},
+    "was made with total_steps 6, but this run has 9": {"total_steps": 9},
+    "is of another model": {"towers": "separate"},
+}
+
+
+def test_what_would_go_on_otherwise_is_refused_by_name_and_the_way_it_is_done_may_change(
+    make_assignment, tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, recorder = make_assignment(**SETTINGS)
     die_at(dataclasses.replace(work, data_digest="one"), recorder, monkeypatch, 5, "step")
     remaining = sorted(path.name for path in work.folder.iterdir())
-    changes = dict(changes)
-    digest = changes.pop("data_digest", "one")
-    model = ModelConfig(str(tiny_encoder), towers=changes.pop("towers", None))
-    again, second_recorder = make_assignment(**{**SETTINGS, "model": model, **changes})
-    with pytest.raises(StorageError, match=rf"step-4: {message}.*--fresh") as caught:
-        train(dataclasses.replace(again, data_digest=digest))
-    assert "\n" not in str(caught.value)
-    assert not second_recorder.steps
-    assert sorted(path.name for path in work.folder.iterdir()) == remaining
-
-
-def test_how_a_run_is_carried_out_may_change(make_assignment, monkeypatch: pytest.MonkeyPatch) -> None:
-    work, recorder = make_assignment(**SETTINGS)
-    die_at(work, recorder, monkeypatch, 5, "step")
+    for message, changes in REFUSED.items():
+        others = {name: value for name, value in changes.items() if name not in ("data_digest", "towers")}
+        model = ModelConfig(str(tiny_encoder), towers=changes.get("towers"))
+        again, second_recorder = make_assignment(**{**SETTINGS, "model": model, **others})
+        with pytest.raises(StorageError, match=rf"step-4: {message}.*--fresh") as caught:
+            train(dataclasses.replace(again, data_digest=changes.get("data_digest", "one")))
+        assert "\n" not in str(caught.value)
+        assert not second_recorder.steps
+        assert sorted(path.name for path in work.folder.iterdir()) == remaining
     again, second_recorder = make_assignment(**SETTINGS, keep=3, checkpoint_steps=2, grad_cache_chunk=7)
-    train(again)
+    train(dataclasses.replace(again, data_digest="one"))
     assert second_recorder.notices == ["Resumed from checkpoint step-4."]
 
 

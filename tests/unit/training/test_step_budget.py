@@ -28,8 +28,8 @@ from sham_device import CUDA, Counts, sham_device, values
 CPU = torch.device("cpu")
 STEPS, MEASURED = 4, 2  # a step, counted from 0; in the first one torch allocates and compiles
 CHUNK = 200  # tokens
-# Of each kind one: a kernel of its own, rows, both ways, a teacher. tests/numerics/test_host_waits.py has all losses.
-LOSSES = ("mw", "infonce", "infonce-symmetric", "kl")
+# Of each kind one: rows, a kernel of its own, both ways, a teacher. numerics/test_mw_on_a_device.py has all losses.
+LOSSES = ("infonce", "mw", "infonce-symmetric", "kl")
 
 
 def plain_launches(work: TrainingSetup, counts: Counts, cached: bool) -> int:

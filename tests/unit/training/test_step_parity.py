@@ -108,7 +108,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return float((squares / sum(float(one.double().square().sum()) for one in theirs)) ** 0.5)
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize(
     "chunk", [None, ChunkSizes(5), ChunkSizes(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"]
 )
@@ -125,7 +125,7 @@ def test_loss_and_gradients_equal_those_of_the_library(
     assert difference(gradients, library_gradients) < 1e-5
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("tokens", [2_048, pytest.param(8_192, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize(("architecture", "pooling"), [("modernbert", "cls"), ("qwen3", "lasttoken")])
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])

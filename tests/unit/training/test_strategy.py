@@ -18,7 +18,6 @@ from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
-from raytriever.training.parallel import zero
 from raytriever.training.parallel.choice import build_strategy
 from raytriever.training.parallel.model_state import Slice, whole_tensors
 from raytriever.training.parallel.objective import Objective
@@ -72,24 +71,6 @@ def test_activations_are_those_of_a_part(tiny_encoder: Path) -> None:
     assert part < whole / 8  # 24 parts; the last and the one that is encoded again are alive in turn
 
 
-def test_a_loss_without_gradient_is_the_same(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, ChunkSizes(sequences=5))
-    with torch.no_grad():
-        value = model(batch(model), ALONE).value
-    assert not value.requires_grad
-    torch.testing.assert_close(value, model(batch(model), ALONE).value.detach())
-
-
-def test_frozen_parameters_stay_without_gradient(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, ChunkSizes(sequences=5))
-    frozen = [p for name, p in model.named_parameters() if "layer.0" in name]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    model(batch(model), ALONE).value.backward()
-    assert all(parameter.grad is None for parameter in frozen)
-    assert model.loss.log_temperature.grad is not None
-
-
 @pytest.mark.parametrize("chunk", [ChunkSizes(sequences=5), ChunkSizes(sequences=1000)], ids=["many parts", "all kept"])
 def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: ChunkSizes) -> None:
     """So DDP reduces those of the last layers while the first ones are differentiated."""
@@ -122,17 +103,6 @@ def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_enco
 def build(name: str, model: nn.Module) -> object:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, fused=True)
     return build_strategy(name, model, optimizer, ALONE, CPU, 1.0)  # type: ignore[arg-type]
-
-
-def test_an_unknown_strategy_is_refused(tiny_encoder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--strategy: unknown value 'zero4'; did you mean 'zero"):
-        build("zero4", objective(tiny_encoder, None))
-
-
-def test_only_what_is_sharded_is_offloaded(tiny_encoder: Path) -> None:
-    model = objective(tiny_encoder, None)
-    with pytest.raises(ConfigError, match="--strategy: ddp cannot offload the optimizer; use zero1, zero2 or zero3"):
-        build_strategy("ddp", model, torch.optim.SGD(model.parameters()), ALONE, CPU, 1.0, offload=True)
 
 
 def test_a_missing_package_is_named(tiny_encoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,17 +146,3 @@ def test_slices_are_put_together_wherever_they_were_cut() -> None:
     assert results["b"].shape == ()
     with pytest.raises(StorageError, match=r"the shapes \(3, 4\) and \(12,\)"):
         dict(whole_tensors([slices[1], Slice("a", values[7:], 7, (12,))]))
-
-
-def test_zero_restores_steps_where_the_optimizer_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, flat = nn.Linear(4, 1, bias=False), nn.Parameter(torch.zeros(4))
-    place = SimpleNamespace(start=0, numel=4)
-    mapping = SimpleNamespace(param_group_index=0, hp_fragment_address=place, lp_fragment_address=place)
-    module.weight._hp_mapping = mapping  # type: ignore[attr-defined]
-    optimizer = SimpleNamespace(optimizer=torch.optim.AdamW([flat]), single_partition_of_fp32_groups=[flat])
-    monkeypatch.setattr(zero, "device_of_steps", lambda *_: torch.device("meta"))
-    values = torch.arange(4.0)
-    slices = [Slice(f"weight{kind}", values, 0, (1, 4)) for kind in ("", ":exp_avg", ":exp_avg_sq")]
-    zero.restore_sharded([*slices, Slice("weight:step", torch.ones(1), 0, ())], 1, module, optimizer, 0)
-    assert torch.equal(flat.detach(), values)
-    assert optimizer.optimizer.state[flat]["step"].device.type == "meta"

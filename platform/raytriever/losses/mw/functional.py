@@ -112,18 +112,11 @@ def _check_columns(name: str, columns: Tensor, scores: Tensor) -> None:
             name,
             f"call mann_whitney with {name}={name}.long()",
         )
-    if columns.ndim == 1:
+    if columns.ndim != 2 or len(columns) != len(scores):
         raise LossInputError(
-            f"is {_kind(columns)}, and two dimensions are needed: a row of column numbers for each query",
+            f"is {_kind(columns)}, and a row of column numbers is needed for each of {len(scores)} rows of scores",
             name,
             f"with one column a query call mann_whitney with {name}={name}[:, None]",
-        )
-    if columns.ndim != 2 or len(columns) != len(scores):
-        rows = len(columns) if columns.ndim else 0
-        raise LossInputError(
-            f"is {_kind(columns)}: {rows} rows of columns for {len(scores)} rows of scores",
-            name,
-            "give a row of column numbers for each row of scores",
         )
     if columns.numel() and not PAD <= int(columns.min()) <= int(columns.max()) < scores.shape[1]:
         wrong = int(columns.max()) if int(columns.max()) >= scores.shape[1] else int(columns.min())

@@ -171,8 +171,6 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
 
     Args:
         positives: score of every positive in the batch, in units of tau, in double precision; NaN in empty slots.
-        lowest: lower bound of the scores.
-        highest: upper bound of the scores.
         dtype: precision of the scores.
 
     Raises:

@@ -130,8 +130,7 @@ class PairwiseSums:
 
     Args:
         positives: score of every positive in the batch, in units of tau, in double precision; NaN in empty slots.
-        lowest: lower bound of all scores.
-        highest: upper bound of all scores.
+        lowest, highest: bounds of all scores.
         weight: weight of one pair.
         dtype: precision of the scores.
 

@@ -76,7 +76,7 @@ def reference_of(function: Callable[..., Any]) -> str:
     module = inspect.getmodule(function)
     if module is not None and module.__name__ != "__main__" and str(module.__file__).endswith(".py"):
         return f"{module.__file__}:{name}"
-    text = _Copy(function).text()
+    text = _copied_source(function)
     file = cache_folder() / "losses" / f"{name}.py"
     if not file.is_file() or file.read_text(encoding="utf-8") != text:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -84,36 +84,32 @@ def reference_of(function: Callable[..., Any]) -> str:
     return f"{file}:{name}"
 
 
-class _Copy:
-    """Source of a function, after that of the functions, modules and constants that it uses."""
+def _copied_source(function: Callable[..., Any]) -> str:
+    """Return the text of a file: a function, after the functions, modules and constants that it uses."""
+    blocks: dict[str, str] = {}
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._blocks: dict[str, str] = {}
-        self._add(function.__name__, function)
-
-    def text(self) -> str:
-        """Return the text of a file."""
-        return "from __future__ import annotations\n\n" + "\n".join(self._blocks.values())
-
-    def _add(self, name: str, value: Any) -> None:
-        if name in self._blocks:
+    def add(name: str, value: Any) -> None:
+        if name in blocks:
             return
         if isinstance(value, ModuleType):
-            self._blocks[name] = f"import {value.__name__} as {name}\n"
+            blocks[name] = f"import {value.__name__} as {name}\n"
         elif isinstance(value, bool | int | float | str | tuple | None):
-            self._blocks[name] = f"{name} = {value!r}\n"
+            blocks[name] = f"{name} = {value!r}\n"
         elif getattr(value, "__module__", "__main__") != "__main__" and hasattr(value, "__name__"):
-            self._blocks[name] = f"from {value.__module__} import {value.__name__} as {name}\n"
+            blocks[name] = f"from {value.__module__} import {value.__name__} as {name}\n"
         elif inspect.isfunction(value):
             source = _source_of(value)
-            self._blocks[name] = ""  # a function may call itself
+            blocks[name] = ""  # a function may call itself
             for used in _names_in(source):
                 if used != name and used in value.__globals__:
-                    self._add(used, value.__globals__[used])
-            del self._blocks[name]
-            self._blocks[name] = source
+                    add(used, value.__globals__[used])
+            del blocks[name]
+            blocks[name] = source
         else:
             raise ConfigError(f"uses {name}, which is {type(value).__name__}", setting("loss"), _REMEDY)
+
+    add(function.__name__, function)
+    return "from __future__ import annotations\n\n" + "\n".join(blocks.values())
 
 
 def _source_of(function: Callable[..., Any]) -> str:

@@ -91,10 +91,7 @@ class Dropout(nn.Dropout):
 def dropout(values: Tensor, probability: float, training: bool = True) -> Tensor:
     """Set elements to 0 with a probability, and divide the others by the probability of being kept.
 
-    Args:
-        values: tensor of any shape.
-        probability: dropout probability from 0 to 1, rounded to a multiple of 2^-16 on a CPU.
-        training: drop elements; if false, the values are returned unchanged.
+    The probability, from 0 to 1, is rounded to a multiple of 2^-16 on a CPU.
     """
     if not training or probability == 0:
         return values
@@ -119,8 +116,7 @@ def drop(values: Tensor, probability: float, key: int, in_place: bool = False) -
 
     Args:
         values: float32 or bfloat16 tensor on a CPU.
-        probability: dropout probability from 0 to 1.
-        key: key of the mask; see `draw_key`.
+        key: see `draw_key`.
         in_place: overwrite `values` if it is contiguous.
     """
     threshold = round(probability * LEVELS)

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from raytriever.errors import ModelError
-from raytriever.models.files import FLOATS, StoredTensor, read_model_file, stored_tensors
+from raytriever.models.files import check_tensor, read_model_file, stored_tensors
 from raytriever.models.pipeline.modules import DENSE, DROPOUT, NORMALIZE, Module
 from raytriever.reading.arrays import open_tensors
 from raytriever.store.disk import disk_errors
@@ -197,27 +197,13 @@ def _load_dense(folder: Path, weights: bool) -> Dense:
 def _weights(dense: Dense, folder: Path) -> dict[str, Tensor]:
     """Read the tensors of a Dense module; raises `ModelError` if they do not fit."""
     file = folder / WEIGHTS
-    if not file.is_file():
-        pickles = sorted(folder.glob("*.bin"))
-        reason = (
-            f"only {pickles[0].name}, a pickle, which may run code and is never read" if pickles else "no " + WEIGHTS
-        )
-        raise ModelError(f"cannot be loaded ({reason})", str(folder), _SAVE)
-    stored, own = stored_tensors(folder), dense.state_dict()
+    stored, own = stored_tensors(folder, _SAVE), dense.state_dict()
     for name, tensor in own.items():
-        _check_tensor(name, tensor, stored.get(name), file)
+        if name not in stored:
+            raise ModelError(f"has no tensor {name}", str(file), _SAVE)
+        check_tensor(name, stored[name], tensor.shape, file)
     with disk_errors(file, reading=True), open_tensors(file, _REMEDY, ModelError) as tensors:
         return {name: tensors.get_tensor(name).to(torch.float32) for name in own}
-
-
-def _check_tensor(name: str, own: Tensor, stored: StoredTensor | None, file: Path) -> None:
-    if stored is None:
-        raise ModelError(f"has no tensor {name}", str(file), _SAVE)
-    if stored.shape != tuple(own.shape):
-        reason = f"{name} has the shape {list(stored.shape)}, but its config.json asks for {list(own.shape)}"
-        raise ModelError(reason, str(file), _REMEDY)
-    if stored.kind not in FLOATS:
-        raise ModelError(f"{name} is stored as {stored.kind}, not as a float of 16 bits or more", str(file), _SAVE)
 
 
 def _check_names(settings: dict[str, Any], file: Path) -> None:

@@ -96,8 +96,14 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def nodes(module: str) -> list[ast.AST]:
-    """Return all nodes of the syntax tree of a module."""
-    return list(ast.walk(tree(module)))
+    """Return all nodes of the statements of a module."""
+    return [node for statement in tree(module).body for node in parts(statement)]
+
+
+@cache
+def parts(statement: ast.AST) -> list[ast.AST]:
+    """Return a statement and all nodes in it."""
+    return list(ast.walk(statement))
 
 
 def imports(module: str) -> Iterator[tuple[str, str]]:
@@ -201,7 +207,7 @@ def relative_docstrings() -> list[str]:
     """Return the docstrings that begin with a relative clause."""
     docstrings = []
     for module, path in modules().items():
-        for node in nodes(module):
+        for node in (tree(module), *nodes(module)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text and RELATIVE_CLAUSES.match(text):
@@ -276,6 +282,7 @@ def _is_call(node: ast.AST | None, *names: str) -> TypeGuard[ast.Call]:
 # ----------------------------------------------------------------------------------------------- code nothing reaches
 
 
+@cache
 def definitions(module: str) -> dict[str, ast.stmt]:
     """Return the functions, classes and constants that a module defines at its top level."""
     statements: dict[str, ast.stmt] = {}
@@ -288,6 +295,7 @@ def definitions(module: str) -> dict[str, ast.stmt]:
     return statements
 
 
+@cache
 def _scope(module: str) -> Mapping[str, tuple[str, str]]:
     """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
     known, names = modules(), {}
@@ -338,8 +346,8 @@ def unreached(roots: set[str]) -> list[str]:
 
     def follow(module: str, node: ast.AST) -> None:
         # A module that is passed as a value may be asked for anything in it.
-        owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-        for part in ast.walk(node):
+        owners = {id(part.value) for part in parts(node) if isinstance(part, ast.Attribute)}
+        for part in parts(node):
             if isinstance(part, ast.Name):
                 if part.id in own[module]:
                     reach(module, part.id)
@@ -388,7 +396,7 @@ def unreached(roots: set[str]) -> list[str]:
 
 
 def _calls(statement: ast.stmt) -> bool:
-    return any(isinstance(part, ast.Call) for part in ast.walk(statement))
+    return any(isinstance(part, ast.Call) for part in parts(statement))
 
 
 def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Mapping[str, object]) -> bool:

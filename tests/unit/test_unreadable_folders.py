@@ -18,6 +18,7 @@ LISTINGS = {
     "files": "from raytriever.store.commit import files_below; files_below(folder)",
     "data set": "from raytriever.data.sources import Source; Source.open(folder)",
     "modules": "from raytriever.data.pydocs.builder import modules_of; list(modules_of(folder))",
+    "weights": "from raytriever.models.files import stored_tensors; stored_tensors(folder)",
 }
 
 
@@ -34,8 +35,8 @@ def shared() -> Iterator[Path]:
         (folder / "part" / "closed").chmod(0o700)
 
 
-def line_for_nobody(statement: str, folder: Path) -> str:
-    """The line of the error that a statement ends in, run as a user without rights."""
+def lines_for_nobody(statements: list[str], folder: Path) -> list[str]:
+    """The lines of the errors that statements end in, run as a user without rights."""
     # Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
     program = f"""
 import os, sys
@@ -46,33 +47,29 @@ import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})
-try:
-    {statement}
-except UserError as error:
-    print(error)
+for statement in sys.argv[2:]:
+    try:
+        exec(statement)
+    except UserError as error:
+        print(error)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
+        [sys.executable, "-c", program, str(folder), *statements],
         env=os.environ | {"PYTHONPATH": str(PACKAGE)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert ended.stdout.count("\n") == 1
-    return ended.stdout.strip()
+    assert ended.stdout.count("\n") == len(statements)
+    return ended.stdout.splitlines()
 
 
-@pytest.mark.fast_every(3)
-@pytest.mark.parametrize("listing", LISTINGS)
-def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
-    line = line_for_nobody(LISTINGS[listing], shared)
-    assert str(shared / "part" / "closed") in line
-    assert "ermi" in line  # permission, or permitted
-
-
-def test_weights_that_may_not_be_read_are_named(shared: Path) -> None:
+def test_a_folder_or_weights_that_may_not_be_read_are_named(shared: Path) -> None:
     file = shared / "model.safetensors"
     file.write_bytes(b"")
     file.chmod(0)
-    line = line_for_nobody("from raytriever.models.files import stored_tensors; stored_tensors(folder)", shared)
-    assert line.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")
+    *listed, weights = lines_for_nobody([*LISTINGS.values()], shared)
+    for line in listed:
+        assert str(shared / "part" / "closed") in line
+        assert "ermi" in line  # permission, or permitted
+    assert weights.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")

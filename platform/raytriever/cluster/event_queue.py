@@ -192,14 +192,6 @@ class RayEventQueue:
         """See `EventQueueActor`."""
         ray.get(self.actor.record_failure.remote(reason, process_died))
 
-    def set_controller(self, controller: Any) -> None:
-        """See `EventQueueActor`."""
-        ray.get(self.actor.set_controller.remote(controller))
-
-    def controller(self) -> Any:
-        """See `EventQueueActor`."""
-        return ray.get(self.actor.controller.remote())
-
 
 class InlineEventQueue:
     """Event queue for one worker in the driver's process, which starts once; see `RayEventQueue`.

@@ -111,7 +111,11 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     before, model = stored.get("model"), config.get("model")
     if isinstance(before, dict) and model and model.get("revision") is None:
         config = {**config, "model": {**model, "revision": before.get("revision")}}
-    difference = _difference(stored, config)
+    refuse_difference(path, _difference(stored, config))
+
+
+def refuse_difference(path: Path, difference: str | None) -> None:
+    """Raise `ConfigError` if the settings of the run in a directory differ."""
     if difference:
         raise ConfigError(
             f"holds a run with other settings ({difference})",

@@ -28,8 +28,8 @@ from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.experiment.directory import CONFIG, RunDirectory
+from raytriever.errors import ConfigError, flag_of
+from raytriever.experiment.directory import CONFIG, RunDirectory, refuse_difference
 from raytriever.losses.loss import check_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -141,15 +141,8 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
     """Check the run's directory, including its stages, as `RunDirectory.open` does. Nothing is written."""
     run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
-    if run.state == "new":
-        return run
-    difference = stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum)
-    if difference:
-        raise ConfigError(
-            f"holds a run with other settings ({difference})",
-            setting("output", output),
-            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
-        )
+    if run.state != "new":
+        refuse_difference(output, stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum))
     return run
 
 

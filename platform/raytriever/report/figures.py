@@ -91,6 +91,14 @@ def plain_log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name the rows of a chart of bars or points, the first at the top."""
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+    axes.margins(x=0.08)
+
+
 Curve = Sequence[tuple[int, float]]
 BAR = 0.16  # inches
 
@@ -119,10 +127,7 @@ def save_gains(
             offset = (number - (len(gains) - 1) / 2) * thick
             axes.barh(rows + offset, values, thick * 0.9, color=styles[model][0], label=label(model))
         axes.axvline(0, color="0.2", linewidth=1)
-        axes.set_yticks(rows, [label(dataset, 22) for dataset in datasets])
-        axes.set_ylim(len(datasets) - 0.5, -0.5)  # the first row is at the top
-        axes.grid(False, axis="y")
-        axes.margins(x=0.08)
+        _name_rows(axes, [label(dataset, 22) for dataset in datasets])
         axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel=f"{metric}, above or below {label(baseline)}", title=f"Gain in {metric}")
         if gains:
@@ -164,24 +169,12 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Style
             values = np.array([row["checked"] for row in own])
             low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
             errors = np.maximum(0.0, [values - low, high - values])
-            axes.errorbar(
-                values,
-                positions,
-                xerr=errors,
-                fmt="o",
-                color=styles[model][0],
-                markersize=4,
-                capsize=2,
-                label=label(model),
-            )
-        ticks = np.arange(len(aims))
-        for tick, (_, value) in enumerate(aims):
+            look = {"fmt": "o", "color": styles[model][0], "markersize": 4, "capsize": 2}
+            axes.errorbar(values, positions, xerr=errors, label=label(model), **look)
+        for row, (_, value) in enumerate(aims):
             if value is not None:
-                axes.vlines(value, tick - 0.45, tick + 0.45, color="0.2", linewidth=1)
-        axes.set_yticks(ticks, [aim_text(*aim) for aim in aims])
-        axes.set_ylim(len(aims) - 0.5, -0.5)  # the first row is at the top
-        axes.grid(False, axis="y")
-        axes.margins(x=0.08)
+                axes.vlines(value, row - 0.45, row + 0.45, color="0.2", linewidth=1)
+        _name_rows(axes, [aim_text(*aim) for aim in aims])
         axes.set(xlabel="achieved on the split it was checked on", title="Thresholds (line: wanted)")
         figure.legend(loc="outside lower left")
 
@@ -227,17 +220,9 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
                 colour, dash = styles[name]
                 settings, means, deviations = zip(*sorted(points), strict=True)
                 errors = [deviation if deviation == deviation else 0.0 for deviation in deviations]
-                axes.errorbar(
-                    [tried.index(x) for x in settings],
-                    means,
-                    yerr=errors,
-                    color=colour,
-                    linestyle=dash,
-                    marker="o",
-                    markersize=3.5,
-                    capsize=2,
-                    label=label(name) if name else None,
-                )
+                look = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 3.5, "capsize": 2}
+                rows = [tried.index(x) for x in settings]
+                axes.errorbar(rows, means, yerr=errors, label=label(name) if name else None, **look)
             axes.set(xlabel=across, title=title)
             axes.set_xticks(range(len(tried)), [f"{x:g}" for x in tried], rotation=45 if len(tried) > 5 else 0)
         figure.axes[0].set_ylabel(value)
@@ -287,14 +272,9 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
             colour, dash = styles[name]
             curve = roc_curve(pools.positives, pools.negatives, ROC_POINTS)
             area = pooled_auc(pools.positives, pools.negatives)
-            axes.plot(
-                curve.false_positive_rate,
-                curve.true_positive_rate,
-                color=colour,
-                linestyle=dash,
-                label=f"{label(name)}  {area:.3f}",
-            )
-            axes.fill_between(curve.false_positive_rate, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+            false, true, title_of = curve.false_positive_rate, curve.true_positive_rate, f"{label(name)}  {area:.3f}"
+            axes.plot(false, true, color=colour, linestyle=dash, label=title_of)
+            axes.fill_between(false, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         axes.set(
             xlabel="negatives above the threshold",
@@ -313,10 +293,8 @@ def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title:
     with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
         for axes, pools in panels:
             edges, positives, negatives = _histograms(pools)
-            for text, counts, colour in (
-                ("best non-positives", negatives, NEGATIVE),
-                ("positives", positives, POSITIVE),
-            ):
+            pools_drawn = (("best non-positives", negatives, NEGATIVE), ("positives", positives, POSITIVE))
+            for text, counts, colour in pools_drawn:
                 density = counts / max(1, counts.sum()) / np.diff(edges)
                 axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
                 axes.stairs(density, edges, color=colour, linewidth=1.2)

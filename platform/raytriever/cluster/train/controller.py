@@ -38,7 +38,7 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called in the controller, before it starts a worker."""
-        self._queue.set_controller(ray.get_runtime_context().current_actor)
+        ray.get(self._queue.actor.set_controller.remote(ray.get_runtime_context().current_actor))
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Called before each attempt to start a group."""
@@ -108,7 +108,7 @@ FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name
 def end_controller(queue: Any) -> None:
     """End the controller and its workers; does nothing where it has not started or the queue has ended."""
     try:
-        controller = queue.controller()
+        controller = ray.get(queue.actor.controller.remote())
         if controller is not None:
             ray.kill(controller)
     except RayError:

@@ -76,7 +76,7 @@ CASES = of_area(
     flag(f"{ANNOTATE} --timeout 0 --output out", "--timeout"),
     flag(f"{ANNOTATE} --split ../x --output out", "--split"),
     flag(f"{ANNOTATE} --budget -1 --output out", "--budget"),
-    flag("launch --ray-port 0", "0 is not a port", fast=True),
+    flag("launch --ray-port 0", "--ray-port: 0 is out of range", fast=True),
     flag("launch --host 0.0.0.0", "--auth", fast=True),
     flag("launch --host 'not a host'", "--host: 'not a host' is no address of this machine"),
     flag("submit", "STAGE", fast=True, name="no stage to submit"),

@@ -48,9 +48,6 @@ _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current
 def check_uri(uri: str) -> None:
     """Check an address of MLflow as far as possible without MLflow itself.
 
-    Args:
-        uri: the address; users and passwords in it are never shown.
-
     Raises:
         ConfigError: the address is not valid, its driver is missing, or its server does not answer.
         StorageError: an SQLite file is not writable.

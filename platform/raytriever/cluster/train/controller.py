@@ -24,9 +24,6 @@ from raytriever.errors import ConfigError
 class GroupReports(ControllerCallback, WorkerGroupCallback):
     """Reports of the controller to the event queue: its handle, and which workers it asks for and gets.
 
-    Args:
-        queue: Queue of `open_event_queue`.
-
     Attributes:
         hosts, addresses: host of each worker of the newest group, by rank, and its address.
     """
@@ -116,12 +113,7 @@ def end_controller(queue: Any) -> None:
 
 
 class Failures(UserCallback):
-    """Record of failed worker groups, made in Ray Train's controller before the next group starts.
-
-    Args:
-        reports: of the same controller, which know the workers' hosts.
-        queue: Queue of `open_event_queue`.
-    """
+    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
 
     def __init__(self, reports: GroupReports, queue: Any) -> None:
         self._reports, self._queue = reports, queue

@@ -104,7 +104,7 @@ READERS = {
 CASES = of_area(
     "files",
     corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS), fast=True),
-    corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl"), fast=True),
+    corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl")),
     corpus("a folder of judgements that is empty", "", removed("letters/qrels"), folder("letters/qrels")),
     corpus("a corpus of no bytes", "no row in it, the file is empty", write(CORPUS, b""), fast=True),
     corpus("a corpus of NULs", "not JSON (Expecting value at column 1)", write(CORPUS, bytes(4096))),
@@ -150,7 +150,7 @@ CASES = of_area(
         rows("set/b-train.jsonl", PAIR),
         fast=True,
     ),
-    other("a folder of nothing", "--dataset set: no file in it", folder("set"), fast=True),
+    other("a folder of nothing", "--dataset set: no file in it", folder("set")),
     other("a folder of hidden files", "--dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
     other("a folder of unknown files", "set: in no known format", write("set/notes.txt", "x")),
     other(

@@ -55,14 +55,13 @@ def without(content: dict[str, Any]) -> None:
     del content[first(content, "query.weight")]
 
 
-def setting(name: str, value: Any, line: str = "", fast: bool = False) -> Case:
+def setting(name: str, value: Any, line: str = "") -> Case:
     """A value in config.json."""
     return Case(
         f"a config with {name} {value!r}",
         SEARCH,
         line,
         (document(CONFIG, lambda c: c.update({name: value})),),
-        fast=fast,
     )
 
 
@@ -73,8 +72,8 @@ def with_file(name: str, path: str, content: str | bytes, line: str = "", fast: 
 
 CASES = of_area(
     "models",
-    Case("a model without config", SEARCH, "has no config.json", (removed(CONFIG),), fast=True),
-    Case("a model without weights", SEARCH, "model: cannot be loaded", (removed(WEIGHTS),), fast=True),
+    Case("a model without config", SEARCH, "has no config.json", (removed(CONFIG),)),
+    Case("a model without weights", SEARCH, "model: cannot be loaded", (removed(WEIGHTS),)),
     Case(
         "a model without tokenizer",
         SEARCH,
@@ -133,7 +132,7 @@ CASES = of_area(
             "export --model model --output out",
         )
     ],
-    setting("hidden_size", "abc", fast=True),
+    setting("hidden_size", "abc"),
     setting("hidden_size", -1),
     setting("hidden_size", 10**12),
     setting("num_hidden_layers", 10**9),
@@ -150,10 +149,10 @@ CASES = of_area(
     ),
     setting("hidden_act", "explode"),
     setting("pad_token_id", 10**6),
-    with_file("a config that is empty", CONFIG, "", fast=True),
+    with_file("a config that is empty", CONFIG, ""),
     with_file("a config of garbage", CONFIG, b"\xff\xfe\x00"),
     with_file("a config nested deeply", CONFIG, "[" * 100_000),
-    with_file("a tokenizer of nothing", TOKENIZER, "{}", fast=True),
+    with_file("a tokenizer of nothing", TOKENIZER, "{}"),
     with_file("a tokenizer config that is an array", "model/tokenizer_config.json", "[]"),
     with_file("a tokenizer config of another class", "model/tokenizer_config.json", '{"tokenizer_class": "os.system"}'),
     with_file("modules that are null", "model/modules.json", "[null]"),
@@ -201,7 +200,6 @@ CASES = of_area(
         "a model that is a file",
         SEARCH.replace("--model model", "--model letters/corpus.jsonl"),
         "is a file, not a directory",
-        fast=True,
     ),
     Case("a data set as model", SEARCH.replace("--model model", "--model letters"), "has no config.json"),
     Case("a hub model while offline", SEARCH.replace("--model model", "--model no/such"), "the hub cannot be reached"),

@@ -62,7 +62,7 @@ OTHERS = {
     "the search space": "tune --dataset letters --model model --search-space ./PATH --output out",
     "the TREC run": "score --dataset letters --model cross --run PATH --output out",
 }
-FAST = {"prepare", "train", "search", "export"}
+FAST = {"prepare", "train", "export"}
 
 
 def over(what: str, commands: dict[str, str], path: str, line: str, *make: Maker, fast: bool = False) -> list[Case]:
@@ -97,7 +97,7 @@ CASES = of_area(
     *over("an output that links to itself", WRITES, "circle/out", "circle", link("circle", "circle")),
     *over("an output within a file", WRITES, f"{CORPUS}/out", "a part of the path is a file"),
     *over("an output on a file system of the kernel", WRITES, "/proc/nowhere/out", "/proc/nowhere"),
-    *over("data of 300 letters", DATA, LONG, TOO_LONG, fast=True),
+    *over("data of 300 letters", DATA, LONG, TOO_LONG),
     *over("data that link to themselves", DATA, "circle", CIRCLE, link("circle", "circle")),
     *over("data that are a pipe", DATA, "pipe.jsonl", PIPE, fifo("pipe.jsonl")),
     *over("data that are no folder", DATA, "nowhere/at/all", "nowhere/at/all", fast=True),

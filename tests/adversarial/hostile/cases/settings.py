@@ -26,7 +26,7 @@ LARGE = "mine.yaml: is larger than 1 MB, too large for a file of settings"
 
 CASES = of_area(
     "settings",
-    yaml("settings of no bytes", "", "holds no sections", fast=True),
+    yaml("settings of no bytes", "", "holds no sections"),
     yaml("a section twice", "loss: {loss: mw}\nloss: {loss: infonce}\n", "is given twice", fast=True),
     yaml("a list as section", "? [a]\n: 1", "mine.yaml: is not YAML"),
     yaml("a batch of a date", "training: {batch_size: 2024-01-01}", "batch_size is"),
@@ -55,7 +55,7 @@ CASES = of_area(
     Case("settings that are a folder", TRAIN, "mine.yaml: a folder is in the way", (folder("mine.yaml"),)),
     Case("settings that are a pipe", TRAIN, "mine.yaml: is a pipe, a socket or a device", (fifo("mine.yaml"),)),
     Case("settings that link to themselves", TRAIN, "mine.yaml: symbolic links", (link("mine.yaml", "mine.yaml"),)),
-    Case("settings that are not there", TRAIN, "cannot be read", fast=True),
+    Case("settings that are not there", TRAIN, "cannot be read"),
     space("a search space of garbage", "{", "is not YAML"),
     space("a search space of nothing", "", "the file holds no sections"),
     space(

@@ -198,7 +198,7 @@ class ReadinessMonitor:
         return time.monotonic() - self._began
 
     def poll(self, interval: float) -> None:
-        """Check each server once, then sleep for `POLL_SECONDS`.
+        """Check each server once, report late ones every `interval` seconds, then sleep for `POLL_SECONDS`.
 
         Raises:
             KeyboardInterrupt: see `check_interrupted`.

@@ -230,7 +230,10 @@ def digest_of(snapshot: Snapshot) -> str:
 
 
 def rolling_rows(documents: int, share: float, turn: int) -> range:
-    """Return the documents of one turn of a rolling refresh: contiguous, and in `ceil(1 / share)` turns all of them."""
+    """Return the documents of one turn of a rolling refresh: contiguous, and in `ceil(1 / share)` turns all of them.
+
+    `share` is in (0, 1], and `turn` counts from 0.
+    """
     turns = math.ceil(1 / share)
     index = turn % turns
     return range(index * documents // turns, (index + 1) * documents // turns)

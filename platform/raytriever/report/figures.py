@@ -169,8 +169,16 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Style
             values = np.array([row["checked"] for row in own])
             low, high = (np.array([row[name] for row in own]) for name in ("low", "high"))
             errors = np.maximum(0.0, [values - low, high - values])
-            look = {"fmt": "o", "color": styles[model][0], "markersize": 4, "capsize": 2}
-            axes.errorbar(values, positions, xerr=errors, label=label(model), **look)
+            axes.errorbar(
+                values,
+                positions,
+                xerr=errors,
+                fmt="o",
+                color=styles[model][0],
+                markersize=4,
+                capsize=2,
+                label=label(model),
+            )
         for row, (_, value) in enumerate(aims):
             if value is not None:
                 axes.vlines(value, row - 0.45, row + 0.45, color="0.2", linewidth=1)
@@ -220,9 +228,17 @@ def save_lines(path: Path, panels: Mapping[str, Mapping[str, Points]], across: s
                 colour, dash = styles[name]
                 settings, means, deviations = zip(*sorted(points), strict=True)
                 errors = [deviation if deviation == deviation else 0.0 for deviation in deviations]
-                look = {"color": colour, "linestyle": dash, "marker": "o", "markersize": 3.5, "capsize": 2}
-                rows = [tried.index(x) for x in settings]
-                axes.errorbar(rows, means, yerr=errors, label=label(name) if name else None, **look)
+                axes.errorbar(
+                    [tried.index(x) for x in settings],
+                    means,
+                    yerr=errors,
+                    color=colour,
+                    linestyle=dash,
+                    marker="o",
+                    markersize=3.5,
+                    capsize=2,
+                    label=label(name) if name else None,
+                )
             axes.set(xlabel=across, title=title)
             axes.set_xticks(range(len(tried)), [f"{x:g}" for x in tried], rotation=45 if len(tried) > 5 else 0)
         figure.axes[0].set_ylabel(value)
@@ -272,9 +288,14 @@ def save_roc(path: Path, systems: Mapping[str, ScoredPools], title: str = "", st
             colour, dash = styles[name]
             curve = roc_curve(pools.positives, pools.negatives, ROC_POINTS)
             area = pooled_auc(pools.positives, pools.negatives)
-            false, true, title_of = curve.false_positive_rate, curve.true_positive_rate, f"{label(name)}  {area:.3f}"
-            axes.plot(false, true, color=colour, linestyle=dash, label=title_of)
-            axes.fill_between(false, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+            axes.plot(
+                curve.false_positive_rate,
+                curve.true_positive_rate,
+                color=colour,
+                linestyle=dash,
+                label=f"{label(name)}  {area:.3f}",
+            )
+            axes.fill_between(curve.false_positive_rate, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
         axes.plot([0, 1], [0, 1], color="0.6", linewidth=0.8)
         axes.set(
             xlabel="negatives above the threshold",
@@ -293,8 +314,10 @@ def save_score_histograms(path: Path, systems: Mapping[str, ScoredPools], title:
     with _panels(path, systems, title or "Scores of positives and of the best non-positives", 0.9) as panels:
         for axes, pools in panels:
             edges, positives, negatives = _histograms(pools)
-            pools_drawn = (("best non-positives", negatives, NEGATIVE), ("positives", positives, POSITIVE))
-            for text, counts, colour in pools_drawn:
+            for text, counts, colour in (
+                ("best non-positives", negatives, NEGATIVE),
+                ("positives", positives, POSITIVE),
+            ):
                 density = counts / max(1, counts.sum()) / np.diff(edges)
                 axes.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=text)
                 axes.stairs(density, edges, color=colour, linewidth=1.2)

@@ -48,14 +48,14 @@ def _parser() -> Parser:
         ("dashboard", 8265, "Ray dashboard and job server"),
         ("mlflow", 5000, "MLflow server"),
     ):
-        help, limits = f"port of the {server} (default: {port})", (1, MAX_PORT, f"give 1 to {MAX_PORT}")
-        add_number(parser, f"--{name}-port", int, "PORT", help, limits, default=port)
+        help = f"port of the {server} (default: {port})"
+        add_number(parser, f"--{name}-port", int, "PORT", help, (1, MAX_PORT, f"give 1 to {MAX_PORT}"), default=port)
     add_path(parser, "--database", OUTPUT, "FILE", "database of MLflow (default: mlflow.db)", default="mlflow.db")
     help = "folder for the artifacts of MLflow (default: mlartifacts)"
     add_path(parser, "--artifacts", OUTPUT, "DIR", help, default="mlartifacts")
     help = "number of CPUs that Ray may use (default: all)"
     add_number(parser, "--num-cpus", int, "N", help, (1, inf, "give a value at least 1"))
     help = "time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it"
-    limits = (ABOVE_0, float_info.max, "give seconds above 0")
-    add_number(parser, "--timeout", float, "SECONDS", help, limits, default=120.0)
+    seconds = (ABOVE_0, float_info.max, "give seconds above 0")
+    add_number(parser, "--timeout", float, "SECONDS", help, seconds, default=120.0)
     return parser

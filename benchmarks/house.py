@@ -94,9 +94,21 @@ def tree(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """Return all nodes of the statements of a module."""
+    return [node for statement in tree(module).body for node in parts(statement)]
+
+
+@cache
+def parts(statement: ast.AST) -> list[ast.AST]:
+    """Return a statement and all nodes in it."""
+    return list(ast.walk(statement))
+
+
 def imports(module: str) -> Iterator[tuple[str, str]]:
     """Yield every import of a module, those inside functions included, as (module, name)."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -195,7 +207,7 @@ def relative_docstrings() -> list[str]:
     """Return the docstrings that begin with a relative clause."""
     docstrings = []
     for module, path in modules().items():
-        for node in ast.walk(tree(module)):
+        for node in (tree(module), *nodes(module)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text and RELATIVE_CLAUSES.match(text):
@@ -221,8 +233,8 @@ def flag_literals() -> list[str]:
     for module, path in modules().items():
         if module.startswith("raytriever.cli") or module in FLAGS_OF_OTHERS:
             continue
-        documents = {id(node.value) for node in ast.walk(tree(module)) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree(module)):
+        documents = {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
+        for node in nodes(module):
             is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
             if is_text and (match := re.search(r"(?<![\w-])--[a-z][\w-]*", node.value)):
                 places.append(f"{path.relative_to(PLATFORM)}:{node.lineno}: {match[0]}")
@@ -234,7 +246,7 @@ def unknown_settings() -> list[str]:
     switches = _flags()
     places = []
     for module, path in modules().items():
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
             name, is_marked = node.args[0], node.func.id == "setting"
@@ -249,7 +261,7 @@ def _flags() -> dict[str, bool]:
     """Return the fields that `option` declares and the flags of the commands, with True for a switch."""
     flags = {"help": True}
     for module in modules():
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if (
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)
@@ -270,6 +282,7 @@ def _is_call(node: ast.AST | None, *names: str) -> TypeGuard[ast.Call]:
 # ----------------------------------------------------------------------------------------------- code nothing reaches
 
 
+@cache
 def definitions(module: str) -> dict[str, ast.stmt]:
     """Return the functions, classes and constants that a module defines at its top level."""
     statements: dict[str, ast.stmt] = {}
@@ -282,10 +295,11 @@ def definitions(module: str) -> dict[str, ast.stmt]:
     return statements
 
 
+@cache
 def _scope(module: str) -> Mapping[str, tuple[str, str]]:
     """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
     known, names = modules(), {}
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ImportFrom) and node.module in known:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
@@ -332,8 +346,8 @@ def unreached(roots: set[str]) -> list[str]:
 
     def follow(module: str, node: ast.AST) -> None:
         # A module that is passed as a value may be asked for anything in it.
-        owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-        for part in ast.walk(node):
+        owners = {id(part.value) for part in parts(node) if isinstance(part, ast.Attribute)}
+        for part in parts(node):
             if isinstance(part, ast.Name):
                 if part.id in own[module]:
                     reach(module, part.id)
@@ -382,7 +396,7 @@ def unreached(roots: set[str]) -> list[str]:
 
 
 def _calls(statement: ast.stmt) -> bool:
-    return any(isinstance(part, ast.Call) for part in ast.walk(statement))
+    return any(isinstance(part, ast.Call) for part in parts(statement))
 
 
 def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Mapping[str, object]) -> bool:

@@ -1,4 +1,4 @@
-"""The server of commands, and the coverage table at the end."""
+"""The server of commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from hostile.case import Case
-from hostile.coverage import coverage_table
 from hostile.running import Ended, Runner
 
 # Two commands at a time: most wait for a disk or for processes of their own.
@@ -57,29 +56,3 @@ def ended(runner: Runner, request: pytest.FixtureRequest) -> Iterator[Callable[[
 def _case_of(item: pytest.Item) -> Case | None:
     case = item.callspec.params.get("case") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     return case if isinstance(case, Case) else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Remember how each case ended, also where a worker of xdist ran it."""
-    report = yield
-    case = _case_of(item)
-    if case is not None:
-        report.user_properties.append(("case", case.id))
-    return report
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the coverage table of the cases that ran, `passed/all` where some failed."""
-    from hostile.cases import CASES
-
-    failed: dict[str, bool] = {}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            for name, value in getattr(report, "user_properties", ()):
-                if name == "case":
-                    failed[value] = failed.get(value, False) or report.failed
-    ran = [case for case in CASES if case.id in failed]
-    if ran:
-        terminalreporter.section("hostile commands")
-        terminalreporter.write(coverage_table(ran, failed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import sys
 import time
 import urllib.parse
@@ -25,6 +24,9 @@ import describe
 import programs
 from raytriever.cluster import ingest
 from raytriever.data.prepare.pipeline import Request, prepare
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import free_port
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.timeout(900)]
 RULES = yaml.safe_load((programs.HERE / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
@@ -60,12 +62,6 @@ class Asked:
     def runs(self, expression: str) -> set[str]:
         """For which runs an expression holds now."""
         return {one["metric"]["run"] for one in self("query", query=expression)["result"]}
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -6,22 +6,15 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_for
+from processes import losses, wait_for
 
 from raytriever.store.lock import owner_of
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--max-steps", str(STEPS), "--output", "run"]
-
-
-def losses(run: Path) -> list[tuple[int, float]]:
-    """The step and the loss of every line of training."""
-    entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    return [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
 
 
 @pytest.mark.slow
@@ -49,7 +42,7 @@ def test_equal_trainings_lose_no_step(command_line: Callable[..., Any], started:
     assert sum("is finished; --fresh removes it and trains again" in said for _, said in ends) == 1
     assert sum("waiting for 'raytriever train'" in said for _, said in ends) == 1
     assert sum("Resumed from checkpoint" in said for _, said in ends) == 1
-    assert [step for step, _ in losses(run)] == list(range(1, STEPS + 1))
+    assert list(losses(run)) == list(range(1, STEPS + 1))
     assert json.loads((run / "run.json").read_bytes())
     assert json.loads((run / "metrics.json").read_bytes())["after"]
     assert owner_of(run) is None

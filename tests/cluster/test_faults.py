@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import ray
@@ -22,39 +21,11 @@ from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import ray_session
 from raytriever.errors import UserError
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import losses, of_session, wait_for
+
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-steps", str(STEPS)]
-
-
-def losses(run: Path) -> dict[int, float]:
-    """Return the loss of every step, none of them logged twice; a line that is being written is left out."""
-    lines = (run / "steps.jsonl").read_text().split("\n")[:-1]
-    entries = [json.loads(line) for line in lines]
-    logged = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
-    assert len(logged) == len(dict(logged)), "a step was logged twice"
-    return dict(logged)
-
-
-def of_session(session: int, part: str = "") -> list[int]:
-    """Processes of a session whose command line holds `part`."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                pids += [int(entry.name)] if line and part in line else []
-        except OSError:
-            continue
-    return pids
-
-
-def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str]) -> Any:
-    end = time.monotonic() + seconds
-    while not (result := what()):
-        assert process.poll() is None, process.communicate()[1] if process.stderr else "it ended"
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
-    return result
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import wait_for
 
 REPOSITORY = Path(__file__).parent.parent.parent
 CODE = ["platform", "jobs", ".gitignore", ".rayignore", "pyproject.toml", "constraints.txt"]
@@ -152,14 +154,6 @@ def settings(tiny_encoder: Path, tiny_dataset: Path) -> list[str]:
     return [*words.split(), *more.split()]
 
 
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 200
-    while not what():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_submitted_run_uses_the_uploaded_code_and_its_files_last(head: Head, settings: list[str]) -> None:
@@ -233,9 +227,7 @@ def test_the_same_command_resumes_the_run_of_a_stopped_job(head: Head, settings:
     reached = 0
     for command, more in ((submits, {}), (by_ray, hook)):
         process = head.start(*command, **more)
-        wait_for(
-            lambda before=reached: any(int(path.name[5:]) > before for path in checkpoints.glob("step-*")), process
-        )
+        wait_for(lambda before=reached: any(int(each.name[5:]) > before for each in checkpoints.glob("step-*")), 200)
         os.killpg(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 130, out

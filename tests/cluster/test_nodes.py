@@ -21,6 +21,9 @@ from ray.core.generated import autoscaler_pb2
 
 from raytriever.cluster.placement import count_gpus
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import losses
+
 REPOSITORY = Path(__file__).parent.parent.parent
 STEPS = 400
 SETTINGS = [
@@ -35,14 +38,6 @@ SETTINGS = [
     "--checkpoint-steps",
     "20",
 ]
-
-
-def losses(run: Path) -> dict[int, float]:
-    """Return the loss of every step, none of them logged twice."""
-    entries = [json.loads(line) for line in (run / "steps.jsonl").read_text().split("\n")[:-1]]
-    logged = [(entry["step"], entry["measured"]["loss"]) for entry in entries if "loss" in entry["measured"]]
-    assert len(logged) == len(dict(logged)), "a step was logged twice"
-    return dict(logged)
 
 
 def newest(run: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from processes import children_of, parent, processes, wait_for
+from processes import children_of, parent, processes, steps, wait_for
 from ray.cluster_utils import Cluster
 
 from raytriever.data.negatives import read_negatives
@@ -22,14 +22,6 @@ from raytriever.data.records import ORIGINS
 from raytriever.training.refresh import Ledger, read_ledger, round_path
 
 EVERY_STEP = ("refresh_wait_seconds", "refresh_age_steps", "refresh_failures")
-
-
-def steps(run: Path) -> dict[int, dict[str, float]]:
-    metrics: dict[int, dict[str, float]] = {}
-    for line in (run / "steps.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        metrics.setdefault(entry["step"], {}).update(entry["measured"])
-    return metrics
 
 
 def assert_follows(run: Path, ledger: Ledger, count: int) -> None:

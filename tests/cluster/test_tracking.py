@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from mlflow import MlflowClient
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from postgresql import PostgreSQL
+from processes import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 400
@@ -58,13 +58,6 @@ class Server:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
-
-
-def wait_for(what: Callable[[], Any], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.1)
 
 
 @pytest.fixture

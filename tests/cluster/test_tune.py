@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 from mlflow import MlflowClient
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import processes
+from processes import processes, wait_for
 
 SPACE = {"loss": {"loss": ["infonce", "mw"], "temperature": [0.02, 0.05]}}
 
@@ -49,13 +48,6 @@ def tracked(uri: str) -> tuple[list[Any], list[Any], MlflowClient]:
 def started_with(pid: int) -> str:
     """Return the initial environment of a process."""
     return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-
-
-def wait_for(what: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

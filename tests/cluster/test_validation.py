@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ import pytest
 from mlflow import MlflowClient
 
 from raytriever.training.validation import read_records, read_stop
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from processes import of_session, wait_for
 
 WORDS = ["--best-metric", "nDCG@10", "--max-steps", "12", "--eval-steps", "3", "--num-workers", "2", "--patience", "9"]
 
@@ -32,47 +34,6 @@ def long_corpus(tiny_dataset: Path, tmp_path: Path) -> Path:
             text = "".join(rng.choice(list("abcdefghij"), 40))
             stream.write(json.dumps({"_id": f"f{number}", "title": "", "text": text}) + "\n")
     return folder
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are ended with the test, with all of their sessions."""
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        end(process)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-def of_session(process: subprocess.Popen[str], part: str = "") -> list[int]:
-    """The processes of a command's session whose command line holds `part`."""
-    pids = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == process.pid:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                pids += [int(entry.name)] if line and part in line else []
-        except OSError:
-            continue
-    return pids
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """As a machine that loses its power."""
-    for pid in of_session(process):
-        os.kill(pid, signal.SIGKILL)
-
-
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[str], seconds: float = 200) -> Any:
-    until = time.monotonic() + seconds
-    while not (result := what()):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.005)
-    return result
 
 
 def curves(run: Path) -> dict[str, dict[int, float]]:
@@ -142,14 +103,15 @@ def test_killed_and_continued_it_is_as_in_peace(command_line: Callable, started:
     run = cli.folder / "interrupted"
     # Everything dies when one evaluation stands and others are waited for.
     started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
-    wait_for(lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir(), started[0])
-    end(started[0])
+    wait_for(lambda: read_records(run / "evaluations") and (run / "checkpoints" / "step-6").is_dir(), 200, started[0])
+    for pid in of_session(started[0].pid):  # as a machine that loses its power
+        os.kill(pid, signal.SIGKILL)
     assert len(read_records(run / "evaluations")) < 4
     assert not (run / "metrics.json").exists()
     # Then the one who evaluates dies, over a checkpoint.
     started.append(cli.start("train", *cli.settings, *words, "--output", "interrupted"))
     before = len(read_records(run / "evaluations"))
-    evaluating = wait_for(lambda: of_session(started[1], "ray::CheckpointEvaluator.evaluate"), started[1])
+    evaluating = wait_for(lambda: of_session(started[1].pid, "ray::CheckpointEvaluator.evaluate"), 200, started[1])
     assert len(evaluating) == 1
     os.kill(evaluating[0], signal.SIGKILL)
     assert len(read_records(run / "evaluations")) <= before + 1

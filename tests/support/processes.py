@@ -1,7 +1,10 @@
-"""Finds processes of this machine, to wait for them and to end them."""
+"""Processes of this machine, to wait for them and to end them, and what a run has logged so far."""
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -32,11 +35,38 @@ def children_of(pid: int) -> Callable[[int], bool]:
     return lambda other: parent(other) == pid
 
 
-def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str]) -> Any:
+def of_session(session: int, part: str = "") -> list[int]:
+    """Processes of a session whose command line holds `part`."""
+    return processes(part, lambda pid: os.getsid(pid) == session)
+
+
+def wait_for(what: Callable[[], Any], seconds: float, process: subprocess.Popen[str] | None = None) -> Any:
     """What is found, as soon as something is; fails where the process ends before, or it takes too long."""
     end = time.monotonic() + seconds
     while not (result := what()):
-        assert process.poll() is None, process.communicate()[1]
+        if process is not None:
+            assert process.poll() is None, process.communicate()[1] if process.stderr else "it ended"
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
+        time.sleep(0.01)
     return result
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def steps(run: Path) -> dict[int, dict[str, float]]:
+    """What was logged of every step, nothing of it twice; a line that is being written is left out."""
+    measured: dict[int, dict[str, float]] = {}
+    for line in (run / "steps.jsonl").read_text().split("\n")[:-1]:
+        entry = json.loads(line)
+        values = measured.setdefault(entry["step"], {})
+        assert not values.keys() & entry["measured"].keys(), f"step {entry['step']} was logged twice"
+        values |= entry["measured"]
+    return measured
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The loss of every step."""
+    return {step: values["loss"] for step, values in steps(run).items() if "loss" in values}

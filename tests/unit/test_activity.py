@@ -38,13 +38,6 @@ def test_long_work_is_reported_again_and_again(capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_short_work_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(20):
-        with activity("indexing"):
-            pass
-    assert capsys.readouterr() == ("", "")
-
-
 def test_short_blocks_in_a_row_share_a_thread_that_ends_soon() -> None:
     def thread() -> int:
         with activity("searching"):
@@ -64,12 +57,6 @@ def test_short_blocks_inside_a_long_one_are_no_silence(capsys: pytest.CaptureFix
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_the_innermost_block_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    with activity("outer"), activity("inner"):
-        time.sleep(0.6)
-    assert capsys.readouterr().err.splitlines() == ["inner: 0 s"]
-
-
 def test_the_seconds_are_those_of_the_part_after_the_last_inner_block(capsys: pytest.CaptureFixture[str]) -> None:
     seconds: list[float] = []
     with activity(lambda passed: seconds.append(passed)):
@@ -78,14 +65,6 @@ def test_the_seconds_are_those_of_the_part_after_the_last_inner_block(capsys: py
         time.sleep(0.4)
     assert seconds
     assert max(seconds) < 0.3
-
-
-def test_blocks_that_are_all_short_are_reported_too(capsys: pytest.CaptureFixture[str]) -> None:
-    with activity("the whole"):
-        for number in range(20):
-            with activity(f"part {number}"):
-                time.sleep(0.06)
-    assert len(capsys.readouterr().err.splitlines()) == 2
 
 
 @pytest.mark.parametrize("line", [show, warn])

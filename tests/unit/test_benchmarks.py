@@ -48,7 +48,13 @@ def test_benchmarks_import_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["on_gpu.losses", "on_gpu.retrieval", "on_gpu.repeat", "on_gpu.kernels"], indirect=True
+    "section",
+    [
+        "on_gpu.losses",
+        "on_gpu.retrieval",
+        *(pytest.param(f"on_gpu.{name}", marks=pytest.mark.slow) for name in ("repeat", "kernels")),
+    ],
+    indirect=True,
 )
 def test_small_sizes_run_on_a_cpu(section: ModuleType, tmp_path: Path) -> None:
     ends = {title: end for _, figures in section.cases(CPU, "tiny", tmp_path) for title, end in figures}

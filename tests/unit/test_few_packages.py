@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 MISSING = "ray deepspeed faiss mlflow bm25s Stemmer pyarrow datasets pandas matplotlib optuna sentence_transformers"
 MODULES = (
     "losses.registry models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
@@ -25,5 +27,6 @@ for module in "{MODULES}".split():
 """
 
 
+@pytest.mark.slow
 def test_the_modules_of_training_and_search_import_without_the_large_packages() -> None:
     subprocess.run([sys.executable, "-c", IMPORT_ALL], check=True)

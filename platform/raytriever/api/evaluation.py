@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import Model, ModelLike, Run, path_of, precision_of
-from raytriever.api.tables import require_pandas
+from raytriever.api.tables import require_package
 from raytriever.encoding.config import EncodeConfig, check_encode
 from raytriever.errors import ConfigError
 from raytriever.evaluation.config import EvaluationConfig
@@ -60,7 +60,7 @@ class Report:
         Raises:
             ConfigError: pandas is not installed.
         """
-        require_pandas("to_pandas")
+        require_package("pandas", "to_pandas")
         import pandas
 
         rows = [

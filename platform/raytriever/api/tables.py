@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -203,12 +204,9 @@ def _unanswerable_ids(queries: Table) -> dict[str, list[Any]]:
 
 def hub_tables(splits: Any) -> Files:
     """Return the files of a `datasets.Dataset` or `DatasetDict`; see `Dataset.from_huggingface`."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "needs the package `datasets`", "from_huggingface", "install it: pip install datasets"
-        ) from error
+    require_package("datasets", "from_huggingface")
+    import datasets
+
     if isinstance(splits, datasets.Dataset):
         splits = splits.with_format(None)  # rows of Python values, in place of the user's format
         return pair_files(
@@ -230,7 +228,7 @@ def hub_tables(splits: Any) -> Files:
 
 def frame_table(title: str, frame: Any) -> Table:
     """Return the table of a pandas frame."""
-    require_pandas("from_pandas")
+    require_package("pandas", "from_pandas")
     import pandas
 
     if not isinstance(frame, pandas.DataFrame):
@@ -261,12 +259,12 @@ def csv_table(title: str, path: str | os.PathLike[str]) -> Table:
     return Table(f"{title} ({file})" if title != "pairs" else str(file), table.columns, rows)
 
 
-def require_pandas(name: str) -> None:
-    """Raise `ConfigError` for a function, by its name, where pandas is not installed."""
+def require_package(package: str, function: str) -> None:
+    """Raise `ConfigError` for a function where a package is not installed."""
     try:
-        import pandas  # noqa: F401
+        import_module(package)
     except ImportError as error:
-        raise ConfigError("needs the package `pandas`", name, "install it: pip install pandas") from error
+        raise ConfigError(f"needs the package `{package}`", function, f"install it: pip install {package}") from error
 
 
 _FORMS = {

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from raytriever.api.calls import public, working
 from raytriever.api.datasets import Dataset, source_of
 from raytriever.api.models import ModelLike, Run, path_of, precision_of, settings_of
-from raytriever.api.tables import require_pandas
+from raytriever.api.tables import require_package
 from raytriever.config import (
-    NAME,
     Config,
     Curriculum,
     check_curriculum,
     check_curriculum_paths,
     check_explicit_settings,
+    check_run_name,
     default_run_name,
     from_dict,
     shown_run_name,
@@ -82,7 +82,7 @@ class HardNegatives:
         Raises:
             ConfigError: pandas is not installed.
         """
-        require_pandas("to_pandas")
+        require_package("pandas", "to_pandas")
         return self._rows.to_pandas()
 
     def __repr__(self) -> str:
@@ -276,8 +276,7 @@ def train(
     check_curriculum(curriculum)
     check_explicit_settings(curriculum, set(explicit) - {"max_bad_rows"})
     name = default_run_name(curriculum) if run_name is None else run_name
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not a valid run name", "run_name", "use letters, digits, '.', '_' and '-'")
+    check_run_name(name)
     check_curriculum_paths(curriculum)
     trackers = read_trackers(tracker)
     folder = runs_folder() / name if output is None else path_of(output)

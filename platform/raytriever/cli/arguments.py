@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import shlex
@@ -240,9 +241,28 @@ def add_path(parser: Flags, flag: str, kind: PathKind, metavar: str, help: str, 
     parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)
 
 
-def add_number(parser: Flags, flag: str, kind: type, metavar: str, help: str, **settings: Any) -> None:
-    """Add the flag of a number; `settings` are argparse's."""
-    parser.add_argument(flag, type=number_type(kind, flag), metavar=metavar, help=help, **settings)
+ABOVE_0 = math.ulp(0.0)  # the smallest number above 0
+
+
+def add_number(
+    parser: Flags,
+    flag: str,
+    kind: type,
+    metavar: str,
+    help: str,
+    limits: tuple[float, float, str] | None = None,
+    **settings: Any,
+) -> None:
+    """Add the flag of a number, with the lowest and the highest and the remedy; `settings` are argparse's."""
+    convert = number_type(kind, flag)
+
+    def read(text: str) -> Any:
+        number = convert(text)
+        if limits is not None and not limits[0] <= number <= limits[1]:
+            raise ConfigError(f"{text} is out of range", flag, limits[2])
+        return number
+
+    parser.add_argument(flag, type=read, metavar=metavar, help=help, **settings)
 
 
 def quote_command(*words: object) -> str:

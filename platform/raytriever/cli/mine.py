@@ -40,8 +40,6 @@ def main(words: list[str]) -> None:
     training = build_config(arguments, TrainingConfig)
     check_mining(mining)
     check_effects(arguments, mining, model, data, training, needs=_NEEDS)
-    if not 0 <= arguments.round < 2**31:
-        raise ConfigError(f"{arguments.round} is out of range", "--round", "give at least 0")
     check_paths(data, model, mining)
     output = lock_output(arguments)
 
@@ -91,9 +89,8 @@ def _parser() -> Parser:
         "--split", default="train", metavar="NAME", help="split whose queries get negatives (default: train)"
     )
     parser.add_argument("--ranks", metavar="A:B", help="short for --range-min A --range-max B")
-    add_number(
-        parser, "--round", int, "N", "number of this round of mining, which the table records (default: 0)", default=0
-    )
+    number = "number of this round of mining, which the table records (default: 0)"
+    add_number(parser, "--round", int, "N", number, (0, 2**31 - 1, "give at least 0"), default=0)
     add_embeddings(parser)
     add_settings(parser, MiningConfig, "mining")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])

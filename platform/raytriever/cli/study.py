@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raytriever.cli.arguments import (
+    ABOVE_0,
     Parser,
     add_number,
     add_output,
@@ -20,7 +22,7 @@ from raytriever.cli.arguments import (
     check_effects,
     lock_output,
 )
-from raytriever.config import NAME
+from raytriever.config import check_run_name
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, setting
 from raytriever.index.approximate.config import INDEXES
@@ -57,17 +59,8 @@ def main(words: list[str]) -> None:
     elif scale == SCALES[-1] and name in AT_FULL:
         remedy = f"run the study {AT_FULL[name]}, or give --scale small"
         raise ConfigError(f"at this scale {name} is {AT_FULL[name]}", f"--scale {scale}", remedy)
-    if arguments.seeds is not None and not 1 <= arguments.seeds <= MOST_SEEDS:
-        raise ConfigError(f"{arguments.seeds} is out of range", "--seeds", f"give 1 to {MOST_SEEDS}")
-    if arguments.trial_gpus is not None and not 0 < arguments.trial_gpus <= 1:
-        raise ConfigError(
-            f"{arguments.trial_gpus} is out of range", "--trial-gpus", "give a number above 0 and up to 1"
-        )
     run_name = f"study-{name}-{scale}" if arguments.run_name is None else arguments.run_name
-    if not NAME.fullmatch(run_name):
-        raise ConfigError(
-            f"{run_name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'"
-        )
+    check_run_name(run_name)
     root = Path(arguments.data_root) if arguments.data_root else None
     lock_output(arguments, output)
 
@@ -122,27 +115,12 @@ def _parser() -> Parser:
         help="size of the study; full is the size of the paper (default: smoke)",
     )
     add_output(parser, "folder to write runs, table and figures to")
-    add_number(
-        parser,
-        "--seeds",
-        int,
-        "N",
-        "trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)",
-    )
-    add_path(
-        parser,
-        "--data-root",
-        DATA_ROOT,
-        "DIR",
-        "folder that holds the data sets in folders by name: squad, scifact, ...",
-    )
-    add_number(
-        parser,
-        "--trial-gpus",
-        float,
-        "N",
-        "GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)",
-    )
+    seeds = "trainings of each row of the table, with seeds 0 to N-1 (default: set by the study)"
+    add_number(parser, "--seeds", int, "N", seeds, (1, MOST_SEEDS, f"give 1 to {MOST_SEEDS}"))
+    root = "folder that holds the data sets in folders by name: squad, scifact, ..."
+    add_path(parser, "--data-root", DATA_ROOT, "DIR", root)
+    gpus = "GPUs of a row while it trains, a fraction if several share one (default: 1 if there is a GPU)"
+    add_number(parser, "--trial-gpus", float, "N", gpus, (ABOVE_0, 1, "give a number above 0 and up to 1"))
     parser.add_argument(
         "--run-name",
         metavar="NAME",
@@ -161,9 +139,6 @@ def _ood(words: list[str]) -> None:
     for kind in indexes:
         if kind not in INDEXES:
             raise ConfigError(f"unknown index {kind!r}", "--indexes", did_you_mean(kind, INDEXES))
-    for flag, value, minimum in (("--queries", arguments.queries, 1), ("--documents", arguments.documents, 1_000)):
-        if value < minimum:
-            raise ConfigError(f"{value} is out of range", flag, f"give at least {minimum:,}")
     check_paths(data)
     output = lock_output(arguments)
 
@@ -211,12 +186,10 @@ def _ood_parser() -> Parser:
     parser.add_argument(
         "--split", default="test", metavar="NAME", help="split whose queries are searched (default: test)"
     )
-    add_number(
-        parser, "--queries", int, "N", "number of queries, and of held-out passages (default: 1000)", default=1_000
-    )
-    add_number(
-        parser, "--documents", int, "N", "number of documents in the control set (default: 100000)", default=100_000
-    )
+    queries = "number of queries, and of held-out passages (default: 1000)"
+    add_number(parser, "--queries", int, "N", queries, (1, inf, "give at least 1"), default=1_000)
+    documents = "number of documents in the control set (default: 100000)"
+    add_number(parser, "--documents", int, "N", documents, (1_000, inf, "give at least 1,000"), default=100_000)
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows"])
     add_settings(parser, TrainingConfig, "arithmetic", only=["precision", "seed"])
     return parser

@@ -64,70 +64,48 @@ _FLAGS = {
     "--formats": "export-format",
     "--tracker": "report-to trackers logger",
 }
-_RESUME = "nothing is needed: the same command continues an interrupted run"
-# Flag without a counterpart: advice.
+# Advice for flags without a counterpart.
 _ADVICE = {
-    "--resume": _RESUME,
-    "--resume-from-checkpoint": _RESUME,
-    "--continue": _RESUME,
-    "--wandb": "give --tracker wandb",
-    "--wandb-project": "give --tracker wandb, and set the environment variable WANDB_PROJECT",
-    "--use-wandb": "give --tracker wandb",
-    "--tensorboard": "give --tracker tensorboard",
-    "--logging-steps": "nothing is needed: every step is recorded",
-    "--gradient-accumulation-steps": "give the whole batch as --batch-size and what fits into memory as "
-    "--grad-cache-chunk: accumulated small batches would lose each other's negatives",
-    "--per-device-train-batch-size": "give --batch-size, which counts the queries of a step over all workers",
-    "--per-device-eval-batch-size": "nothing is needed: texts are encoded in batches that fit the device",
-    "--eval-batch-size": "nothing is needed: texts are encoded in batches that fit the device",
-    "--max-seq-length": "give --query-length and --passage-length, in tokens",
-    "--max-length": "give --query-length and --passage-length, in tokens",
-    "--train-n-passages": "give --negatives-per-query, one less than the passages of a query",
-    "--train-group-size": "give --negatives-per-query, one less than the passages of a query",
-    "--bf16": "give --precision bf16",
-    "--fp16": "give --precision bf16, which needs no loss scaling",
-    "--mixed-precision": "give --precision bf16",
-    "--warmup-ratio": "give --warmup-steps, a number of steps",
-    "--deepspeed": "give --strategy zero1, zero2 or zero3",
-    "--fsdp": "give --strategy fsdp2, which shards weights, gradients and optimiser",
-    "--negatives-x-device": "nothing is needed: negatives are gathered from all workers",
-    "--negatives-cross-device": "nothing is needed: negatives are gathered from all workers",
-    "--normalize": "give --similarity cosine, which normalises embeddings",
-    "--normalize-embeddings": "give --similarity cosine, which normalises embeddings",
-    "--normlized": "give --similarity cosine, which normalises embeddings",
-    "--device": "nothing is needed: a GPU is used where there is one; CUDA_VISIBLE_DEVICES chooses",
-    "--ray-address": "set the environment variable RAY_ADDRESS",
-    "--query": "give the query without a flag",
-    "--version": "`raytriever --version` prints it",
+    "nothing is needed: the same command continues an interrupted run": "resume resume-from-checkpoint continue",
+    "give --tracker wandb": "wandb use-wandb",
+    "give --tracker wandb, and set the environment variable WANDB_PROJECT": "wandb-project",
+    "give --tracker tensorboard": "tensorboard",
+    "nothing is needed: every step is recorded": "logging-steps",
+    (
+        "give the whole batch as --batch-size and what fits into memory as --grad-cache-chunk: accumulated "
+        "small batches would lose each other's negatives"
+    ): "gradient-accumulation-steps",
+    "give --batch-size, which counts the queries of a step over all workers": "per-device-train-batch-size",
+    "nothing is needed: texts are encoded in batches that fit the device": "per-device-eval-batch-size eval-batch-size",
+    "give --query-length and --passage-length, in tokens": "max-seq-length max-length",
+    "give --negatives-per-query, one less than the passages of a query": "train-n-passages train-group-size",
+    "give --precision bf16": "bf16 mixed-precision",
+    "give --precision bf16, which needs no loss scaling": "fp16",
+    "give --warmup-steps, a number of steps": "warmup-ratio",
+    "give --strategy zero1, zero2 or zero3": "deepspeed",
+    "give --strategy fsdp2, which shards weights, gradients and optimiser": "fsdp",
+    "nothing is needed: negatives are gathered from all workers": "negatives-x-device negatives-cross-device",
+    "give --similarity cosine, which normalises embeddings": "normalize normalize-embeddings normlized",
+    "nothing is needed: a GPU is used where there is one; CUDA_VISIBLE_DEVICES chooses": "device",
+    "set the environment variable RAY_ADDRESS": "ray-address",
+    "give the query without a flag": "query",
+    "`raytriever --version` prints it": "version",
 }
+# A stage, and what other programs call it.
 _STAGES = {
-    "eval": "evaluate",
-    "test": "evaluate",
-    "benchmark": "evaluate",
-    "beir": "evaluate",
-    "mteb": "evaluate",
-    "fit": "train",
-    "finetune": "train",
-    "fine-tune": "train",
-    "embed": "encode",
-    "query": "search",
-    "retrieve": "search",
-    "rerank": "score",
-    "sweep": "tune",
-    "hpo": "tune",
-    "tokenize": "prepare",
-    "tokenise": "prepare",
-    "preprocess": "prepare",
-    "start": "launch",
-    "list": "runs list",
-    "ls": "runs list",
-    "status": "runs list",
-    "clean": "runs clean",
-    "prune": "cache prune",
-    "check": "doctor",
-    "resume": "train",
-    "diff": "compare",
-    "report": "compare",
+    "evaluate": "eval test benchmark beir mteb",
+    "train": "fit finetune fine-tune resume",
+    "encode": "embed",
+    "search": "query retrieve",
+    "score": "rerank",
+    "tune": "sweep hpo",
+    "prepare": "tokenize tokenise preprocess",
+    "launch": "start",
+    "runs list": "list ls status",
+    "runs clean": "clean",
+    "cache prune": "prune",
+    "doctor": "check",
+    "compare": "diff report",
 }
 
 
@@ -139,13 +117,14 @@ def suggest_for_flag(flag: str, known: Collection[str]) -> str:
     for ours, others in _FLAGS.items():
         if ours in known and dashed.removeprefix("--") in others.split():
             return f"did you mean {ours!r}?"
-    advice = _ADVICE.get(dashed)
-    if advice is not None and all(named in known for named in re.findall(r"--[a-z-]+", advice) if named != "--version"):
-        return advice
+    for advice, others in _ADVICE.items():
+        named = set(re.findall(r"--[a-z-]+", advice)) - {"--version"}
+        if dashed.removeprefix("--") in others.split() and named <= set(known):
+            return advice
     return did_you_mean(dashed, [one for one in known if one not in ("-h", "--help", "--help-all")])
 
 
 def suggest_for_stage(word: str, stages: Collection[str]) -> str:
     """Return a suggestion for an unknown stage."""
-    ours = _STAGES.get(word.lower())
+    ours = next((ours for ours, others in _STAGES.items() if word.lower() in others.split()), None)
     return f"did you mean {ours!r}?" if ours is not None else did_you_mean(word.lower(), stages)

@@ -25,12 +25,12 @@ from raytriever.cli.arguments import (
     quote_command,
 )
 from raytriever.config import (
-    NAME,
     Config,
     Curriculum,
     check_curriculum,
     check_curriculum_paths,
     check_explicit_settings,
+    check_run_name,
     default_run_name,
     load_curriculum,
     override,
@@ -38,7 +38,7 @@ from raytriever.config import (
     to_dict,
 )
 from raytriever.data.config import DataConfig
-from raytriever.errors import ConfigError, flag_of
+from raytriever.errors import flag_of
 from raytriever.experiment.directory import check_run_directory
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
@@ -64,9 +64,7 @@ def main(words: list[str]) -> None:
     check_curriculum(curriculum)
     check_explicit_settings(curriculum, arguments.explicit_flags)
     name = default_run_name(curriculum) if arguments.run_name is None else arguments.run_name
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
-
+    check_run_name(name)
     check_curriculum_paths(curriculum)
     if arguments.dry_run:
         from raytriever.experiment.dry_run import dry_run

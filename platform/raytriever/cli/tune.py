@@ -16,7 +16,7 @@ from raytriever.cli.arguments import (
     quote_command,
 )
 from raytriever.cli.train import SECTIONS, resolve_settings
-from raytriever.config import NAME, Config, check_curriculum_paths, check_explicit_settings
+from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name
 from raytriever.errors import ConfigError, flag_of
 from raytriever.paths import SETTINGS, check_paths, runs_folder
 from raytriever.recipes import RECIPES
@@ -42,9 +42,7 @@ def main(words: list[str]) -> None:
             reason = f"has no effect, because --search-space {search.search_space} varies it"
             warn(f"{flag_of(setting)} {getattr(arguments, setting)}: {reason}; leave it out")
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
-    if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not a valid run name", "--run-name", "use letters, digits, '.', '_' and '-'")
-
+    check_run_name(name)
     check_curriculum_paths(curriculum)
     output = Path(arguments.output) if arguments.output else runs_folder() / name
     lock_output(arguments, output)

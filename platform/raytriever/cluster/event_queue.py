@@ -27,11 +27,7 @@ PENDING_SENDS = 256  # references that a worker keeps before it checks which sen
 
 
 class RestartPolicy:
-    """Decides whether another worker group may start.
-
-    Args:
-        idle: restarts in a row that may fail without a new step.
-    """
+    """Decides whether another worker group may start."""
 
     def __init__(self, idle: int = IDLE_RESTARTS) -> None:
         self._idle_limit, self._idle = idle, 0
@@ -150,11 +146,7 @@ class EventQueueActor:
 
 
 class RayEventQueue:
-    """Event queue in a Ray actor; it can be passed to any process of the cluster.
-
-    Args:
-        actor: handle of an `EventQueueActor`.
-    """
+    """Event queue in a Ray actor; it can be passed to any process of the cluster."""
 
     def __init__(self, actor: Any) -> None:
         self.actor = actor
@@ -192,21 +184,9 @@ class RayEventQueue:
         """See `EventQueueActor`."""
         ray.get(self.actor.record_failure.remote(reason, process_died))
 
-    def set_controller(self, controller: Any) -> None:
-        """See `EventQueueActor`."""
-        ray.get(self.actor.set_controller.remote(controller))
-
-    def controller(self) -> Any:
-        """See `EventQueueActor`."""
-        return ray.get(self.actor.controller.remote())
-
 
 class InlineEventQueue:
-    """Event queue for one worker in the driver's process, which starts once; see `RayEventQueue`.
-
-    Args:
-        on_event: called with every event, in the thread that sends it.
-    """
+    """Event queue for one worker in the driver's process, which starts once; see `RayEventQueue`."""
 
     def __init__(self, on_event: Callable[[Any], None]) -> None:
         self._on_event, self._last_step = on_event, 0

@@ -39,11 +39,7 @@ def run_label(folder: Path) -> str:
 
 
 class Gauges:
-    """Gauges of one run or job. Without a Ray session they do nothing.
-
-    Args:
-        run: the value of every gauge's tag `run`.
-    """
+    """Gauges of one run or job. Without a Ray session they do nothing."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -52,13 +48,7 @@ class Gauges:
         self._thread: threading.Thread | None = None
 
     def set(self, name: str, value: float, description: str) -> None:
-        """Set the gauge `ray_raytriever_NAME{run=...}`. May be called from any thread.
-
-        Args:
-            name: lower case, with underscores and the unit at the end.
-            value: its newest value.
-            description: text of the HELP line; the first description of a name stays.
-        """
+        """Set the gauge `ray_raytriever_NAME{run=...}`, from any thread; the first description of a name stays."""
         if not ray.is_initialized():
             return
         with self._lock:
@@ -102,13 +92,7 @@ class RunGauges(Gauges):
 
     @contextmanager
     def training(self, total_steps: int, checkpoint_minutes: float, refresh_every: int | None) -> Iterator[None]:
-        """Set the gauges for the length of a training: its limits, and how it ended.
-
-        Args:
-            total_steps: training ends after at most this many steps.
-            checkpoint_minutes: longest time between two checkpoints, in minutes.
-            refresh_every: steps between two refreshes of the hard negatives; None without.
-        """
+        """Set the gauges for the length of a training: its limits, and how it ended."""
         self.set("total_steps", total_steps, "after which training ends at the latest")
         self.set("checkpoint_interval_seconds", 60 * checkpoint_minutes, "after which there is a checkpoint")
         if refresh_every is not None:

@@ -65,11 +65,7 @@ def deserialize_error(text: str) -> UserError:
 
 
 def choose_runner(num_workers: int) -> Runner:
-    """Return a runner that uses processes of this machine for inputs below `RAY_FROM` bytes, and Ray tasks above.
-
-    Args:
-        num_workers: training processes of the Ray session, if one must be started.
-    """
+    """Return a runner that uses processes of this machine for inputs below `RAY_FROM` bytes, and Ray tasks above."""
 
     def run(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
         if total_bytes < RAY_FROM:

@@ -49,17 +49,7 @@ class LaunchError(UserError):
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Settings of the two servers.
-
-    Args:
-        host: address at which Ray's dashboard listens.
-        authenticate: whether Ray requires a token.
-        ray_port, dashboard_port, mlflow_port: ports of the Ray head, its dashboard with the jobs, and MLflow.
-        database: SQLite file of MLflow.
-        artifacts: folder of MLflow's files.
-        num_cpus: number of CPUs that Ray assumes; None for those of this machine.
-        timeout: seconds in which Ray must be ready; MLflow may take longer.
-    """
+    """Settings of the two servers; without `num_cpus` Ray may use all, and MLflow may take longer than `timeout`."""
 
     host: str
     authenticate: bool
@@ -74,9 +64,6 @@ class LaunchSettings:
 
 def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
     """Start both servers and monitor them until they are stopped.
-
-    Args:
-        log: called with lines about their addresses and the variables to export.
 
     Raises:
         ConfigError: a host, port or path is not usable, or Ray would be exposed to other machines without a token.
@@ -136,13 +123,7 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
 
 
 class LaunchedServer:
-    """One running server process.
-
-    Args:
-        command: program and arguments; no shell reads them.
-        environment: all variables of the process.
-        address: URL that answers requests when the server is ready.
-    """
+    """One running server process."""
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, address: str
@@ -217,10 +198,7 @@ class ReadinessMonitor:
         return time.monotonic() - self._began
 
     def poll(self, interval: float) -> None:
-        """Check each server once, then sleep for `POLL_SECONDS`.
-
-        Args:
-            interval: seconds between two lines about a server that is not ready.
+        """Check each server once, report late ones every `interval` seconds, then sleep for `POLL_SECONDS`.
 
         Raises:
             KeyboardInterrupt: see `check_interrupted`.

@@ -35,9 +35,6 @@ def count_gpus() -> int:
 def gpus_of_trial(trial_gpus: float | None) -> float:
     """Return the GPUs of each worker of a trial or of an arm of a study; 0 on a cluster without GPUs.
 
-    Args:
-        trial_gpus: the setting; None for a whole GPU where there is one.
-
     Raises:
         ConfigError: a fraction of a GPU is requested, but the cluster has none.
     """
@@ -49,11 +46,7 @@ def gpus_of_trial(trial_gpus: float | None) -> float:
 
 
 def count_slots(workers: int, gpus: float) -> int:
-    """Return how many trials the cluster has resources for, or would start nodes for; at least 1.
-
-    Args:
-        gpus: GPUs of each worker, at most 1; 0 on a cluster without GPUs.
-    """
+    """Return how many trials the cluster has resources for, or would start nodes for; at least 1."""
     # A worker has its share of one GPU: what is left of two GPUs is no share for a third worker.
     free = count_gpus() * int(1 / gpus + 1e-6) if gpus else ray.cluster_resources().get("CPU", 0)
     return max(1, int(free / workers))

@@ -28,9 +28,6 @@ NUMBA_CACHE, NUMBA_LOCATORS = "NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"
 def enter_lasting_folder(words: Sequence[str], log: Callable[[str], None]) -> list[str]:
     """Change a submitted job to its lasting folder. Any other process is left as it is.
 
-    Args:
-        log: called with lines about the folder and the size of the upload.
-
     Returns:
         The words, with absolute paths for files of the upload.
 
@@ -83,11 +80,7 @@ def _upload_lines(upload: Path) -> list[str]:
 
 
 def describe_largest(sizes: Mapping[PurePath, int]) -> str:
-    """Name the three files and folders that hold most bytes; a folder of small files is named as one.
-
-    Args:
-        sizes: bytes of each file by its relative path.
-    """
+    """Name the three files and folders that hold most bytes; a folder of small files is named as one."""
     folders: Counter[PurePath] = Counter()
     counts: Counter[PurePath] = Counter()
     for file, size in sizes.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raytriever.config.settings import Config, check_config, from_dict, hash_of, override, to_dict
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import ConfigError, UserError, setting
 from raytriever.options import NEEDS, needs_of, with_current_names, without_effect
 from raytriever.paths import check_paths
 from raytriever.reading.structured import read_yaml
@@ -168,6 +168,14 @@ def check_explicit_settings(
     for name, error in errors[0].items():
         if all(name in each for each in errors):
             raise error
+
+
+def check_run_name(name: str) -> None:
+    """Raise `ConfigError` unless a run may have a name."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is not a valid run name", setting("run_name"), "use letters, digits, '.', '_' and '-'"
+        )
 
 
 def default_run_name(curriculum: Curriculum) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.config import Config
+from raytriever.config import Config, read_settings
 from raytriever.errors import ConfigError, setting
 from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
 from raytriever.losses.config import LossConfig
@@ -111,7 +112,18 @@ def check_same_settings(path: Path, config: Mapping[str, Any]) -> None:
     before, model = stored.get("model"), config.get("model")
     if isinstance(before, dict) and model and model.get("revision") is None:
         config = {**config, "model": {**model, "revision": before.get("revision")}}
-    difference = _difference(stored, config)
+    refuse_difference(path, _difference(stored, config))
+
+
+def recorded_settings(path: Path) -> dict[str, Any]:
+    """Return the settings of the run in a directory; none where there is no run, or `RunDirectory.open` refuses it."""
+    with suppress(ConfigError):
+        return read_settings(path / CONFIG) if (path / CONFIG).is_file() else {}
+    return {}
+
+
+def refuse_difference(path: Path, difference: str | None) -> None:
+    """Raise `ConfigError` if the settings of the run in a directory differ."""
     if difference:
         raise ConfigError(
             f"holds a run with other settings ({difference})",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,8 @@ from raytriever.data.sampling.spread import shared
 from raytriever.data.statistics import check_overlap, overlaps
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.encoding.shards import tokenisation_of
-from raytriever.errors import ConfigError, flag_of, setting
-from raytriever.experiment.directory import CONFIG, RunDirectory
+from raytriever.errors import flag_of
+from raytriever.experiment.directory import CONFIG, RunDirectory, recorded_settings, refuse_difference
 from raytriever.losses.loss import check_widths
 from raytriever.losses.registry import build_loss
 from raytriever.models.config import ModelConfig
@@ -51,7 +50,7 @@ def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum
     An encoder on this machine has no commit. Without a revision in the command, that of the run in `output` is used.
     """
     model = curriculum.base.model
-    recorded = None if fresh or model.revision else _recorded_commit(output / CONFIG, model.model)
+    recorded = None if fresh or model.revision else _recorded_commit(output, model.model)
     commit = recorded or commit_of(model.model, model.revision)
 
     def pinned(config: Config) -> Config:
@@ -63,11 +62,8 @@ def pin_sources(curriculum: Curriculum, output: Path, fresh: bool) -> Curriculum
     return Curriculum(pinned(curriculum.base), stages)
 
 
-def _recorded_commit(file: Path, model: str) -> str | None:
-    recorded = None
-    if file.is_file():
-        with suppress(ConfigError):  # `RunDirectory.open` reports it
-            recorded = read_settings(file).get("model")
+def _recorded_commit(folder: Path, model: str) -> str | None:
+    recorded = recorded_settings(folder).get("model")
     if not isinstance(recorded, dict) or recorded.get("model") != model or recorded.get("revision") is None:
         return None
     return str(recorded["revision"])
@@ -141,15 +137,8 @@ def resolved_config(config: Config, description: Description) -> dict[str, dict[
 def open_run_directory(output: Path, curriculum: Curriculum, fresh: bool) -> RunDirectory:
     """Check the run's directory, including its stages, as `RunDirectory.open` does. Nothing is written."""
     run = RunDirectory.open(output, to_dict(curriculum.base), fresh)
-    if run.state == "new":
-        return run
-    difference = stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum)
-    if difference:
-        raise ConfigError(
-            f"holds a run with other settings ({difference})",
-            setting("output", output),
-            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
-        )
+    if run.state != "new":
+        refuse_difference(output, stage_difference(read_settings(output / CONFIG).get(STAGES), curriculum))
     return run
 
 

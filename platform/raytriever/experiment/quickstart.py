@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +16,12 @@ import numpy as np
 import torch
 
 from raytriever.activity import activity
-from raytriever.config import Config, Curriculum, override, read_settings, to_dict
+from raytriever.config import Config, Curriculum, override, to_dict
 from raytriever.data.pydocs.builder import PART_PAIRS, PYDOCS, PYDOCS_PART
 from raytriever.encoding.encode import encode_contents
 from raytriever.encoding.loading import load_for_encoding
-from raytriever.errors import ConfigError, flag_of
-from raytriever.experiment.directory import CONFIG, check_run_directory
+from raytriever.errors import flag_of
+from raytriever.experiment.directory import check_run_directory, recorded_settings
 from raytriever.models.precision import choose_precision
 from raytriever.models.retriever import Retriever
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers
@@ -65,7 +64,7 @@ def size_quickstart(
         output: the run directory. Its size is used if it holds a run.
         fresh: whether an earlier run in the directory is ignored.
     """
-    recorded = None if fresh else _recorded(output / CONFIG)
+    recorded = None if fresh else _recorded(output)
     if recorded is not None:
         return Curriculum(_resized(curriculum.base, recorded))
     if torch.cuda.is_available() or os.environ.get("RAY_ADDRESS"):
@@ -112,12 +111,9 @@ def describe(size: QuickstartSize, speed: float) -> str:
     )
 
 
-def _recorded(file: Path) -> QuickstartSize | None:
-    """Return the size of the run that recorded a file of settings; None if it is of another run, or none."""
-    settings: dict[str, object] = {}
-    if file.is_file():
-        with suppress(ConfigError):  # `RunDirectory.open` reports it
-            settings = read_settings(file)
+def _recorded(folder: Path) -> QuickstartSize | None:
+    """Return the size of the run in a directory; None if it holds another run, or none."""
+    settings = recorded_settings(folder)
     data, training = settings.get("data"), settings.get("training")
     if not isinstance(data, dict) or not isinstance(training, dict):
         return None

@@ -50,11 +50,7 @@ class LexicalIndexes:
 def find_negatives(
     stage: OpenStage, index_of: Callable[[RetrievalDataset], Bm25Index], log: Callable[[str], None]
 ) -> NegativesTable | None:
-    """Mine the hard negatives of a stage's data sets; None if its groups use none.
-
-    Args:
-        index_of: returns the BM25 index of a data set; called only if it is needed.
-    """
+    """Mine the hard negatives of a stage's data sets; None if its groups use none."""
     data, datasets = stage.stage.config.data, stage.training_data.datasets
     if not data.negatives_per_query:
         return None

@@ -175,9 +175,8 @@ def _devices() -> Iterator[Finding]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding(
-            ERROR, "devices", f"nvidia-smi gives no answer within {REQUEST_SECONDS:g} s", "restart the driver"
-        )
+        text = f"nvidia-smi gives no answer within {REQUEST_SECONDS:g} s"
+        yield Finding(ERROR, "devices", text, "restart the driver")
         return
     if done.returncode:
         yield Finding(
@@ -191,17 +190,15 @@ def _devices() -> Iterator[Finding]:
             yield Finding(WARNING, "devices", "torch is built without CUDA", "see docs/how-to/install.md")
 
 
-def _ray() -> Iterator[Finding]:
+def _ray() -> Finding:
     address = os.environ.get("RAY_ADDRESS", "")
     about = f"RAY_ADDRESS={masked(address)}"
     if address in ("", "local"):
-        yield Finding(
+        return Finding(
             OK, "Ray", "RAY_ADDRESS is not set: each command starts Ray on this machine and stops it at the end"
         )
-        return
     if address == "auto":
-        yield Finding(OK, "Ray", f"{about}: the cluster that runs on this machine is used")
-        return
+        return Finding(OK, "Ray", f"{about}: the cluster that runs on this machine is used")
     remedy = "start it with `raytriever launch` or `ray start --head`, or unset RAY_ADDRESS"
     try:
         parts = urlsplit(address if "://" in address else f"ray://{address}")
@@ -209,56 +206,49 @@ def _ray() -> Iterator[Finding]:
     except ValueError:
         host = port = None
     if not host or not port:
-        yield Finding(ERROR, "Ray", f"{about} is not an address", "set RAY_ADDRESS to HOST:PORT, or unset it")
-        return
+        return Finding(ERROR, "Ray", f"{about} is not an address", "set RAY_ADDRESS to HOST:PORT, or unset it")
     try:
         socket.create_connection((host, port), REQUEST_SECONDS).close()
     except OSError as error:
-        yield Finding(ERROR, "Ray", f"{about} does not answer ({error})", remedy)
-        return
+        return Finding(ERROR, "Ray", f"{about} does not answer ({error})", remedy)
     if parts.scheme == "ray" and "://" in address:
-        yield Finding(OK, "Ray", f"{about} accepts connections")
-        return
+        return Finding(OK, "Ray", f"{about} accepts connections")
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", f"{host}:{port}"]
     try:
         done = subprocess.run(command, capture_output=True, timeout=REQUEST_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        yield Finding(ERROR, "Ray", f"{about} accepts connections but does not answer", remedy)
-        return
+        return Finding(ERROR, "Ray", f"{about} accepts connections but does not answer", remedy)
     if done.returncode:
         remedy = "set it to the address of a Ray head; if the head requires a token, set RAY_AUTH_MODE=token"
-        yield Finding(ERROR, "Ray", f"{about} is not a healthy Ray head of this version", remedy)
-        return
-    yield Finding(OK, "Ray", f"{about} is healthy")
+        return Finding(ERROR, "Ray", f"{about} is not a healthy Ray head of this version", remedy)
+    return Finding(OK, "Ray", f"{about} is healthy")
 
 
-def _mlflow() -> Iterator[Finding]:
+def _mlflow() -> Finding:
     uri = tracking_uri()
     masked_uri = masked(uri)
     try:
         check_uri(uri)
     except UserError as error:
-        yield Finding(ERROR, "MLflow", f"{masked_uri}: {error.what}", error.remedy or "")
-        return
+        return Finding(ERROR, "MLflow", f"{masked_uri}: {error.what}", error.remedy or "")
     if not uri.startswith(("http://", "https://")):
-        yield Finding(OK, "MLflow", f"{masked_uri} can be used")
-        return
+        return Finding(OK, "MLflow", f"{masked_uri} can be used")
     remedy = "start it with `raytriever launch`, or correct MLFLOW_TRACKING_URI"
     parts = urlsplit(uri)
     bare = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl().rstrip("/")
     try:
         with urllib.request.urlopen(f"{bare}/health", timeout=REQUEST_SECONDS):
-            yield Finding(OK, "MLflow", f"{masked_uri} answers")
+            return Finding(OK, "MLflow", f"{masked_uri} answers")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # the answer of MLflow to a request without a password
-            yield Finding(OK, "MLflow", f"{masked_uri} answers and requires a password")
+            return Finding(OK, "MLflow", f"{masked_uri} answers and requires a password")
         else:
-            yield Finding(
+            return Finding(
                 ERROR, "MLflow", f"{masked_uri} answers with status {error.code}, so it is not an MLflow server", remedy
             )
     except (OSError, ValueError) as error:
         reason = masked(str(getattr(error, "reason", None) or error))
-        yield Finding(ERROR, "MLflow", f"{masked_uri} does not answer ({reason})", remedy)
+        return Finding(ERROR, "MLflow", f"{masked_uri} does not answer ({reason})", remedy)
 
 
 def _trackers() -> Iterator[Finding]:
@@ -373,8 +363,8 @@ CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "processor": _processor,
     "memory": _memory,
     "devices": _devices,
-    "Ray": _ray,
-    "MLflow": _mlflow,
+    "Ray": lambda: iter((_ray(),)),
+    "MLflow": lambda: iter((_mlflow(),)),
     "trackers": _trackers,
     "disks": _disks,
     "compiler": _compiler,

@@ -21,6 +21,7 @@ from raytriever.reading.structured import parse_json, read_json, read_yaml
 from raytriever.store.commit import MANIFEST, one_writer, remove
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import owner_of
+from raytriever.tracking.steps import stage_folders
 
 RUNNING, INTERRUPTED, FINISHED, DAMAGED = "running", "interrupted", "finished", "damaged"
 TRAINING = "training"
@@ -187,7 +188,7 @@ def _has_sections(file: Path) -> bool:
 
 def _training(folder: Path) -> RunEntry:
     config = _yaml(folder / CONFIG)
-    folders = [folder, *sorted((folder / STAGES).glob("*"), key=_number)]
+    folders = list(dict.fromkeys([folder, *stage_folders(folder)]))
     starts = [start for one in folders if (start := _first_time(one / STEPS)) is not None]
     lines = [line for one in folders for line in _last_lines(one / STEPS) if "loss" in line["measured"]]
     step, loss = (int(lines[-1]["step"]), float(lines[-1]["measured"]["loss"])) if lines else (0, None)
@@ -294,11 +295,6 @@ def _yaml(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise StorageError("the file holds no settings", str(file))
     return content
-
-
-def _number(folder: Path) -> tuple[int, str]:
-    number = folder.name.split("-")[0]
-    return (int(number) if number.isdigit() else 0, folder.name)
 
 
 def _progress(entry: RunEntry) -> str:

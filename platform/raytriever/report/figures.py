@@ -91,6 +91,14 @@ def plain_log_ticks(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def _name_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name the rows of a chart of bars or points, the first at the top."""
+    axes.set_yticks(np.arange(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(False, axis="y")
+    axes.margins(x=0.08)
+
+
 Curve = Sequence[tuple[int, float]]
 BAR = 0.16  # inches
 
@@ -119,10 +127,7 @@ def save_gains(
             offset = (number - (len(gains) - 1) / 2) * thick
             axes.barh(rows + offset, values, thick * 0.9, color=styles[model][0], label=label(model))
         axes.axvline(0, color="0.2", linewidth=1)
-        axes.set_yticks(rows, [label(dataset, 22) for dataset in datasets])
-        axes.set_ylim(len(datasets) - 0.5, -0.5)  # the first row is at the top
-        axes.grid(False, axis="y")
-        axes.margins(x=0.08)
+        _name_rows(axes, [label(dataset, 22) for dataset in datasets])
         axes.locator_params(axis="x", nbins=5)
         axes.set(xlabel=f"{metric}, above or below {label(baseline)}", title=f"Gain in {metric}")
         if gains:
@@ -174,14 +179,10 @@ def save_thresholds(path: Path, rows: Sequence[Mapping[str, Any]], styles: Style
                 capsize=2,
                 label=label(model),
             )
-        ticks = np.arange(len(aims))
-        for tick, (_, value) in enumerate(aims):
+        for row, (_, value) in enumerate(aims):
             if value is not None:
-                axes.vlines(value, tick - 0.45, tick + 0.45, color="0.2", linewidth=1)
-        axes.set_yticks(ticks, [aim_text(*aim) for aim in aims])
-        axes.set_ylim(len(aims) - 0.5, -0.5)  # the first row is at the top
-        axes.grid(False, axis="y")
-        axes.margins(x=0.08)
+                axes.vlines(value, row - 0.45, row + 0.45, color="0.2", linewidth=1)
+        _name_rows(axes, [aim_text(*aim) for aim in aims])
         axes.set(xlabel="achieved on the split it was checked on", title="Thresholds (line: wanted)")
         figure.legend(loc="outside lower left")
 

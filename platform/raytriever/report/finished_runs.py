@@ -7,9 +7,8 @@ by filter.
 from __future__ import annotations
 
 import os
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,14 @@ from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.disk import disk_errors
-from raytriever.tracking.mlflow_tracker import SQLITE, check_uri, experiment_name, flatten, tracking_uri
+from raytriever.tracking.mlflow_tracker import (
+    SQLITE,
+    check_uri,
+    experiment_name,
+    flatten,
+    mlflow_errors,
+    tracking_uri,
+)
 from raytriever.tracking.steps import end_to_end, stage_folders
 
 METRICS, CONFIG = "metrics.json", "config.yaml"
@@ -29,7 +35,6 @@ CURVES = ("loss", "dev_loss")
 NOT_SETTINGS = ("hash",)
 SYSTEMS = ("bm25", "before", "after")
 MAX_RUNS = 20  # of one filter
-REASON_CHARACTERS = 200
 
 Curve = list[tuple[int, float]]
 Figures = dict[str, dict[str, dict[str, float | None]]]  # by model, data set and metric
@@ -84,11 +89,10 @@ def _training(folder: Path, name: str) -> FinishedRun:
     dataset = content["dataset"]
     systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
-    splits = {dataset: content["split"]}
     return FinishedRun(
         name=name,
         figures=figures,
-        splits=splits,
+        splits={dataset: content["split"]},
         settings=_settings(folder / CONFIG),
         # In a run with stages, the file of the whole run has only the last values.
         curves={name: end_to_end(stage_folders(folder), name) for name in CURVES},
@@ -164,16 +168,13 @@ class MlflowRuns:
             if name in run.data.metrics
         }
         split = str(run.data.params.get("data.test_split") or run.data.params.get("split") or "test")
-        datasets = {dataset: split for sets in figures.values() for dataset in sets}
-        name = str(run.info.run_name or run.info.run_id)
-        queries = self._queries(run.info.run_id)
         return FinishedRun(
-            name=name,
+            name=str(run.info.run_name or run.info.run_id),
             figures=figures,
-            splits=datasets,
+            splits={dataset: split for sets in figures.values() for dataset in sets},
             settings=dict(run.data.params),
             curves=curves,
-            queries=queries,
+            queries=self._queries(run.info.run_id),
             trained="after" in figures,
         )
 
@@ -186,19 +187,8 @@ class MlflowRuns:
                 self._client.download_artifacts(run_id, PER_QUERY, folder)
                 return read_queries(Path(folder))
 
-    @contextmanager
-    def _mlflow_errors(self, problem: str) -> Iterator[None]:
-        """Raise errors of MLflow and its database as `ConfigError`."""
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            yield
-        except (MlflowException, SQLAlchemyError) as error:
-            reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
-            raise ConfigError(
-                f"MLflow {problem} ({reason})", self._shown, "give an id or a filter of MLflow's UI"
-            ) from error
+    def _mlflow_errors(self, problem: str) -> AbstractContextManager[None]:
+        return mlflow_errors(self._shown, problem, "give an id or a filter of MLflow's UI")
 
 
 def _figures(run: Any) -> Figures:

@@ -11,7 +11,7 @@ import os
 import socket
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,6 @@ _REMEDY = "correct MLFLOW_TRACKING_URI, or unset it for mlflow.db in the current
 
 def check_uri(uri: str) -> None:
     """Check an address of MLflow as far as possible without MLflow itself.
-
-    Args:
-        uri: the address; users and passwords in it are never shown.
 
     Raises:
         ConfigError: the address is not valid, its driver is missing, or its server does not answer.
@@ -144,6 +141,19 @@ def experiment_name() -> str:
     return os.environ.get(EXPERIMENT_NAME) or PROJECT
 
 
+@contextmanager
+def mlflow_errors(address: str, problem: str, remedy: str) -> Iterator[None]:
+    """Raise the errors of MLflow and of its database as a `ConfigError` of one line."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
+        raise ConfigError(f"MLflow {problem} ({reason})", address, remedy) from error
+
+
 class MlflowServer:
     """MLflow tracking server or database."""
 
@@ -159,9 +169,7 @@ class MlflowServer:
         check_uri(uri)
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
 
-        self._errors = (MlflowException, SQLAlchemyError)
         self.exception = MlflowException
         self._uri = uri
         self.address = masked(uri)
@@ -182,18 +190,11 @@ class MlflowServer:
                     return False
         return True
 
-    @contextmanager
-    def translate_errors(self) -> Iterator[None]:
-        """Raise the errors of MLflow as a `ConfigError` of one line."""
-        try:
-            yield
-        except self._errors as error:
-            reason = textwrap.shorten(masked(str(error)), REASON_CHARACTERS, placeholder=" ...")
-            raise ConfigError(
-                f"MLflow does not answer ({reason})",
-                self.address,
-                "start the server, free its disk, or correct MLFLOW_TRACKING_URI",
-            ) from error
+    def translate_errors(self) -> AbstractContextManager[None]:
+        """Raise the errors of MLflow in a block as a `ConfigError` of one line."""
+        return mlflow_errors(
+            self.address, "does not answer", "start the server, free its disk, or correct MLFLOW_TRACKING_URI"
+        )
 
     def experiment(self) -> str:
         """Return the id of the experiment of all runs, which is created if it does not exist."""

@@ -18,7 +18,7 @@ from raytriever.encoding import shards
 from raytriever.index.exact import search as exact_search
 from raytriever.search import exact
 
-KINDS = ("exact", "flat", "ivf", "hnsw")
+KINDS = ("exact", "ivf", "hnsw")
 NEW = {"new": {"title": "Vienna", "text": "zzz danube"}, "newer": "qqq mur"}
 
 

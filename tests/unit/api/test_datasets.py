@@ -168,16 +168,10 @@ ERRORS: list[tuple[Any, str]] = [
         lambda: rt.load_dataset("no/such"),
         "path='no/such': no data set of this name and no such folder; give 'pydocs', or the path or URI of a data set",
     ),
-    (lambda: rt.load_dataset(" "), "the path is empty"),
     (
         lambda: rt.Dataset.from_pandas(pairs().rename(columns={"passage": "pasage"})),
         "pairs: the column 'passage' is missing; it has 'query', 'pasage'; did you mean 'pasage'?",
     ),
-    (
-        lambda: rt.Dataset.from_pandas(pd.DataFrame({"a": [1]})),
-        "pairs: the columns 'query', 'passage' are missing; it has 'a'; rename the columns, or name yours",
-    ),
-    (lambda: rt.Dataset.from_pandas(pairs(), split="part"), "pairs: the column 'part' is missing"),
     (
         lambda: rt.Dataset.from_pandas(pairs(), test_share=1.0),
         "test_share: 1.0 is out of range; give a value at most 0.9",
@@ -195,7 +189,6 @@ ERRORS: list[tuple[Any, str]] = [
         "test_share='0.2': has no effect: the table of judgements decides the splits",
     ),
     (lambda: rt.Dataset.from_pandas(pairs().head(2)), "pairs: has 2 different queries, too few to divide"),
-    (lambda: rt.Dataset.from_pandas(pairs().head(0)), "pairs: has no row"),
     (lambda: rt.Dataset.from_pandas([1, 2]), "pairs: is list, not a pandas DataFrame; give a DataFrame"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(passage="")),
@@ -204,32 +197,21 @@ ERRORS: list[tuple[Any, str]] = [
     ),
     (lambda: rt.Dataset.from_pandas(pairs().assign(split="../x")), "split: '../x' is no name of a split"),
     (lambda: rt.Dataset.from_pandas(pairs(), name="../x"), "name: '../x' is no name of a data set"),
-    (lambda: rt.Dataset.from_pandas(pairs(), max_bad_rows=2.0), "max_bad_rows: 2.0 is out of range"),
     (lambda: rt.Dataset.from_pandas(pairs(), queries=pairs()), "queries and judgements belong together"),
     (lambda: three(documents=SPLIT_TWICE), "documents row 2: id 'd1' "),
-    (lambda: three(queries=frames()[1].assign(text=["", "b?"])), 'queries row 1: empty "text"'),
     (
         lambda: three(judgements=frames()[2].assign(document_id=["d1", "d9"])),
         "judgements of split test row 2: unknown document id 'd9'",
     ),
     (lambda: three(judgements=frames()[2].assign(score=["x", "y"])), "row 1: score 'x' is not an integer"),
-    (
-        lambda: three(documents=frames()[0].rename(columns={"text": "txt"})),
-        "documents: the column 'text' is missing; it has 'id', 'title', 'txt'; did you mean 'txt'?",
-    ),
     (lambda: three(documents=frames()[0].assign(text=[b"x", object()])), "documents row 1: holds bytes"),
     (lambda: rt.Dataset.from_dict([], {}, {}), "documents: is list, not a dictionary; give {id: text}"),  # type: ignore[arg-type]
     (
         lambda: rt.Dataset.from_dict({"d": "x"}, {"q": "y"}, {"q": {"d": 1}}),  # type: ignore[dict-item]
         "judgements: 'q' holds no dictionaries; give {split: {query id: {document id: grade}}}",
     ),
-    (lambda: rt.Dataset.from_dict({"d": ""}, {"q": "y"}, {"test": {"q": {"d": 1}}}), 'documents row 1: empty "text"'),
     (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
     (lambda: rt.Dataset.from_csv("no.csv"), "pairs='no.csv': no such file"),
-    (
-        lambda: rt.Dataset.from_huggingface(datasets.Dataset.from_dict({"a": ["x"]})),
-        "splits: the columns 'query', 'passage' are missing; it has 'a'",
-    ),
     (
         lambda: rt.Dataset.from_huggingface([1]),  # type: ignore[arg-type]
         "splits: is list, neither a Dataset nor a DatasetDict; give a Dataset or a DatasetDict",
@@ -243,17 +225,17 @@ ERRORS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "expected"), ERRORS, ids=[text[:40] for _, text in ERRORS])
-def test_bad_data_is_one_line(call: Any, expected: str, workplace: Path, api_cache: Path) -> None:
-    with pytest.raises(rt.UserError) as caught:
-        call()
-    line = str(caught.value)
-    assert expected in line
-    assert "\n" not in line
-    assert "--" not in line
-    assert not any(workplace.iterdir())
-    # What the cache holds is whole: no directory without a manifest.
-    assert all((folder / "manifest.json").is_file() for folder in sources(api_cache))
+def test_bad_data_is_one_line(workplace: Path, api_cache: Path) -> None:
+    for call, expected in ERRORS:
+        with pytest.raises(rt.UserError) as caught:
+            call()
+        line = str(caught.value)
+        assert expected in line
+        assert "\n" not in line
+        assert "--" not in line
+        assert not any(workplace.iterdir())
+        # What the cache holds is whole: no directory without a manifest.
+        assert all((folder / "manifest.json").is_file() for folder in sources(api_cache))
 
 
 def test_a_csv_that_is_no_utf8(workplace: Path) -> None:

@@ -42,19 +42,13 @@ def members(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in vars(value) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", public_objects())
-def test_every_public_name_has_a_docstring_with_an_example(name: str) -> None:
-    value = public_objects()[name]
-    text = inspect.getdoc(value) or ""
-    assert ">>>" in text
-    assert "Examples:" in text  # docs/build.py makes a code block of this section
-    for member in members(value).values():
-        if callable(member) or isinstance(member, property):
-            assert inspect.getdoc(member)
-
-
-def test_every_argument_of_a_public_function_is_documented() -> None:
+def test_every_public_name_has_a_docstring_with_an_example_and_all_arguments() -> None:
     for name, value in public_objects().items():
+        text = inspect.getdoc(value) or ""
+        assert ">>>" in text, name
+        assert "Examples:" in text, name  # docs/build.py makes a code block of this section
+        own = members(value).values()
+        assert all(inspect.getdoc(one) for one in own if callable(one) or isinstance(one, property)), name
         functions = [value] if inspect.isfunction(value) else filter(callable, members(value).values())
         for function in functions:
             documented = inspect.getdoc(function) or ""

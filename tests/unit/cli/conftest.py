@@ -11,7 +11,7 @@ import pytest
 
 from raytriever.cli.main import run
 
-_PROGRESS = re.compile(r": preparing |: prepared before|: \d+ s$")
+_PROGRESS = re.compile(r": preparing |: prepared before|: \d+ s$|: [\d,]+ rows$")
 
 
 @pytest.fixture
@@ -52,3 +52,26 @@ def error_line(work: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., 
         return lines[0].removeprefix("error: ")
 
     return end
+
+
+@pytest.fixture
+def write_part() -> Callable[..., None]:
+    """Write the document of one part, of some metal."""
+
+    def write(folder: Path, number: int, metal: str = "steel") -> None:
+        lines = [f"# Part {number}", f"Part {number} is made of {metal}.", "## Repair", f"Replace part {number}. " * 20]
+        (folder / f"part{number}.md").write_text("\n\n".join(lines))
+
+    return write
+
+
+@pytest.fixture
+def docs(work: Path, write_part: Callable[..., None]) -> Path:
+    """Folder of thirty documents, and a table of a question about each and of one about none of them."""
+    folder = work / "docs"
+    folder.mkdir()
+    for number in range(30):
+        write_part(folder, number)
+    rows = [f"how do I repair {number},part{number}.md,repair" for number in range(30)]
+    (folder / "qa.csv").write_text("\n".join(["question,file,anchor", *rows, "lost,partt1.md,"]) + "\n")
+    return folder

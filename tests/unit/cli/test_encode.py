@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +26,3 @@ def test_a_store_is_written_and_reused(
     stamp = (work / "own" / "manifest.json").stat().st_mtime_ns
     assert run("encode", [*words, "own"]) == 0
     assert (work / "own" / "manifest.json").stat().st_mtime_ns == stamp
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("", "missing: --output"),
-        ("--output own --dtype fp8", "--dtype: unknown value 'fp8'; "),
-        ("--output own --actors 4:2", "--actors: '4:2' is invalid; give a number of actors of at least 1, or MIN:MAX"),
-        ("--output own --actor-gpus 2", "--actor-gpus: 2.0 is out of range"),
-        ("--output own --batch-tokens 0", "--batch-tokens: 0 is out of range; give a value at least 1"),
-        ("--output own --model ./none", "./none: no such directory"),
-    ],
-)
-def test_user_errors(error_line: Callable[..., str], letters: Path, flags: str, expected: str) -> None:
-    assert expected in error_line("encode", "--dataset", letters, *flags.split())

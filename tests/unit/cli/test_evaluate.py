@@ -18,44 +18,6 @@ ErrorLine = Callable[..., str]
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", "--datasets is missing; give --datasets PATH, or --suite beir"),
-        ("--suite bier", "--suite: unknown value 'bier'; did you mean 'beir'?"),
-        ("--datasets LETTERS --metrics ndgc@10", "--metrics: unknown metric 'ndgc@10'; did you mean 'ndcg'?"),
-        (
-            "--datasets LETTERS --model bm25 --metrics acc@5",
-            "query 'q128' has no answers; leave acc@K out of --metrics",
-        ),
-        ("--datasets LETTERS --relevance-level 0", "--relevance-level: 0 is out of range; give a value at least 1"),
-        (
-            "--datasets LETTERS --calibrate f1=0.5",
-            "--calibrate: 'f1=0.5' is no aim; write top-precision=0.9, wrong-answers=0.05, missed=0.1, answered=0.8, "
-            "f1, precision=0.9 or recall=0.8",
-        ),
-        (
-            "--datasets LETTERS --calibrate recall=1 --calibration-split test",
-            "--calibration-split: letters is measured on",
-        ),
-        ("--datasets LETTERS --baseline bm25", "--baseline: 'bm25' is none of the models; choose from minilm"),
-        (
-            "--suite mteb --tasks SciFact --datasets LETTERS",
-            "--datasets: has no effect with --suite mteb; leave it out",
-        ),
-        ("--suite mteb --tasks SciFact --split dev", "--split: has no effect with --suite mteb; leave it out"),
-        (
-            "--suite mteb --tasks SciFact --no-drop-own-id",
-            "--no-drop-own-id: has no effect with --suite mteb; leave it",
-        ),
-        ("--datasets LETTERS --benchmark BEIR", "--benchmark: has no effect without --suite; leave it out"),
-        ("--datasets LETTERS --model bm25 bm25", "--model: two models are called 'bm25'; give one another name"),
-    ],
-)
-def test_evaluate_refuses(error_line: ErrorLine, letters: Path, words: str, expected: str) -> None:
-    assert expected in error_line("evaluate", *(word.replace("LETTERS", str(letters)) for word in words.split()))
-
-
 def test_without_mteb_the_extra_is_named(error_line: ErrorLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mteb", None)
     line = error_line("evaluate", "--suite", "mteb", "--tasks", "SciFact")
@@ -108,12 +70,6 @@ def test_passages_below_the_threshold_are_hidden(
     assert scores("--threshold", str(between)) == result[:4]
     assert run("search", [*words, "--threshold", "7"]) == 0
     assert capsys.readouterr().out == "no passage scores 7 or more\n"
-
-
-def test_a_threshold_that_is_not_a_number(error_line: ErrorLine, letters: Path) -> None:
-    assert error_line("search", "x", "--dataset", letters, "--threshold", "nan").startswith(
-        "--threshold: nan is out of range"
-    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Flags of a guide: what is refused in one line before anything starts, and its bytes in the plan of the memory."""
+"""A guide that no hub has, and its bytes in the plan of the memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,6 @@ from raytriever.errors import ModelError
 from raytriever.training.guide import guide_errors
 
 MINILM_BYTES = 4 * 22_713_216
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--guide-margin", "0.1"], "--guide-margin: has no effect without --guide; leave it out, or give --guide"),
-        (["--guide", "minilm", "--guide-margin", "1.5"], "1.5 is out of range; give a value at most 1"),
-        (["--guide", "minilm", "--guide-margin", "-0.1"], "-0.1 is out of range; give a value at least 0"),
-        (["--guide", "encodr"], "--guide encodr: no such directory; did you mean"),
-        (["--guide", ""], "--guide: the path is empty"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "encoder").mkdir()
-    monkeypatch.chdir(tmp_path)
-    path = [f"./{word}" if word == "encodr" else word for word in words]
-    assert run("train", [*path, "--dry-run"]) == 2
-    error = capsys.readouterr().err
-    assert line.replace("encodr", "./encodr") in error
-    assert len(error.splitlines()) == 1
 
 
 def test_a_name_that_no_hub_has_is_compared_with_known_names() -> None:

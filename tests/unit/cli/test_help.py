@@ -65,28 +65,18 @@ def test_the_stages_are_grouped_by_task(capsys: pytest.CaptureFixture[str], monk
     ("words", "remedy"),
     [
         ("train --lr 1", "did you mean '--learning-rate'?"),
-        ("train --learning_rate=1", "did you mean '--learning-rate'?"),
         ("train --resume", "nothing is needed: the same command continues an interrupted run"),
         ("tune --resume_from_checkpoint x", "nothing is needed: the same command continues an interrupted run"),
         ("train --wandb", "give --tracker wandb"),
-        ("train --model_name_or_path x", "did you mean '--model'?"),
-        ("train --num_train_epochs 3", "did you mean '--epochs'?"),
         ("train --epoch 3", "did you mean '--epochs'?"),
         ("train --per_device_train_batch_size 8", "give --batch-size, which counts the queries of a step"),
-        ("train --batchsize 8", "did you mean '--batch-size'?"),
         ("train --gradient-accumulation-steps 4", "--grad-cache-chunk: accumulated small batches would lose"),
-        ("train --gradient-accumulation-steps=4", "--grad-cache-chunk: accumulated small batches would lose"),
         ("train --output_dir x", "did you mean '--output'?"),
-        ("train --train_data x", "did you mean '--dataset'?"),
-        ("evaluate --train_data x", "did you mean"),
         ("train --tau 1", "did you mean '--temperature'?"),
-        ("train --random_seed 1", "did you mean '--seed'?"),
         ("train --fp16", "give --precision bf16"),
         ("evaluate --dataset x", "did you mean '--datasets'?"),
-        ("encode --datasets x", "did you mean '--dataset'?"),
         ("search --top_k 3 words", "did you mean '--top'?"),
         ("mine --top-k 3", "did you mean '--num-negatives'?"),
-        ("tune --num_samples 3", "did you mean '--trials'?"),
         ("runs clean --force", "did you mean '--yes'?"),
     ],
 )
@@ -111,10 +101,10 @@ def test_every_suggestion_exists() -> None:
         for action in import_module(module_of_stage(stage))._parser()._actions
         for flag in action.option_strings
     }
-    named = {flag for words in (*_FLAGS, *_ADVICE.values()) for flag in re.findall(r"--[a-z0-9-]+", words)}
+    named = {flag for words in (*_FLAGS, *_ADVICE) for flag in re.findall(r"--[a-z0-9-]+", words)}
     assert named - {"--version"} <= known
-    assert all(ours.split()[0] in STAGES for ours in _STAGES.values())
-    assert not set(_STAGES) & set(STAGES)
+    assert all(ours.split()[0] in STAGES for ours in _STAGES)
+    assert not set(" ".join(_STAGES.values()).split()) & set(STAGES)
 
 
 @pytest.mark.parametrize(("word", "remedy"), [("trian", "train"), ("eval", "evaluate"), ("ls", "runs list")])

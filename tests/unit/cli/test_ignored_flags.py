@@ -2,63 +2,38 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from raytriever.cli import annotate, evaluate, index, mine, score, study, train, tune
+from raytriever.cli import train, tune
+from raytriever.cli.main import module_of_stage
 from raytriever.config import check_explicit_settings
 from raytriever.errors import ConfigError, DataError
 
-MAINS = {
-    "annotate": annotate,
-    "evaluate": evaluate,
-    "index": index,
-    "mine": mine,
-    "score": score,
-    "study": study,
-    "train": train,
-    "tune": tune,
-}
 CASES = [
     ("train --margin 0.1", "--margin: has no effect with --loss mw; leave it out, or give --loss triplet"),
-    ("train --loss kl --reduction sum", "--reduction: has no effect with --loss kl; leave it out, or give --loss mw"),
     ("train --loss triplet --temperature 0.01", "--temperature: has no effect with --loss triplet; leave it out, or"),
     ("train --teacher-temperature 2", "--teacher-temperature: has no effect with --loss mw and without --soft-labels"),
     ("train --epochs 1 --max-steps 9", "--epochs: has no effect with --max-steps 9; leave it out"),
     ("train --offload-optimizer", "--offload-optimizer: has no effect with --strategy ddp; leave it out, or give --st"),
     ("train --negatives-table HERE", "--negatives-table: has no effect without --negatives-per-query; leave it out, o"),
-    ("train --negatives-mix bm25=1", "--negatives-mix: has no effect without --negatives-per-query"),
-    ("train --dataset-weights 2", "--dataset-weights: has no effect without --extra-datasets"),
     ("train --mixing batches", "--mixing: has no effect without --extra-datasets"),
-    ("train --teacher HERE", "--teacher: has no effect with --loss mw and without --soft-labels"),
     ("train --lora-dropout 0.1", "--lora-dropout: has no effect without --lora-rank"),
     ("train --refresh-negatives 9", "--refresh-negatives: has no effect without --refresh-every"),
-    ("train --refresh-pool 1", "--refresh-pool: has no effect without --refresh-every"),
     ("train --eval-corpus 9", "--eval-corpus: has no effect with --best-metric dev_loss and without --eval-datasets"),
-    ("train --eval-behind 2", "--eval-behind: has no effect with --best-metric dev_loss and without --eval-datasets"),
     ("tune --asha-factor 3", "--asha-factor: has no effect without --asha"),
-    ("tune --asha-metric auc", "--asha-metric: has no effect without --asha"),
     ("tune --search-space temperature --margin 0.1", "--margin: has no effect with --loss mw"),
     ("mine --output o --model minilm", "--model: has no effect with --method bm25; leave it out, or give --method den"),
-    ("mine --output o --pooling cls --method random", "--pooling: has no effect with --method random"),
     ("mine --output o --precision fp32", "--precision: has no effect with --method bm25 and without --judge"),
     ("mine --output o --judge HERE", "--judge: has no effect without --relative-margin and without --absolute-margin"),
-    (
-        "mine --output o --method gold --max-score 1",
-        "--max-score: has no effect with --method gold and without --judge",
-    ),
     ("index --output o --top 5", "--top: has no effect without --query"),
-    ("index --output o --index flat --effort 1", "--effort: has no effect with --index flat"),
-    (
-        "index --output o --index ivf --degree 9",
-        "--degree: has no effect with --index ivf; leave it out, or give --ind",
-    ),
+    ("index --output o --index ivf --degree 9", "--degree: has no effect with --index ivf; leave it out, or give"),
     ("evaluate --datasets HERE --calibration-split dev", "--calibration-split: has no effect without --calibrate"),
     ("evaluate --datasets HERE --data-root HERE", "--data-root: has no effect without --suite"),
     ("score --output o --model HERE --negatives HERE --depth 100", "--depth: has no effect without --run"),
     ("annotate --output o --llm x --endpoint http://localhost --model minilm", "--model: has no effect with --candida"),
-    ("annotate --output o --llm x --endpoint http://localhost --retries 0 --longest-wait 9", "--longest-wait: has no"),
     ("study ood --output o --documents 1000", "--documents: has no effect with --model"),
 ]
 
@@ -70,7 +45,7 @@ def test_a_flag_without_effect_is_refused(
     monkeypatch.chdir(tmp_path)
     stage, *rest = words.replace("HERE", str(tmp_path)).split()
     with pytest.raises(ConfigError) as error:
-        MAINS[stage].main(rest)
+        import_module(module_of_stage(stage)).main(rest)
     assert str(error.value).startswith(line)
     assert not list(tmp_path.iterdir())
 

@@ -24,18 +24,6 @@ from pdf import write_endless_pdf, write_pdf
 ErrorLine = Callable[..., str]
 
 
-@pytest.fixture
-def docs(work: Path) -> Path:
-    folder = work / "docs"
-    folder.mkdir()
-    for number in range(30):
-        lines = [f"# Part {number}", f"Part {number} is made of steel.", "## Repair", f"Replace part {number}. " * 20]
-        (folder / f"part{number}.md").write_text("\n\n".join(lines))
-    rows = [f"how do I repair {number},part{number}.md,repair" for number in range(30)]
-    (folder / "qa.csv").write_text("\n".join(["question,file,anchor", *rows, "lost,partt1.md,"]) + "\n")
-    return folder
-
-
 def words(docs: Path, model: Path, output: str, *more: str) -> list[str]:
     return [str(docs), "--model", str(model), "--output", output, "--passage-length", "32", *more]
 

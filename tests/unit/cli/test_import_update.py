@@ -20,22 +20,6 @@ OUT = Path("out")
 
 
 @pytest.fixture
-def docs(work: Path) -> Path:
-    folder = work / "docs"
-    folder.mkdir()
-    for number in range(30):
-        write(folder, number)
-    rows = [f"how do I repair {number},part{number}.md,repair" for number in range(30)]
-    (folder / "qa.csv").write_text("\n".join(["question,file,anchor", *rows, "lost,partt1.md,"]) + "\n")
-    return folder
-
-
-def write(folder: Path, number: int, metal: str = "steel") -> None:
-    lines = [f"# Part {number}", f"Part {number} is made of {metal}.", "## Repair", f"Replace part {number}. " * 20]
-    (folder / f"part{number}.md").write_text("\n\n".join(lines))
-
-
-@pytest.fixture
 def imported(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     def imported(*more: str, output: str = "out") -> list[str]:
         """Import, and return the lines that were printed."""
@@ -69,10 +53,12 @@ def judged() -> dict[str, str]:
     }
 
 
-def test_passages_are_added_changed_and_removed(docs: Path, imported: Callable[..., list[str]]) -> None:
+def test_passages_are_added_changed_and_removed(
+    docs: Path, imported: Callable[..., list[str]], write_part: Callable[..., None]
+) -> None:
     before, questions, quarantine = corpus(), judged(), (OUT / "quarantine.jsonl").read_bytes()
     (docs / "new.md").write_text("# New\n\nA new part of brass.")
-    write(docs, 3, "brass")
+    write_part(docs, 3, "brass")
     (docs / "part29.md").unlink()
     lines = imported()  # the questions are read again from their file
     after = corpus()
@@ -99,7 +85,6 @@ def test_without_a_change_every_byte_stays(imported: Callable[..., list[str]]) -
 
 
 def test_an_unchanged_passage_keeps_its_id_behind_a_new_one(docs: Path, imported: Callable[..., list[str]]) -> None:
-    write(docs, 5)
     text = (docs / "part5.md").read_text()
     (docs / "part5.md").write_text(text + "\n\n## Use\n\nTurn it.\n\n## Use\n\nPush it.")
     imported()

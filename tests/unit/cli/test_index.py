@@ -27,22 +27,3 @@ def test_an_index_is_built_then_opened_measured_and_searched_and_never_overwritt
     assert {file: file.stat().st_mtime_ns for file in Path("made").rglob("*")} == before
     assert "made: holds another index (roargraph of letters" in error_line("index", *words, "hnsw")
     assert "'tset'" in error_line("index", *words, "roargraph", "--training-split", "tset")
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("", "missing: --output"),
-        ("--output i --index hnws", "--index: unknown value 'hnws'; did you mean 'hnsw'?"),
-        ("--output i --effort 0", "--effort: 0 is out of range; give a value at least 1"),
-        ("--output i --top 0", "--top: 0 is out of range; give at least 1"),
-        ("--output i --query  ", "--query: the query is empty; give a few words"),
-        ("--output i --index roargraph --split train", "--split: the graph is built from the queries of train, so"),
-        ("--output .", "cannot read manifest.json"),
-    ],
-)
-def test_user_errors(flags: str, expected: str, error_line: Callable[..., str]) -> None:
-    words = flags.split(" ") if flags else []
-    if "" in words:  # an empty query
-        words = [*words[: words.index("")], " "]
-    assert expected in error_line("index", *words)

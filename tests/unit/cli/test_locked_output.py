@@ -43,13 +43,13 @@ def held(work: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lock.release()
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_writing_stage_refuses_a_locked_directory(held: Path, error_line: Callable[..., str], stage: str) -> None:
-    name, *more = stage.split()
-    line = error_line(name, *more, *STAGES[stage], "--output", held)
-    assert line.startswith("mine: in use by ")
-    assert f", pid {os.getpid()}, since " in line
-    assert line.endswith("; wait for it with --wait, or give another --output")
+def test_every_writing_stage_refuses_a_locked_directory(held: Path, error_line: Callable[..., str]) -> None:
+    for stage, words in STAGES.items():
+        name, *more = stage.split()
+        line = error_line(name, *more, *words, "--output", held)
+        assert line.startswith("mine: in use by "), stage
+        assert f", pid {os.getpid()}, since " in line
+        assert line.endswith("; wait for it with --wait, or give another --output")
 
 
 def test_fresh_removes_nothing_of_a_run_that_another_command_writes(

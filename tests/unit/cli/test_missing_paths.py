@@ -92,22 +92,18 @@ def test_every_stage_that_reads_a_path_is_among_them() -> None:
     }  # which read no path that is given
 
 
-@pytest.mark.parametrize(
-    ("stage", "words"),
-    [
-        *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
-        *(
-            (stage, ["--output", MISSING])
-            for stage in sorted(set(STAGES) - {"launch", "submit", "search", "runs", "plan", "cache", "doctor"})
-        ),
-        ("launch", ["--database", MISSING]),
-        ("launch", ["--artifacts", MISSING]),
-        ("annotate", [*_OUT, "--answers", MISSING]),
-    ],
-)
-def test_an_empty_path_is_refused(error_line: Callable[..., str], stage: str, words: list[str]) -> None:
-    line = error_line(stage, *words[:-1], "")
-    assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out"
+EMPTY = [
+    *((stage, words) for stage, words in CASES if len(words) > 1 and words[-1] == MISSING and stage != "runs"),
+    *((stage, ["--output", MISSING]) for stage in ("train", "tune", "quickstart", "import", "prepare", "compare")),
+    ("launch", ["--database", MISSING]),
+    ("annotate", [*_OUT, "--answers", MISSING]),
+]
+
+
+def test_an_empty_path_is_refused(error_line: Callable[..., str]) -> None:
+    for stage, words in EMPTY:
+        line = error_line(stage, *words[:-1], "")
+        assert line == f"{words[-2]}: the path is empty; give a path, or leave the flag out", (stage, words)
 
 
 def test_the_home_folder_is_expanded_in_flags_and_in_files(

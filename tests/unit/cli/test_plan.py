@@ -57,14 +57,8 @@ def test_counts(text: object, number: int) -> None:
     [
         ("--documents 1.5", "--documents: '1.5' is invalid; give a whole number, such as 8800000 or 1e9"),
         ("--documents 1e999999999", "--documents: '1e999999999' is invalid; give a whole number"),
-        ("--documents nan", "--documents: 'nan' is invalid"),
-        ("--documents 0", "--documents: 0 is out of range; give a value at least 1"),
-        ("--gpus -1", "--gpus: -1 is out of range; give a value at least 0"),
         ("--model xlm-r-larg", "--model: unknown model 'xlm-r-larg'; did you mean 'xlm-r-large'?"),
         ("--gpus 9 --nodes 1", "--nodes: 9 GPUs exceed the 8 of all nodes; give more nodes, or leave it out"),
-        ("--price-per-gpu-hour -2", "--price-per-gpu-hour: -2.0 is out of range; give a value at least 0"),
-        ("--dtype int4", "--dtype: unknown value 'int4'; did you mean 'int8'?"),
-        ("--document 5", "--document: unknown flag; did you mean '--documents'?"),
         ("--words-per-document inf", "--words-per-document: inf is out of range; give a finite number"),
     ],
 )

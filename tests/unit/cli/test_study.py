@@ -15,31 +15,6 @@ from raytriever.studies.run.study import SETTINGS
 ErrorLine = Callable[..., str]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("mw-in-domian --output s", "unknown study 'mw-in-domian'; did you mean 'mw-in-domain'?"),
-        ("mw-in-domain", "missing: --output; see `raytriever study --help`"),
-        ("mw-in-domain --output s --scale smal", "--scale: unknown scale 'smal'; did you mean 'small'?"),
-        ("mw-in-domain --output s --seeds 0", "--seeds: 0 is out of range; give 1 to 100"),
-        ("mw-in-domain --output s --seeds few", "--seeds: 'few' is invalid; give a whole number"),
-        ("mw-in-domain --output s --trial-gpus 1.5", "--trial-gpus: 1.5 is out of range; give a number above 0 and"),
-        ("mw-in-domain --output s --run-name a/b", "--run-name: 'a/b' is not a valid run name; use letters"),
-        ("mw-in-domain --output s --data-root gone", "--data-root gone: is no folder; name the folder that holds"),
-        ("mw-in-domain --output s --scale small --data-root .", "squad"),
-        ("mw-from-base --output s --scale full", "--scale full: at this scale mw-from-base is mw-in-domain; run the"),
-        (
-            "mw-from-base --output s --scale small --data-root .",
-            "--data-root .: holds no base-encoder; run `python bench",
-        ),
-        ("mw-in-domain --output s --indexes flat", "--indexes: unknown flag"),
-        ("--output s ood", "unknown study 'ood'; put it first, as in `study ood --output DIR`"),
-    ],
-)
-def test_user_errors(error_line: ErrorLine, words: str, expected: str) -> None:
-    assert expected in error_line("study", *words.split())
-
-
 def test_a_directory_of_other_files_is_refused(error_line: ErrorLine, work: Path) -> None:
     folder = work / "s"
     folder.mkdir()

@@ -15,9 +15,7 @@ ErrorLine = Callable[..., str]
 STAGES = {
     "encode": "--output made",
     "search": "x",
-    "mine": "--method dense --output made",
     "evaluate": "--output made --precision fp32",
-    "index": "--output made",
     "export": "--output made",
 }
 

@@ -208,24 +208,11 @@ def test_the_status_before_and_between_steps_is_reported(
     assert capsys.readouterr().err == ""
 
 
-class Kept:
-    """Tracker that stores points in the run directory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.steps = StepLog(folder)
-
-    def log(self, points: Sequence[Point]) -> None:
-        self.steps.add(points)
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-
 def test_a_validation_is_logged_once_at_its_own_step_without_its_data_sets(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured = {"dev/ndcg_at_10": 0.5, "dev/auc": 0.75, "dev/other/auc": 0.5, "evaluation_seconds": 3.0}
-    with Recorder(Kept(tmp_path), tmp_path, 10) as recorder:  # type: ignore[arg-type]
+    with Recorder(Memory(tmp_path), tmp_path, 10) as recorder:
         for step in range(1, 5):
             recorder.record(StepEvent(step, {"loss": 1 / step, "learning_rate": 0.1}))
         recorder.record(ValidationEvent(2, measured))

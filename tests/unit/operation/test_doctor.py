@@ -37,13 +37,15 @@ def closed_port() -> int:
         return int(stream.getsockname()[1])
 
 
-def lines_about(about: str) -> list[Finding]:
-    return [line for line in examine() if line.about == about]
+def lines_about(about: str, check: str = "") -> list[Finding]:
+    """What one check, by default the one of the same name, says about a thing."""
+    return [line for line in doctor.CHECKS[check or about]() if line.about == about]
 
 
-def test_a_machine_without_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("doctor", []) == 0
-    out = capsys.readouterr().out
+def test_a_machine_without_errors_and_nothing_heavy_imported() -> None:
+    program = "import sys; from raytriever.cli.main import run; run('doctor', [])\n"
+    program += "assert not {'torch', 'ray', 'mlflow', 'transformers', 'numba'} & set(sys.modules)"
+    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60).stdout
     for about in ("Python", "torch", "ray", "processor", "cores", "memory", "Ray", "MLflow", "runs", "cache", "locks"):
         assert any(line.split()[1:2] == [about] for line in out.splitlines()), about
     assert out.rstrip().splitlines()[-1].startswith("0 errors, ")
@@ -54,6 +56,7 @@ def test_servers_that_do_not_answer(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:geheim@127.0.0.1:{closed_port}")
+    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name] for name in ("Ray", "MLflow")})
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         run("doctor", [])
@@ -76,9 +79,6 @@ def test_trackers_that_are_installed_have_a_line(machine: Path, monkeypatch: pyt
     assert lines["W&B"].startswith("W&B has no key for https://")
     assert lines["TensorBoard"].startswith("a part of the path is a file; ")
     assert lines["Trackio"] == ""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
-    assert set(examine_installed(60.0).values()) == {""}
     monkeypatch.setattr(doctor, "examine_installed", lambda seconds: lines)
     assert [(line.level, line.about) for line in doctor._trackers()] == [
         (WARNING, "W&B"),
@@ -99,25 +99,25 @@ def test_a_check_that_hangs_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch)
         time.sleep(30)
         yield Finding(OK, "disks", "too late")
 
-    monkeypatch.setattr(doctor, "CHECKS", {**doctor.CHECKS, "disks": hangs})
+    monkeypatch.setattr(doctor, "CHECKS", {"disks": hangs})
     began = time.monotonic()
-    findings = examine(1.0)
+    findings = examine(0.5)
     assert time.monotonic() - began < 3
-    assert [str(line) for line in findings if line.about == "disks"] == [
-        "error    disks      no answer within 1 s; check whether a disk or a server is down"
+    assert [str(line) for line in findings] == [
+        "error    disks      no answer within 0.5 s; check whether a disk or a server is down"
     ]
 
 
 def test_folders_that_cannot_be_written(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "runs").touch()
-    assert [line.level for line in lines_about("runs")] == [ERROR]
+    assert [line.level for line in lines_about("runs", "disks")] == [ERROR]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{machine}/runs/mlflow.db")
     assert [line.level for line in lines_about("MLflow")] == [ERROR]
 
 
 def test_little_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_FREE", 1 << 62)
-    [line] = lines_about("cache")
+    [line] = lines_about("cache", "disks")
     assert line.level == WARNING
     assert line.remedy == "free space: `raytriever runs clean`, `raytriever cache prune`"
 
@@ -126,7 +126,7 @@ def test_locks_that_are_held(machine: Path) -> None:
     (machine / "runs" / "mine").mkdir(parents=True)
     lock = acquire(machine / "runs" / "mine")
     try:
-        [line] = lines_about("lock")
+        [line] = lines_about("lock", "locks")
     finally:
         lock.release()
     assert line.text.startswith(f"{machine}/runs/mine: in use by ")
@@ -137,30 +137,24 @@ def test_a_token_that_other_users_can_read(machine: Path) -> None:
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
-    [line] = lines_about("token")
+    [line] = lines_about("token", "tokens")
     assert (line.level, line.remedy) == (WARNING, f"chmod 600 {token}")
     assert "secret" not in line.text
     token.chmod(0o600)
-    assert lines_about("token")[0].level == OK
+    assert lines_about("token", "tokens")[0].level == OK
 
 
 def test_a_missing_and_an_old_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_NEEDED", ("numpy", "no-such-package"))
     monkeypatch.setattr(doctor, "requires", lambda name: ["numpy>=99.0", "ray[default,data]>=2.60"])
-    assert lines_about("numpy")[0].level == WARNING
-    assert lines_about("no-such-package")[0].level == ERROR
+    assert lines_about("numpy", "versions")[0].level == WARNING
+    assert lines_about("no-such-package", "versions")[0].level == ERROR
 
 
 def test_the_limits_of_a_cgroup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_core_limit", lambda: 0.5)
-    assert [line.level for line in lines_about("cores")] == [WARNING]
+    assert [line.level for line in lines_about("cores", "processor")] == [WARNING]
     monkeypatch.setattr(doctor, "_number_in", lambda *names: 10**9 if names[0] == "memory.max" else 10**8)
     [line] = lines_about("memory")
     assert line.level == WARNING
     assert line.text.startswith("900.0 MB free of a limit of 1.0 GB (cgroup)")
-
-
-def test_nothing_heavy_is_imported() -> None:
-    program = "import sys; from raytriever.cli.main import run; run('doctor', [])\n"
-    program += "assert not {'torch', 'ray', 'mlflow', 'transformers', 'numba'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from raytriever.errors import ConfigError, UserError
+from raytriever.errors import UserError
 from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
 from raytriever.report.finished_runs import FinishedRun, read_directory
 
@@ -133,7 +133,6 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
         ("config.yaml", "loss: {}", "holds a run that is not finished"),
         ("metrics.json", "{", "is not JSON"),
         ("metrics.json", "[]", "is not what this version writes"),
-        ("metrics.json", '{"test": {"after": {}}}', "is not what this version writes: .*; train again"),
         ("metrics.json", '{"dataset": "d", "split": "s", "after": {"a": "b"}}', "is not what this version writes"),
         (
             "metrics.json",
@@ -141,7 +140,6 @@ def test_a_page_compares_runs_of_both_kinds(tmp_path: Path) -> None:
             "'before' is 3, expected",
         ),
         ("results.json", '{"models": {}}', "older format"),
-        ("results.json", '{"format": 1, "models": []}', "is damaged or changed"),
     ],
 )
 def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | None, content: str, message: str) -> None:
@@ -151,9 +149,3 @@ def test_a_directory_without_a_run_gives_one_line(tmp_path: Path, file: str | No
         read_directory(tmp_path, "run")
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_an_unfinished_run_is_a_config_error(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
-    with pytest.raises(ConfigError):
-        read_directory(tmp_path, "run")

@@ -252,7 +252,6 @@ def test_artifacts_that_this_machine_cannot_write_are_named(
 @pytest.mark.parametrize(
     ("address", "remote"),
     [
-        ("http://127.0.0.1:5000", False),
         ("http://localhost", False),
         ("http://192.0.2.7:5000", True),
         ("http://[2001:db8::7]:5000", True),

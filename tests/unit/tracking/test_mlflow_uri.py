@@ -31,8 +31,6 @@ def closed_port() -> int:
     [
         ("postgresql+psycopg2://user:hushhush@127.0.0.1/db", "psycopg2"),
         ("mysql://user:hushhush@127.0.0.1/db", "MySQLdb"),
-        ("mysql+pymysql://user:hushhush@127.0.0.1/db", "pymysql"),
-        ("mssql+pyodbc://user:hushhush@127.0.0.1/db", "pyodbc"),
     ],
 )
 def test_a_missing_driver_is_reported(uri: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +46,8 @@ def test_a_missing_driver_is_reported(uri: str, package: str, monkeypatch: pytes
     [
         ("sqlite:///FOLDER", "sqlite:///FOLDER: is a folder; name a file in it, as sqlite:///FOLDER/mlflow.db"),
         ("sqlite:///FOLDER/none/m.db", "the folder FOLDER/none does not exist; create it"),
-        ("sqlite:////dev/null/x.db", "the folder /dev/null does not exist"),
         ("sqlite:////proc/x.db", "/proc: cannot be written"),
-        *((f"sqlite{end}", "write sqlite:///FILE, with three slashes") for end in ("://", ":///", ":m.db", "://m.db")),
+        *((f"sqlite{end}", "write sqlite:///FILE, with three slashes") for end in ("://", ":m.db")),
         (
             "postgre://host/db",
             "has the unknown scheme 'postgre'; use one of sqlite:///FILE, postgresql://, mysql://, mssql://",
@@ -85,10 +82,9 @@ def test_a_database_that_is_not_writable_is_reported(tmp_path: Path, monkeypatch
     assert "m.db" in refusal(f"sqlite:///{file}")
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_stopped_server_is_reported(scheme: str, closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_server_is_reported(closed_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    line = refusal(f"{scheme}://user:hushhush@127.0.0.1:{closed_port}")
+    line = refusal(f"http://user:hushhush@127.0.0.1:{closed_port}")
     assert f"MLflow does not answer (Connection refused at 127.0.0.1:{closed_port}); start the server, or" in line
     assert "hushhush" not in line
 
@@ -99,15 +95,11 @@ def test_a_server_behind_a_proxy_is_not_checked(closed_port: int, monkeypatch: p
     check_uri(f"http://tracking.example:{closed_port}")
 
 
-@pytest.mark.parametrize("uri", ["databricks", "mlruns", "file:///tmp/mlruns"])
-def test_other_addresses_are_left_to_mlflow(uri: str) -> None:
-    check_uri(uri)
-
-
 def test_an_existing_and_a_new_database_are_accepted(tmp_path: Path) -> None:
     check_uri(f"sqlite:///{tmp_path}/new.db")
     (tmp_path / "empty.db").touch()
-    check_uri(f"sqlite:///{tmp_path}/empty.db")
+    for uri in (f"sqlite:///{tmp_path}/empty.db", "databricks", "file:///tmp/mlruns"):
+        check_uri(uri)
     assert [path.name for path in tmp_path.iterdir()] == ["empty.db"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from math import inf
 from pathlib import Path
+from sys import float_info
 
-from raytriever.cli.arguments import Parser, add_number, add_path
-from raytriever.errors import ConfigError
+from raytriever.cli.arguments import ABOVE_0, Parser, add_number, add_path
 from raytriever.paths import OUTPUT
 from raytriever.terminal import warn
 
@@ -15,28 +17,12 @@ MAX_PORT = 65_535
 def main(words: list[str]) -> None:
     """Parse, start, and run until interrupted."""
     arguments = _parser().parse(words)
-    for name in ("ray_port", "dashboard_port", "mlflow_port"):
-        port = getattr(arguments, name)
-        if not 1 <= port <= MAX_PORT:
-            raise ConfigError(f"{port} is not a port", f"--{name.replace('_', '-')}", f"give 1 to {MAX_PORT}")
-    if arguments.num_cpus is not None and arguments.num_cpus < 1:
-        raise ConfigError(f"{arguments.num_cpus} is out of range", "--num-cpus", "give a value at least 1")
-    if not 0 < arguments.timeout < float("inf"):
-        raise ConfigError(f"{arguments.timeout:g} is out of range", "--timeout", "give seconds above 0")
 
     from raytriever.cluster.launch import LaunchSettings, launch
 
-    settings = LaunchSettings(
-        host=arguments.host,
-        authenticate=arguments.auth,
-        ray_port=arguments.ray_port,
-        dashboard_port=arguments.dashboard_port,
-        mlflow_port=arguments.mlflow_port,
-        database=Path(arguments.database).absolute(),
-        artifacts=Path(arguments.artifacts).absolute(),
-        num_cpus=arguments.num_cpus,
-        timeout=arguments.timeout,
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(LaunchSettings)}
+    given |= {name: Path(given[name]).absolute() for name in ("database", "artifacts")}
+    settings = LaunchSettings(**given)
     try:
         launch(settings, warn)
     except KeyboardInterrupt:
@@ -53,28 +39,23 @@ def _parser() -> Parser:
     )
     parser.add_argument(
         "--auth",
+        dest="authenticate",
         action="store_true",
         help="require the token in RAY_AUTH_TOKEN_PATH (default: ~/.ray/auth_token; created if it does not exist)",
     )
-    for name, port, server in (("ray", 6379, "Ray head"), ("dashboard", 8265, "Ray dashboard and job server")):
-        add_number(parser, f"--{name}-port", int, "PORT", f"port of the {server} (default: {port})", default=port)
-    add_number(parser, "--mlflow-port", int, "PORT", "port of the MLflow server (default: 5000)", default=5000)
+    for name, port, server in (
+        ("ray", 6379, "Ray head"),
+        ("dashboard", 8265, "Ray dashboard and job server"),
+        ("mlflow", 5000, "MLflow server"),
+    ):
+        help = f"port of the {server} (default: {port})"
+        add_number(parser, f"--{name}-port", int, "PORT", help, (1, MAX_PORT, f"give 1 to {MAX_PORT}"), default=port)
     add_path(parser, "--database", OUTPUT, "FILE", "database of MLflow (default: mlflow.db)", default="mlflow.db")
-    add_path(
-        parser,
-        "--artifacts",
-        OUTPUT,
-        "DIR",
-        "folder for the artifacts of MLflow (default: mlartifacts)",
-        default="mlartifacts",
-    )
-    add_number(parser, "--num-cpus", int, "N", "number of CPUs that Ray may use (default: all)")
-    add_number(
-        parser,
-        "--timeout",
-        float,
-        "SECONDS",
-        "time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it",
-        default=120.0,
-    )
+    help = "folder for the artifacts of MLflow (default: mlartifacts)"
+    add_path(parser, "--artifacts", OUTPUT, "DIR", help, default="mlartifacts")
+    help = "number of CPUs that Ray may use (default: all)"
+    add_number(parser, "--num-cpus", int, "N", help, (1, inf, "give a value at least 1"))
+    help = "time in which Ray must be ready (default: 120); MLflow may take longer, and Ray keeps running without it"
+    seconds = (ABOVE_0, float_info.max, "give seconds above 0")
+    add_number(parser, "--timeout", float, "SECONDS", help, seconds, default=120.0)
     return parser

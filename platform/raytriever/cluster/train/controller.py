@@ -24,9 +24,6 @@ from raytriever.errors import ConfigError
 class GroupReports(ControllerCallback, WorkerGroupCallback):
     """Reports of the controller to the event queue: its handle, and which workers it asks for and gets.
 
-    Args:
-        queue: Queue of `open_event_queue`.
-
     Attributes:
         hosts, addresses: host of each worker of the newest group, by rank, and its address.
     """
@@ -38,7 +35,7 @@ class GroupReports(ControllerCallback, WorkerGroupCallback):
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Called in the controller, before it starts a worker."""
-        self._queue.set_controller(ray.get_runtime_context().current_actor)
+        ray.get(self._queue.actor.set_controller.remote(ray.get_runtime_context().current_actor))
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
         """Called before each attempt to start a group."""
@@ -108,7 +105,7 @@ FIRST = {"RAY_TRAIN_CALLBACKS": f"{Housekeeping.__module__}.{Housekeeping.__name
 def end_controller(queue: Any) -> None:
     """End the controller and its workers; does nothing where it has not started or the queue has ended."""
     try:
-        controller = queue.controller()
+        controller = ray.get(queue.actor.controller.remote())
         if controller is not None:
             ray.kill(controller)
     except RayError:
@@ -116,12 +113,7 @@ def end_controller(queue: Any) -> None:
 
 
 class Failures(UserCallback):
-    """Record of failed worker groups, made in Ray Train's controller before the next group starts.
-
-    Args:
-        reports: of the same controller, which know the workers' hosts.
-        queue: Queue of `open_event_queue`.
-    """
+    """Record of failed worker groups, made in Ray Train's controller before the next group starts."""
 
     def __init__(self, reports: GroupReports, queue: Any) -> None:
         self._reports, self._queue = reports, queue

@@ -24,11 +24,7 @@ END_SECONDS = 10.0  # that `fit` has to end after a request
 
 
 class FitThread(threading.Thread):
-    """Thread that runs `fit`; `failure` is its exception, None if it succeeded or has not ended.
-
-    Args:
-        fit: Fit of a trainer or a tuner.
-    """
+    """Thread that runs `fit`; `failure` is its exception, None if it succeeded or has not ended."""
 
     def __init__(self, fit: Callable[[], object]) -> None:
         super().__init__(name="raytriever-fit", daemon=True)
@@ -47,12 +43,7 @@ class FitThread(threading.Thread):
             self._ended.set()
 
     def wait(self, broken: threading.Event, check: Callable[[], None] = lambda: None) -> None:
-        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one.
-
-        Args:
-            broken: set when waiting is useless.
-            check: called at each look; its exception ends the wait.
-        """
+        """Return when `fit` has ended or `broken` is set; raises KeyboardInterrupt also where Python has lost one."""
         while not broken.is_set() and not self._ended.wait(POLL_SECONDS):
             check_interrupted()
             check()
@@ -73,11 +64,6 @@ class FitThread(threading.Thread):
 
 def fit(make: Callable[[], TorchTrainer], events: OpenQueue, check: Callable[[], None]) -> Exception | None:
     """Run `fit` until it ends or an event cannot be handled; an interruption ends it too.
-
-    Args:
-        make: makes the trainer of one attempt.
-        events: event queue of the run; it decides whether the run may start again.
-        check: called at each look; its exception ends `fit`.
 
     Returns:
         The exception of `fit`; None if it succeeded.

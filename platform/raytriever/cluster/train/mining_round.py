@@ -138,10 +138,6 @@ class MiningRounds:
 
         The filters know only the judgements of the trained split. Documents that other splits judge relevant are
         removed afterwards; their share estimates the false negatives among the unjudged documents.
-
-        Args:
-            embeddings: Embeddings of each data set.
-            finished: folder of the blocks that an interrupted call with the same arguments mined.
         """
         tables, counts, split, config = [], [], self._config.data.train_split, self._config
         relevant = judged = 0
@@ -236,10 +232,7 @@ def digest_of(snapshot: Snapshot) -> str:
 def rolling_rows(documents: int, share: float, turn: int) -> range:
     """Return the documents of one turn of a rolling refresh: contiguous, and in `ceil(1 / share)` turns all of them.
 
-    Args:
-        documents: number of documents in the corpus.
-        share: Share of the corpus in one turn, in (0, 1].
-        turn: counted from 0.
+    `share` is in (0, 1], and `turn` counts from 0.
     """
     turns = math.ceil(1 / share)
     index = turn % turns

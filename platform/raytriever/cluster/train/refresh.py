@@ -32,13 +32,7 @@ from raytriever.training.parallel.model_state import Snapshot
 
 @dataclass(frozen=True)
 class EncodingTask:
-    """Task of the encoders: one store, encoded with one snapshot of the weights.
-
-    Args:
-        number: unique among the tasks of a run.
-        store: Store of the embeddings.
-        dataset: path or URI of the prepared data set.
-    """
+    """Task of the encoders: one store, encoded with one snapshot of the weights."""
 
     number: int
     store: StoreWriter
@@ -89,9 +83,6 @@ class EncoderPool:
 
     def encode(self, snapshot: Any, store: StoreWriter, load: SnapshotLoader, dataset: str, missing: list[int]) -> None:
         """Encode shards on the encoders, and wait for them.
-
-        Args:
-            store, load, dataset, missing: see `mining_round.Encode`.
 
         Raises:
             UserError: a shard cannot be encoded, or no encoder starts within `START_SECONDS`.
@@ -189,11 +180,6 @@ def start_miner(
 
     Yields None where nothing is refreshed, and where training waits for each round and leaves no GPU free: then the
     first worker mines; see `clients`.
-
-    Args:
-        datasets: paths or URIs of its prepared data sets.
-        negatives: reference to the table that training begins with.
-        log: receives a line where training leaves fewer GPUs than the encoders would use.
     """
     if config.refresh.refresh_every is None:
         yield None

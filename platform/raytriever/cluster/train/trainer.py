@@ -54,10 +54,6 @@ class Wait:
     """Wait for the workers of each group, from the first request until all of them have started.
 
     Ray Train asks again and again by variables of its own, and waits without a word.
-
-    Args:
-        minutes: longest wait for one group.
-        show: called with the status and the number of missing workers, in the thread of the events.
     """
 
     def __init__(self, minutes: float, show: Callable[[Event], None]) -> None:

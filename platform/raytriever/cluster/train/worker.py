@@ -50,19 +50,14 @@ from raytriever.training.validation import Record, ValidationPlan
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerJob:
-    """Job that the driver sends to every worker of a group.
+    """Job that the driver sends to every worker of a group; see `train_on_cluster` for fields that have no note here.
 
     Args:
-        datasets: paths or URIs of its prepared data sets, on storage that every node sees.
         negatives: reference to the table of hard negatives, or to None.
-        total_steps: after which training ends at the latest.
         driver: working directory and locks of the driver.
-        last_logged_step: the last step that an earlier call has logged.
         miner: actor that mines hard negatives; None without refresh, and where the first worker mines.
         evaluator: actor that evaluates checkpoints; None without validation by retrieval, and where the first worker
             evaluates.
-        dev_sets: that checkpoints are evaluated on.
-        runs_per_node: number of runs that share the cores of a node.
     """
 
     config: Config
@@ -256,10 +251,6 @@ def regroup(size: int, device: torch.device) -> bool:
     """Replace the process group by one of its first `size` processes; every process of the old group calls it.
 
     The new group becomes the default group, because DeepSpeed uses the default group.
-
-    Args:
-        size: Size of the new group, smaller than that of the old one.
-        device: where the group's collectives take their tensors.
 
     Returns:
         Whether this process belongs to the new group; the others are left without a group.

@@ -4,13 +4,12 @@ right digests.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, cut, document, folder, link, removed, sealed, write
+from hostile.making import change, cut, document, folder, link, removed, rows, sealed, write
 
 TRAIN = "train --dataset prepared --model model --output out --max-steps 2"
 ENCODE = "encode --dataset prepared --model model --output out"
@@ -22,6 +21,7 @@ SCORES = (
     " --negatives-per-query 2 --output out"
 )
 DOCUMENTS = "prepared/documents/00000-000000"
+JUDGED, PLAN = "prepared/judgements/train.npy", "store/plan.json"
 PART = "part-00000.parquet"
 
 
@@ -158,7 +158,6 @@ def cut_short(words: str, path: str, file: str, fast: bool = False, about: bool 
         Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
         Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
         Case(f"{path} without a manifest", words, "", (removed(manifest),)),
-        Case(f"{path} with a manifest of no bytes", words, "", (write(manifest, b""),)),
         Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),), fast=fast),
         Case(f"{path} with a manifest nested deeply", words, "", (write(manifest, b"[" * 100_000),)),
         Case(f"{path} with a manifest that names a file outside", words, "", (named(path, "../../etc/passwd"),)),
@@ -202,45 +201,34 @@ CASES = of_area(
         resealed(f"texts of kind {kind}", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", cast("text", kind)))
         for kind in ("dictionary", "number", "null", "nested")
     ],
-    resealed("an Arrow file without columns", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.select([]))),
     resealed("an Arrow file of garbage", ENCODE, "prepared", write(f"{DOCUMENTS}.arrow", b"ARROW1" * 50)),
     resealed("an Arrow file of fewer rows", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", lambda t: t.slice(9))),
     resealed("an Arrow file with a wrong offset", ENCODE, "prepared", change(f"{DOCUMENTS}.arrow", _flip)),
     resealed("tokens that are pickled", ENCODE, "prepared", array(f"{DOCUMENTS}.tokens.npy", poison(160))),
     resealed("offsets that go back", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[::-1])),
     resealed("offsets beyond the tokens", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", huge)),
-    resealed("offsets of another shape", ENCODE, "prepared", array(f"{DOCUMENTS}.offsets.npy", lambda a: a[None])),
     resealed("an array cut in its header", ENCODE, "prepared", cut(f"{DOCUMENTS}.offsets.npy", 20)),
-    resealed(
-        "judgements of documents that do not exist", TRAIN, "prepared", array("prepared/judgements/train.npy", unknown)
-    ),
-    resealed("judgements below zero", TRAIN, "prepared", array("prepared/judgements/train.npy", negative)),
-    resealed("judgements of fractions", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a + 0.5)),
-    resealed("judgements of two rows", TRAIN, "prepared", array("prepared/judgements/train.npy", lambda a: a[:2])),
-    resealed("judgements that are pickled", TRAIN, "prepared", array("prepared/judgements/train.npy", poison(5))),
+    *[
+        resealed(f"judgements {name}", TRAIN, "prepared", array(JUDGED, alter))
+        for name, alter in {
+            "of documents that do not exist": unknown,
+            "below zero": negative,
+            "of two rows": lambda a: a[:2],
+            "that are pickled": poison(5),
+        }.items()
+    ],
     resealed("a store of NaN", STORE, "store", array("store/shards/000000/embeddings.npy", not_a_number)),
-    resealed("a store whose plan is garbage", STORE, "store", write("store/plan.json", b"\0garbage"), line="plan.json"),
-    resealed(
-        "a store with an empty plan",
-        STORE,
-        "store",
-        write("store/plan.json", b"{}"),
-        line="store/plan.json: is damaged or changed: 'key' is missing",
-    ),
-    resealed(
-        "a store with the plan of another",
-        STORE,
-        "store",
-        document("store/plan.json", lambda content: content.update(key="0" * 64)),
-        line="store/plan.json: is the plan of other embeddings than manifest.json describes",
-    ),
-    resealed(
-        "a store without its plan", STORE, "store", removed("store/plan.json"), line="store/plan.json: is missing"
-    ),
-    Case("a store whose plan was emptied later", STORE, "plan.json: ", (write("store/plan.json", b"{}"),)),
+    *[
+        resealed(f"a store whose plan {name}", STORE, "store", make, line=f"store/plan.json: {line}")
+        for name, make, line in (
+            ("is garbage", write(PLAN, b"\0garbage"), ""),
+            ("is empty", write(PLAN, b"{}"), "is damaged or changed: 'key' is missing"),
+            ("is of another", document(PLAN, lambda c: c.update(key="0" * 64)), "is the plan of other embeddings than"),
+            ("is missing", removed(PLAN), "is missing"),
+        )
+    ],
     resealed("a store of fewer rows", STORE, "store", array("store/shards/000000/embeddings.npy", lambda a: a[:9])),
     resealed("an index whose finder is cut", INDEX, "index", cut("index/finder/index.faiss", 500)),
-    resealed("an index whose finder is empty", INDEX, "index", write("index/finder/index.faiss", b"")),
     resealed("negatives as pickled objects", NEGATIVES, "negatives", parquet(f"negatives/{PART}", pickled("query"))),
     resealed(
         "negatives without a column", NEGATIVES, "negatives", parquet(f"negatives/{PART}", lambda t: t.select([0]))
@@ -249,34 +237,20 @@ CASES = of_area(
     Case(
         "an index for another data set",
         "index --dataset other --model model --output index --query x",
-        "",
-        (
-            write("other/corpus.jsonl", json.dumps({"_id": "a", "text": "x"})),
-            write("other/queries.jsonl", json.dumps({"_id": "q", "text": "x"})),
-            write("other/qrels/test.tsv", "query-id\tcorpus-id\tscore\nq\ta\t1\n"),
+        make=(
+            rows("other/corpus.jsonl", {"_id": "a", "text": "x"}),
+            rows("other/queries.jsonl", {"_id": "q", "text": "x"}),
+            rows("other/qrels/test.tsv", "query-id\tcorpus-id\tscore", "q\ta\t1"),
         ),
     ),
-    Case(
-        "a prepared data set as embeddings",
-        "index --dataset letters --model model --embeddings prepared --output out",
-        "",
-    ),
-    Case("embeddings as a data set", "encode --dataset store --model model --output out", ""),
-    Case(
-        "an index as embeddings",
-        "mine --dataset letters --model model --method dense --embeddings index --output out",
-        "",
-    ),
-    Case(
-        "a folder of data as negatives",
-        "train --dataset letters --model model --negatives-table letters --negatives-per-query 1 --output out",
-        "",
-        leaves=("out*",),
-    ),
-    Case(
-        "a folder of data as teacher",
-        SCORES.replace("--teacher scores", "--teacher letters"),
-        "",
-        leaves=("out*",),
-    ),
+    *[
+        Case(f"{what} as {other}", words, leaves=("out*",))
+        for what, other, words in (
+            ("a prepared data set", "embeddings", STORE.replace("store", "prepared")),
+            ("embeddings", "a data set", ENCODE.replace("prepared", "store")),
+            ("an index", "embeddings", STORE.replace("store", "index")),
+            ("a folder of data", "negatives", SCORES.replace("table negatives", "table letters")),
+            ("a folder of data", "teacher", SCORES.replace("--teacher scores", "--teacher letters")),
+        )
+    ],
 )

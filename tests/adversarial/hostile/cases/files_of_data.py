@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 from hostile.case import Case, Maker, of_area
-from hostile.making import change, cut, folder, packed, removed, replaced, rows, write
+from hostile.making import change, cut, folder, packed, removed, rows, write
 
 PREPARE = "prepare --dataset letters --model model --output out"
 SET = "prepare --dataset set --model model --output out"
 CORPUS = "letters/corpus.jsonl"
 PAIR = {"anchor": "what is a cell", "positive": "A cell is"}
-TEVATRON = {"query_id": "1", "query": "a cell", "positive_passages": [{"docid": "7", "title": "", "text": "A cell"}]}
 FLAG = {"query": "how tall", "pos": ["324 metres"], "neg": ["in Paris"]}
 
 
@@ -78,255 +77,121 @@ def dressed(path: str, before: bytes = b"", after: bytes = b"", line_ends: bytes
     return change(path, lambda file: file.write_bytes(before + file.read_bytes().replace(b"\n", line_ends) + after))
 
 
+def corpus(name: str, line: str, *make: Maker, fast: bool = False) -> Case:
+    """A corpus in BEIR layout that `prepare` reads; without a line it is accepted."""
+    return Case(name, PREPARE, line, make, code=2 if line else 0, fast=fast)
+
+
+def other(name: str, line: str, *make: Maker, fast: bool = False, code: int = 2) -> Case:
+    """A folder in another format that `prepare` reads."""
+    return Case(name, SET, line, make, code=code, fast=fast)
+
+
+PACKED = f"{CORPUS}.gz"
+# Stages that read a data set, each with a corpus that is broken in its first row.
+READERS = {
+    "train": "train --dataset letters --model model --output out --max-steps 2",
+    "encode": "encode --dataset letters --model model --output out",
+    "mine": "mine --dataset letters --method bm25 --output out",
+    "index": "index --dataset letters --model model --output out",
+    "search": "search x --dataset letters --model model",
+    "evaluate": "evaluate --datasets letters --model model --output out",
+    "score": "score --dataset letters --model cross --output out --negatives negatives",
+    "tune": "tune --dataset letters --model model --output out",
+    "annotate": "annotate --dataset letters --dry-run --llm x --endpoint http://127.0.0.1:9/v1 --output out",
+}
+
 CASES = of_area(
     "files",
-    Case("no corpus", PREPARE, "letters: no corpus.jsonl or corpus.jsonl.gz", (removed(CORPUS),), fast=True),
-    Case("no queries", PREPARE, "letters: no queries.jsonl", (removed("letters/queries.jsonl"),), fast=True),
-    Case("no judgements", PREPARE, make=(removed("letters/qrels"),), code=0),
-    Case(
-        "a folder of judgements that is empty",
-        PREPARE,
-        make=(removed("letters/qrels"), folder("letters/qrels")),
-        code=0,
-    ),
-    Case(
-        "a corpus of no bytes",
-        PREPARE,
-        "letters/corpus.jsonl: no row in it, the file is empty",
-        (write(CORPUS, b""),),
-        fast=True,
-    ),
-    Case("a corpus of blank lines", PREPARE, "letters/corpus.jsonl: no row in it", (write(CORPUS, b"\n\n\n"),)),
-    Case("a corpus of NULs", PREPARE, "not JSON (Expecting value at column 1)", (write(CORPUS, bytes(4096)),)),
-    Case(
+    corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS), fast=True),
+    corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl")),
+    corpus("a folder of judgements that is empty", "", removed("letters/qrels"), folder("letters/qrels")),
+    corpus("a corpus of no bytes", "no row in it, the file is empty", write(CORPUS, b""), fast=True),
+    corpus("a corpus of NULs", "not JSON (Expecting value at column 1)", write(CORPUS, bytes(4096))),
+    corpus(
         "a corpus in UTF-16",
-        PREPARE,
         "byte 0xff at column 1 is not UTF-8",
-        (change(CORPUS, lambda f: f.write_bytes(f.read_text().encode("utf-16"))),),
+        change(CORPUS, lambda f: f.write_bytes(f.read_text().encode("utf-16"))),
     ),
-    Case("a corpus with a byte order mark", PREPARE, "", (dressed(CORPUS, before=b"\xef\xbb\xbf"),), code=0),
-    Case("a corpus with lines that end as on Windows", PREPARE, "", (dressed(CORPUS, line_ends=b"\r\n"),), code=0),
-    Case(
-        "a corpus with lines that end as on an old Macintosh",
-        PREPARE,
-        "not JSON (Extra data at column 56)",
-        (dressed(CORPUS, line_ends=b"\r"),),
-    ),
-    Case(
-        "a corpus that is a picture",
-        PREPARE,
-        "byte 0x89 at column 1 is not UTF-8",
-        (write(CORPUS, b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8),),
-    ),
-    Case("a corpus that is a folder", PREPARE, "letters: no corpus.jsonl or corpus.jsonl.gz in it", (folder(CORPUS),)),
-    Case(
-        "a corpus twice, plain and packed",
-        PREPARE,
-        "",
-        (change(CORPUS, lambda f: f.with_name("corpus.jsonl.gz").write_bytes(b"x")),),
-        code=0,
-    ),
-    Case("a gzip that is cut", PREPARE, "the gzip is broken", (packed(CORPUS, 500),), fast=True),
-    Case(
-        "a gzip of no bytes", PREPARE, "letters/corpus.jsonl.gz: no row in it, the file is empty", (packed(CORPUS, 0),)
-    ),
-    Case(
-        "a gzip that is none",
-        PREPARE,
-        "letters/corpus.jsonl.gz: the gzip is broken after row 0",
-        (removed(CORPUS), write("letters/corpus.jsonl.gz", b"not packed at all")),
-    ),
-    Case(
+    corpus("a corpus with a byte order mark", "", dressed(CORPUS, before=b"\xef\xbb\xbf")),
+    corpus("a corpus with lines that end as on Windows", "", dressed(CORPUS, line_ends=b"\r\n")),
+    corpus("a corpus that is a folder", "letters: no corpus.jsonl or corpus.jsonl.gz in it", folder(CORPUS)),
+    corpus("a gzip that is cut", "the gzip is broken", packed(CORPUS, 500), fast=True),
+    corpus("a gzip that is none", "the gzip is broken after row 0", removed(CORPUS), write(PACKED, b"not packed")),
+    corpus(
         "a gzip with a wrong checksum",
-        PREPARE,
         "letters/corpus.jsonl.gz: the gzip is broken after row 0",
-        (packed(CORPUS), change("letters/corpus.jsonl.gz", lambda f: f.write_bytes(f.read_bytes()[:-8] + bytes(8)))),
+        packed(CORPUS),
+        change(PACKED, lambda f: f.write_bytes(f.read_bytes()[:-8] + bytes(8))),
     ),
-    Case(
-        "a gzip with garbage after it",
-        PREPARE,
-        "letters/corpus.jsonl.gz: the gzip is broken after row 0",
-        (packed(CORPUS), dressed("letters/corpus.jsonl.gz", after=b"garbage")),
+    corpus(
+        "a gzip with garbage after it", "the gzip is broken after row 0", packed(CORPUS), dressed(PACKED, after=b"x")
     ),
     Case(
         "a gzip that unpacks to one row of 300 MB",
         PREPARE,
         "the row is longer than 256 MB",
-        (removed(CORPUS), bomb("letters/corpus.jsonl.gz")),
+        (removed(CORPUS), bomb(PACKED)),
         seconds=120,
     ),
-    Case(
-        "judgements of no bytes",
-        PREPARE,
-        "the header is '' (the file is empty)",
-        (write("letters/qrels/test.tsv", b""),),
-    ),
-    Case(
-        "judgements with a wrong header",
-        PREPARE,
-        "the header is 'query\\tdocument\\tscore'",
-        (replaced("letters/qrels/test.tsv", "query-id\tcorpus-id", "query\tdocument"),),
-    ),
-    Case(
-        "judgements without header",
-        PREPARE,
-        "the header is 'q128\\td128\\t1'",
-        (replaced("letters/qrels/test.tsv", "query-id\tcorpus-id\tscore\n", ""),),
-    ),
-    Case(
-        "judgements of the form of TREC",
-        PREPARE,
-        "the header is 'q128 0 d128 1'",
-        (write("letters/qrels/test.tsv", "q128 0 d128 1\n"),),
-    ),
-    Case(
-        "judgements separated by commas",
-        PREPARE,
-        "the header is 'query-id,corpus-id,score'",
-        (change("letters/qrels/test.tsv", lambda f: f.write_text(f.read_text().replace("\t", ","))),),
+    corpus("judgements of no bytes", "the header is '' (the file is empty)", write("letters/qrels/test.tsv", b"")),
+    corpus(
+        "judgements of the form of TREC", "the header is 'q128 0", write("letters/qrels/test.tsv", "q128 0 d128 1\n")
     ),
     Case(
         "a split whose name leads out",
         "evaluate --datasets letters --model model --split ../../etc/passwd --output out",
         "letters: no split '../../etc/passwd'",
     ),
-    Case(
-        "a split of no name",
-        "evaluate --datasets letters --model model --split '' --output out",
-        "letters: no split ''",
-    ),
-    Case(
+    other(
         "two formats in one folder",
-        SET,
         "set: not in one format",
-        (rows("set/a-train.jsonl", FLAG), rows("set/b-train.jsonl", PAIR)),
+        rows("set/a-train.jsonl", FLAG),
+        rows("set/b-train.jsonl", PAIR),
         fast=True,
     ),
-    Case(
-        "several data sets in one folder",
-        SET,
-        "set: not in one format",
-        (rows("set/a/train.jsonl", TEVATRON), rows("set/b/corpus.jsonl", {"_id": "1", "text": "x"})),
-    ),
-    Case("a folder of nothing", SET, "--dataset set: no file in it", (folder("set"),), fast=True),
-    Case("a folder of hidden files", SET, "--dataset set: no file in it", (rows("set/.train.jsonl", PAIR),)),
-    Case("a folder of unknown files", SET, "set: in no known format", (write("set/notes.txt", "x"),)),
-    Case("fields of no known format", SET, "set: in no known format", (rows("set/train.jsonl", {"a": 1, "b": 2}),)),
-    Case(
-        "an object of a million fields",
-        SET,
+    other("a folder of nothing", "--dataset set: no file in it", folder("set")),
+    other("a folder of hidden files", "--dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
+    other("a folder of unknown files", "set: in no known format", write("set/notes.txt", "x")),
+    other(
+        "an object of a hundred thousand fields",
         "set: in no known format",
-        (rows("set/train.jsonl", {f"field{i}": i for i in range(100_000)}),),
+        rows("set/train.jsonl", {f"field{i}": i for i in range(100_000)}),
     ),
-    Case(
+    other(
         "an array that is cut off",
-        SET,
         "set/train.json: the JSON array is cut off after row 1",
-        (write("set/train.json", json.dumps([PAIR, PAIR])[:-10]),),
+        write("set/train.json", json.dumps([PAIR, PAIR])[:-10]),
     ),
-    Case("an array of arrays", SET, "set: in no known format", (write("set/train.json", "[[1], [2]]"),)),
-    Case(
-        "an array nested deeply",
-        SET,
-        "set/train.json: the JSON array is cut off after row 0",
-        (write("set/train.json", "[" * 100_000),),
-    ),
+    other("an array nested deeply", "the JSON array is cut off after row 0", write("set/train.json", "[" * 100_000)),
     Case(
         "a format that is not that of the files",
         "prepare --dataset letters --format dpr --model model --output out",
         "letters: not in the format dpr",
     ),
-    Case(
-        "a format of no known name",
-        "prepare --dataset letters --format beer --model model --output out",
-        "did you mean 'beir'?",
-        fast=True,
-    ),
-    Case(
-        "a Parquet file that is none",
-        SET,
-        "set/train.parquet: the Parquet is broken",
-        (write("set/train.parquet", b"PAR1 not at all PAR1"),),
-    ),
-    Case(
-        "a Parquet file of no bytes",
-        SET,
-        "set/train.parquet: no row in it, the file is empty",
-        (write("set/train.parquet", b""),),
-    ),
-    Case(
+    other("a Parquet file that is none", "the Parquet is broken", write("set/train.parquet", b"PAR1 not at all PAR1")),
+    other("a Parquet file of no bytes", "no row in it, the file is empty", write("set/train.parquet", b"")),
+    other(
         "a Parquet file that is cut",
-        SET,
         "set/train.parquet: the Parquet is broken",
-        (parquet("set/train.parquet", "text"), cut("set/train.parquet", -30)),
+        parquet("set/train.parquet", "text"),
+        cut("set/train.parquet", -30),
     ),
-    Case(
+    other(
         "a Parquet column of pickled objects",
-        SET,
         "set/train.parquet: column 'positive' is of the extension type 'ray.data.arrow_pickled_obje",
-        (parquet("set/train.parquet", "pickled"),),
+        parquet("set/train.parquet", "pickled"),
         fast=True,
     ),
     *[
-        Case(f"a Parquet column of kind {kind}", SET, "", (parquet("set/train.parquet", kind),))
+        other(f"a Parquet column of kind {kind}", "", parquet("set/train.parquet", kind))
         for kind in ("number", "null", "nested", "binary")
     ],
-    Case("a Parquet column of a dictionary", SET, "", (parquet("set/train.parquet", "dictionary"),), code=0),
-    Case(
-        "training on a broken corpus",
-        "train --dataset letters --model model --output out --max-steps 2",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-        fast=True,
-    ),
-    Case(
-        "encoding a broken corpus",
-        "encode --dataset letters --model model --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "mining in a broken corpus",
-        "mine --dataset letters --method bm25 --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "indexing a broken corpus",
-        "index --dataset letters --model model --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "searching a broken corpus",
-        "search x --dataset letters --model model",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "evaluating on a broken corpus",
-        "evaluate --datasets letters --model model --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "scoring a broken corpus",
-        "score --dataset letters --model cross --output out --negatives negatives",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "tuning on a broken corpus",
-        "tune --dataset letters --model model --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
-    Case(
-        "annotating a broken corpus",
-        "annotate --dataset letters --dry-run --llm x --endpoint http://127.0.0.1:9/v1 --output out",
-        "not JSON (Expecting property name enclosed in double quotes at column 2)",
-        (write(CORPUS, b"{\n"),),
-    ),
+    other("a Parquet column of a dictionary", "", parquet("set/train.parquet", "dictionary"), code=0),
+    *[
+        Case(f"a broken corpus for {stage}", words, "not JSON", (write(CORPUS, b"{\n"),), fast=stage == "train")
+        for stage, words in READERS.items()
+    ],
     Case(
         "a folder without documents",
         "import papers --model model --output out",

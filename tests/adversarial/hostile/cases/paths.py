@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostile.case import Case, of_area
+from hostile.case import Case, Maker, of_area
 from hostile.making import fifo, folder, link, mode, removed, rows, socket_file, write
 
 LONG = "n" * 300
@@ -62,10 +62,10 @@ OTHERS = {
     "the search space": "tune --dataset letters --model model --search-space ./PATH --output out",
     "the TREC run": "score --dataset letters --model cross --run PATH --output out",
 }
-FAST = {"prepare", "train", "search", "export"}
+FAST = {"prepare", "train", "export"}
 
 
-def over(what: str, commands: dict[str, str], path: str, line: str, *make: object, fast: bool = False) -> list[Case]:
+def over(what: str, commands: dict[str, str], path: str, line: str, *make: Maker, fast: bool = False) -> list[Case]:
     """One path for every command of a table."""
     return [
         Case(f"{what} for {name}", words.replace("PATH", path), line, tuple(make), fast=fast and name in FAST)
@@ -73,13 +73,31 @@ def over(what: str, commands: dict[str, str], path: str, line: str, *make: objec
     ]
 
 
+def prepared(name: str, line: str, *make: Maker, fast: bool = False, words: str = "--output out") -> Case:
+    """Preparation of a data set or for an output that cannot be used."""
+    return Case(name, f"prepare {LETTERS} {words}", line, make, fast=fast)
+
+
+def forbidden(name: str, words: str, path: str, bits: int = 0, *make: Maker) -> Case:
+    """A file or folder that this user may not use."""
+    return Case(name, words, "permission denied", (*make, mode(path, bits)), unprivileged=True)
+
+
+CORPUS, TEST = "letters/corpus.jsonl", "letters/qrels/test.tsv"
+PREPARE, EXPORT = f"prepare {LETTERS} --output out", "export --model model --output out"
+SHUT = {
+    "an output": f"prepare {LETTERS} --output shut/out",
+    "a run": f"train {LETTERS} --max-steps 2 --output shut/out",
+    "results": "evaluate --datasets letters --model model --output shut/out",
+    "a page": "compare results --output shut/page.html",
+}
 CASES = of_area(
     "paths",
     *over("an output of 300 letters", WRITES, LONG, TOO_LONG, fast=True),
     *over("an output that links to itself", WRITES, "circle/out", "circle", link("circle", "circle")),
-    *over("an output within a file", WRITES, "letters/corpus.jsonl/out", "a part of the path is a file"),
+    *over("an output within a file", WRITES, f"{CORPUS}/out", "a part of the path is a file"),
     *over("an output on a file system of the kernel", WRITES, "/proc/nowhere/out", "/proc/nowhere"),
-    *over("data of 300 letters", DATA, LONG, TOO_LONG, fast=True),
+    *over("data of 300 letters", DATA, LONG, TOO_LONG),
     *over("data that link to themselves", DATA, "circle", CIRCLE, link("circle", "circle")),
     *over("data that are a pipe", DATA, "pipe.jsonl", PIPE, fifo("pipe.jsonl")),
     *over("data that are no folder", DATA, "nowhere/at/all", "nowhere/at/all", fast=True),
@@ -88,150 +106,41 @@ CASES = of_area(
     *over("300 letters", OTHERS, LONG, TOO_LONG),
     *over("a link to itself", OTHERS, "circle", "circle", link("circle", "circle")),
     *over("a pipe", OTHERS, "pipe", "pipe", fifo("pipe")),
-    Case("a path of 6000 letters", f"prepare --dataset {DEEP} --model model --output out", TOO_LONG),
-    Case("a path with a NUL of the shell", "prepare --dataset 'a%00b' --model model --output out", "a%00b"),
-    Case(
-        "data that are a socket",
-        "prepare --dataset s.jsonl --model model --output out",
-        PIPE,
-        (socket_file("s.jsonl"),),
-    ),
-    Case(
-        "data that are a device",
-        "prepare --dataset /dev/zero --model model --output out",
-        PIPE,
-        fast=True,
-    ),
-    Case(
-        "data that are the device of nothing",
-        "prepare --dataset /dev/null --model model --output out",
-        PIPE,
-    ),
-    Case(
-        "an output that is a device", f"prepare {LETTERS} --output /dev/null", "/dev/null: a part of the path is a file"
-    ),
+    *[
+        Case(f"data that are {what}", f"prepare --dataset {path} --model model --output out", line, make)
+        for what, path, line, make in (
+            ("a path of 6000 letters", DEEP, TOO_LONG, ()),
+            ("a socket", "s.jsonl", PIPE, (socket_file("s.jsonl"),)),
+            ("the device of nothing", "/dev/null", PIPE, ()),
+        )
+    ],
+    Case("data that are a device", "prepare --dataset /dev/zero --model model --output out", PIPE, fast=True),
+    prepared("an output that is a device", "/dev/null: a part of the path is a file", words="--output /dev/null"),
     Case("a page that is a pipe", "compare results --output pipe", PIPE, (fifo("pipe"),)),
-    Case(
-        "a corpus that is a pipe",
-        f"prepare {LETTERS} --output out",
-        PIPE,
-        (fifo("letters/corpus.jsonl"),),
-        fast=True,
-    ),
-    Case(
-        "a corpus that is a socket",
-        f"prepare {LETTERS} --output out",
-        PIPE,
-        (socket_file("letters/corpus.jsonl"),),
-    ),
-    Case(
-        "a corpus that links to itself",
-        f"prepare {LETTERS} --output out",
-        CIRCLE,
-        (link("letters/corpus.jsonl", "corpus.jsonl"),),
-    ),
-    Case(
-        "a corpus that links to nothing",
-        f"prepare {LETTERS} --output out",
-        "no such file or folder",
-        (link("letters/corpus.jsonl", "gone"),),
-    ),
-    Case(
-        "a corpus that links to a device",
-        f"prepare {LETTERS} --output out",
-        PIPE,
-        (link("letters/corpus.jsonl", "/dev/zero"),),
-    ),
-    Case(
-        "judgements that are a pipe",
-        f"prepare {LETTERS} --output out",
-        PIPE,
-        (fifo("letters/qrels/test.tsv"),),
-    ),
+    prepared("a corpus that is a pipe", PIPE, fifo(CORPUS), fast=True),
+    prepared("a corpus that is a socket", PIPE, socket_file(CORPUS)),
+    prepared("a corpus that links to itself", CIRCLE, link(CORPUS, "corpus.jsonl")),
+    prepared("a corpus that links to nothing", "no such file or folder", link(CORPUS, "gone")),
+    prepared("a corpus that links to a device", PIPE, link(CORPUS, "/dev/zero")),
+    prepared("judgements that are a pipe", PIPE, fifo(TEST)),
     Case(
         "a folder that links to the one above",
         "prepare --dataset set --model model --output out",
         CIRCLE,
         (rows("set/train.jsonl", {"anchor": "a", "positive": "b"}), link("set/again", "..")),
     ),
-    Case(
-        "a corpus that may not be read",
-        f"prepare {LETTERS} --output out",
-        "permission denied",
-        (mode("letters/corpus.jsonl", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "data that may not be entered",
-        f"prepare {LETTERS} --output out",
-        "permission denied",
-        (mode("letters", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "a folder within that may not be entered",
-        f"prepare {LETTERS} --output out",
-        "permission denied",
-        (mode("letters/qrels", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "a model that may not be read",
-        "export --model model --output out",
-        "model/model.safetensors: permission denied; make it readable for this user",
-        (mode("model/model.safetensors", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "a model that may not be entered",
-        "export --model model --output out",
-        "permission denied",
-        (mode("model", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "an output that may not be written",
-        f"prepare {LETTERS} --output shut/out",
-        "permission denied",
-        (folder("shut"), mode("shut", 0o555)),
-        unprivileged=True,
-    ),
-    Case(
-        "a run that may not be written",
-        f"train {LETTERS} --max-steps 2 --output shut/out",
-        "permission denied",
-        (folder("shut"), mode("shut", 0o555)),
-        unprivileged=True,
-    ),
-    Case(
-        "results that may not be written",
-        "evaluate --datasets letters --model model --output shut/out",
-        "permission denied",
-        (folder("shut"), mode("shut", 0o555)),
-        unprivileged=True,
-    ),
-    Case(
-        "a page that may not be written",
-        "compare results --output shut/page.html",
-        "permission denied",
-        (folder("shut"), mode("shut", 0o555)),
-        unprivileged=True,
-    ),
-    Case(
-        "a run that may not be read",
-        "compare results --output page.html",
-        "permission denied",
-        (mode("results/results.json", 0),),
-        unprivileged=True,
-    ),
-    Case(
-        "settings that may not be read",
-        "train --config mine.yaml",
-        "mine.yaml: permission denied; make it readable for this user",
-        (write("mine.yaml", "loss: {loss: mw}"), mode("mine.yaml", 0)),
-        unprivileged=True,
-    ),
-    Case("an output that is there already", f"prepare {LETTERS} --output letters", "is there already"),
+    forbidden("a corpus that may not be read", PREPARE, CORPUS),
+    forbidden("data that may not be entered", PREPARE, "letters"),
+    forbidden("a folder within that may not be entered", PREPARE, "letters/qrels"),
+    forbidden("a model that may not be read", EXPORT, "model/model.safetensors"),
+    forbidden("a model that may not be entered", EXPORT, "model"),
+    forbidden("a run that may not be read", "compare results --output page.html", "results/results.json"),
+    forbidden("settings that may not be read", "train --config mine.yaml", "mine.yaml", 0, write("mine.yaml", "a: b")),
+    *[
+        forbidden(f"{what} that may not be written", words, "shut", 0o555, folder("shut"))
+        for what, words in SHUT.items()
+    ],
+    prepared("an output that is there already", "is there already", words="--output letters"),
     Case("a folder of other things as output", f"train {LETTERS} --output letters", "holds no run"),
     Case("no output with the home's sign", "export --model '~/no such model' --output out", "no such directory"),
     Case(

@@ -88,9 +88,15 @@ def tree(module: str) -> ast.Module:
     return ast.parse(modules()[module].read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a module."""
+    return list(ast.walk(tree(module)))
+
+
 def imports(module: str) -> Iterator[tuple[str, str]]:
     """Yield every import of a module, those inside functions included, as (module, name)."""
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -168,7 +174,7 @@ def relative_docstrings() -> list[str]:
     """Return the docstrings that begin with a relative clause."""
     docstrings = []
     for module, path in modules().items():
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text and RELATIVE_CLAUSES.match(text):
@@ -194,8 +200,8 @@ def flag_literals() -> list[str]:
     for module, path in modules().items():
         if module.startswith("raytriever.cli") or module in FLAGS_OF_OTHERS:
             continue
-        documents = {id(node.value) for node in ast.walk(tree(module)) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree(module)):
+        documents = {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
+        for node in nodes(module):
             is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents
             if is_text and (match := re.search(r"(?<![\w-])--[a-z][\w-]*", node.value)):
                 places.append(f"{path.relative_to(PLATFORM)}:{node.lineno}: {match[0]}")
@@ -207,7 +213,7 @@ def unknown_settings() -> list[str]:
     switches = _flags()
     places = []
     for module, path in modules().items():
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
                 continue
             name, is_marked = node.args[0], node.func.id == "setting"
@@ -222,7 +228,7 @@ def _flags() -> dict[str, bool]:
     """Return the fields that `option` declares and the flags of the commands, with True for a switch."""
     flags = {"help": True}
     for module in modules():
-        for node in ast.walk(tree(module)):
+        for node in nodes(module):
             if (
                 isinstance(node, ast.AnnAssign)
                 and isinstance(node.target, ast.Name)

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from house import PLATFORM, modules, tree
+from house import PLATFORM, modules, nodes, tree
 
 # Definitions that Python, Ray, numba or PyTorch call by name.
 CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
@@ -37,7 +37,7 @@ def definitions(module: str) -> dict[str, ast.stmt]:
 def _scope(module: str) -> Mapping[str, tuple[str, str]]:
     """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
     known, names = modules(), {}
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ImportFrom) and node.module in known:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"

@@ -375,6 +375,7 @@ def test_scored_pairs_are_not_scored_again(files: Path) -> None:
         assert scores[name] == (pytest.approx(values, abs=1e-6) if name == "score" else values), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_measures_what_this_version_needs(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.errors import StorageError
 from raytriever.interruption import interruptible
 from raytriever.store import commit as storage
 from raytriever.store import lock as locking
@@ -165,15 +164,6 @@ def test_a_directory_whose_parent_may_not_be_written_holds_its_lock(
     with one_writer(tmp_path / "mine"):
         assert (tmp_path / "mine" / ".lock").exists()
     assert list((tmp_path / "mine").iterdir()) == []
-
-
-def test_where_no_lock_can_be_made_the_path_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(StorageError, match=r"file/mine: .*; give a path whose parents are directories"),
-        one_writer(tmp_path / "file" / "mine"),
-    ):
-        pass
 
 
 def test_the_owner_is_named_while_it_holds_the_lock(tmp_path: Path, file_system: str) -> None:

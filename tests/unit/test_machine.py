@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import multiprocessing
 import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -22,19 +20,6 @@ from raytriever.operation.doctor import CHECKS, WARNING
 from raytriever.store.lock import acquire, owner_of
 
 PACKAGE = Path(machine.__file__).parent
-# Names and paths of Linux alone, and the modules that may use them: those with a fallback.
-LINUX_ONLY = {
-    "sched_getaffinity": {"machine.py"},
-    "posix_fadvise": set[str](),
-    "posix_fallocate": set[str](),
-    "memfd_create": set[str](),
-    "pidfd_open": set[str](),
-    "MAP_POPULATE": set[str](),
-    "forkserver": {"machine.py"},
-    "/proc": {"machine.py", "operation/doctor.py", "storage.py"},
-    "/sys": {"machine.py", "operation/doctor.py"},
-    "/dev/shm": {"operation/doctor.py", "cluster/session.py"},
-}
 
 
 @pytest.fixture
@@ -98,26 +83,6 @@ def test_the_doctor_reports_another_system_without_warnings(monkeypatch: pytest.
         lines = [line for line in CHECKS[name]() if line.about != "/dev/shm"]
         assert lines
         assert not [line for line in lines if line.level == WARNING]
-
-
-def test_only_modules_with_a_fallback_use_what_linux_alone_has() -> None:
-    users: dict[str, set[str]] = {name: set() for name in LINUX_ONLY}
-    for file in PACKAGE.rglob("*.py"):
-        for name in _names_and_texts(ast.parse(file.read_text())):
-            for known in LINUX_ONLY:
-                if name == known or name.startswith(f"{known}/"):
-                    users[known].add(file.relative_to(PACKAGE).as_posix())
-    assert {name: files - LINUX_ONLY[name] for name, files in users.items() if files - LINUX_ONLY[name]} == {}
-    assert users["sched_getaffinity"] == {"machine.py"}
-
-
-def _names_and_texts(tree: ast.AST) -> Iterator[str]:
-    """Yield the attributes, and the texts that are not documentation."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
-            yield node.value
 
 
 # Packages without a wheel for a system, or with wheels for its newest releases only, by the beginnings of their names.

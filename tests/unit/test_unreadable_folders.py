@@ -13,11 +13,12 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent.parent / "platform"
 NOBODY = 65534
-# Each prints the line of the error that it ends in.
-LISTINGS = {
+# Statements that read a folder or a file; each ends in an error.
+READERS = {
     "files": "from raytriever.store.commit import files_below; files_below(folder)",
     "data set": "from raytriever.data.sources import Source; Source.open(folder)",
     "modules": "from raytriever.data.pydocs.builder import modules_of; list(modules_of(folder))",
+    "weights": "from raytriever.models.files import stored_tensors; stored_tensors(folder)",
 }
 
 
@@ -34,8 +35,8 @@ def shared() -> Iterator[Path]:
         (folder / "part" / "closed").chmod(0o700)
 
 
-def line_for_nobody(statement: str, folder: Path) -> str:
-    """The line of the error that a statement ends in, run as a user without rights."""
+def lines_for_nobody(folder: Path) -> list[str]:
+    """The lines of the errors of `READERS`, run as a user without rights."""
     # Modules are loaded before the rights are dropped: the interpreter may be in a folder of the first user's.
     program = f"""
 import os, sys
@@ -46,10 +47,11 @@ import safetensors.torch
 folder = Path(sys.argv[1])
 if os.getuid() == 0:
     os.setuid({NOBODY})
-try:
-    {statement}
-except UserError as error:
-    print(error)
+for statement in {[*READERS.values()]}:
+    try:
+        exec(statement)
+    except UserError as error:
+        print(error)
 """
     ended = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
@@ -58,21 +60,16 @@ except UserError as error:
         text=True,
         check=True,
     )
-    assert ended.stdout.count("\n") == 1
-    return ended.stdout.strip()
+    return ended.stdout.splitlines()
 
 
-@pytest.mark.fast_every(3)
-@pytest.mark.parametrize("listing", LISTINGS)
-def test_a_folder_that_may_not_be_read_is_named(shared: Path, listing: str) -> None:
-    line = line_for_nobody(LISTINGS[listing], shared)
-    assert str(shared / "part" / "closed") in line
-    assert "ermi" in line  # permission, or permitted
-
-
-def test_weights_that_may_not_be_read_are_named(shared: Path) -> None:
+def test_a_folder_or_weights_that_may_not_be_read_are_named(shared: Path) -> None:
     file = shared / "model.safetensors"
     file.write_bytes(b"")
     file.chmod(0)
-    line = line_for_nobody("from raytriever.models.files import stored_tensors; stored_tensors(folder)", shared)
-    assert line.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")
+    *lines, weights = lines_for_nobody(shared)
+    assert len(lines) == len(READERS) - 1
+    for line in lines:
+        assert str(shared / "part" / "closed") in line
+        assert "ermi" in line  # permission, or permitted
+    assert weights.startswith(f"{file}: permission denied; make it readable for this user (chmod, chown)")

@@ -153,7 +153,7 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
 
 
 def test_a_run_is_written_a_few_queries_at_a_time(tmp_path: Path) -> None:
-    queries, results = 400, 500
+    queries, results = 200, 200
     dataset = dataset_of([f"q{i}" for i in range(queries)], [f"d{i}" for i in range(results)], [(0, 0, 1)])
     result = Evaluation(
         queries=np.arange(queries),

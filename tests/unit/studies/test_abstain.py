@@ -26,7 +26,7 @@ from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, Stu
 from raytriever.studies.recipes.abstain.study import claims_of
 from raytriever.studies.recipes.scale import UNTRAINED
 
-QUERIES, DOCUMENTS = 120, 200
+QUERIES, DOCUMENTS, SEEDS = 120, 200, 2
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
 ONE, OTHER = StudySource("One", "a", ("train", "", "test")), StudySource("Other", "b", ("", "", "test"))
 
@@ -251,7 +251,7 @@ def analysis_of(
     for row, (quality, margin) in rows.items():
         for pair in datasets:
             for one in pair:
-                folders = [folder / row / str(seed) / one.name for seed in range(3)]
+                folders = [folder / row / str(seed) / one.name for seed in range(SEEDS)]
                 evaluations[row, one.name] = [
                     write_evaluation(each, row.replace(" ", "-"), one, seed, quality, margin)
                     for seed, each in enumerate(folders)
@@ -269,20 +269,20 @@ def analysis_of(
             )
         )
         for row in rows
-        for seed in range(3)
+        for seed in range(SEEDS)
     }
     return analysis, measures
 
 
 def test_dev_chooses_the_arm_and_the_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
+    monkeypatch.setattr(analysis_module, "SAMPLES", 30)
     rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "CL at 2": (0.0, 2.0), "MW at 1": (2.0, 0.0)}
     analysis, measures = analysis_of(tmp_path, rows, {"CL": ["CL at 1", "CL at 2"], "MW": ["MW at 1"]})
     results, content = analysis.results, analysis.content
     assert results.rows == [UNTRAINED, "CL", "MW"]
-    assert content["chosen arms"] == {"CL": ["CL at 2"] * 3, "MW": ["MW at 1"] * 3}
+    assert content["chosen arms"] == {"CL": ["CL at 2"] * SEEDS, "MW": ["MW at 1"] * SEEDS}
     assert set(content["best confidence"]["CL"]) <= {MARGIN, "softmax", "entropy", COMBINED}
-    for seed in range(3):
+    for seed in range(SEEDS):
         one = measures["CL at 2", seed]
         dev, test = one.all_dev[POOLED], one.all_test[POOLED]
         areas = {
@@ -304,13 +304,13 @@ def test_dev_chooses_the_arm_and_the_confidence(tmp_path: Path, monkeypatch: pyt
     assert len(results.cells["MW", POOLED][0].per_query["aurc"]) == 96
     [table] = [rows for title, rows in analysis.tables.items() if title.startswith("Arms")]
     assert [row[:3] for row in table if row[0].startswith("CL")] == [
-        *(["CL at 1", str(seed), ""] for seed in range(3)),
-        *(["CL at 2", str(seed), "yes"] for seed in range(3)),
+        *(["CL at 1", str(seed), ""] for seed in range(SEEDS)),
+        *(["CL at 2", str(seed), "yes"] for seed in range(SEEDS)),
     ]
 
 
 def test_figures_at_the_threshold_of_the_best_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
+    monkeypatch.setattr(analysis_module, "SAMPLES", 30)
     rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "MW at 1": (2.0, 0.0), "sum at 1": (3.0, 0.0)}
     candidates = {"CL": ["CL at 1"], "MW": ["MW at 1"], "MW+CL": ["sum at 1"]}
     analysis, measures = analysis_of(tmp_path, rows, candidates)

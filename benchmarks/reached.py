@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
+from functools import cache
 
 from house import PLATFORM, modules, nodes, tree
 
@@ -84,8 +85,8 @@ def unreached(roots: set[str]) -> list[str]:
 
     def follow(module: str, node: ast.AST) -> None:
         # A module that is passed as a value may be asked for anything in it.
-        owners = {id(part.value) for part in ast.walk(node) if isinstance(part, ast.Attribute)}
-        for part in ast.walk(node):
+        owners = {id(part.value) for part in _uses(node) if isinstance(part, ast.Attribute)}
+        for part in _uses(node):
             if isinstance(part, ast.Name):
                 if part.id in own[module]:
                     reach(module, part.id)
@@ -131,6 +132,12 @@ def unreached(roots: set[str]) -> list[str]:
                             size = (method.end_lineno or 0) - method.lineno + 1
                             lines.append(f"{path}:{method.lineno}: {name}.{method.name} ({size} lines)")
     return lines
+
+
+@cache
+def _uses(node: ast.AST) -> list[ast.AST]:
+    """Return the names, attributes, texts and keywords in a statement."""
+    return [part for part in ast.walk(node) if isinstance(part, ast.Name | ast.Attribute | ast.Constant | ast.keyword)]
 
 
 def _calls(statement: ast.stmt) -> bool:

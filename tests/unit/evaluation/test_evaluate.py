@@ -144,8 +144,8 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
         table = judged.judgements["test"]
         qrels: dict[str, dict[str, int]] = {}
         for query, document, grade in zip(table.queries, table.documents, table.scores, strict=True):
-            names = quote(judged.queries.ids[query]), quote(judged.documents.ids[document])
-            qrels.setdefault(names[0], {})[names[1]] = int(grade)
+            pair = quote(judged.queries.ids[query]), quote(judged.documents.ids[document])
+            qrels.setdefault(pair[0], {})[pair[1]] = int(grade)
         theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "map_cut.100", "Rprec", "success.5"}).evaluate(run)
         for ours, trec in names.items():
             mean = np.mean([values[trec] for values in theirs.values()])
@@ -153,7 +153,7 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
 
 
 def test_a_run_is_written_a_few_queries_at_a_time(tmp_path: Path) -> None:
-    queries, results = 200, 200
+    queries, results = 400, 250
     dataset = dataset_of([f"q{i}" for i in range(queries)], [f"d{i}" for i in range(results)], [(0, 0, 1)])
     result = Evaluation(
         queries=np.arange(queries),

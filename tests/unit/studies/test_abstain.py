@@ -26,7 +26,7 @@ from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, Stu
 from raytriever.studies.recipes.abstain.study import claims_of
 from raytriever.studies.recipes.scale import UNTRAINED
 
-QUERIES, DOCUMENTS, SEEDS = 120, 200, 2
+QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
 ONE, OTHER = StudySource("One", "a", ("train", "", "test")), StudySource("Other", "b", ("", "", "test"))
 

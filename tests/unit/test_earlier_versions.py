@@ -411,13 +411,15 @@ def test_paid_answers_are_not_paid_again(files: Path, is_cut: bool, capsys: pyte
         log.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
     server = [sys.executable, str(TESTS / "support" / "llm_server.py"), "--log", str(files / "requests.jsonl")]
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-        if not is_cut:
+        try:
+            assert process.stdout is not None
+            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            if not is_cut:
+                process.kill()
+            words = [*commands.ANNOTATION, "--endpoint", endpoint, "--answers", "answers", "--output", "again"]
+            assert run("annotate", words) == 0
+        finally:
             process.kill()
-        words = [*commands.ANNOTATION, "--endpoint", endpoint, "--answers", "answers", "--output", "again"]
-        assert run("annotate", words) == 0
-        process.kill()
     assert f"{len(lines) - kept} answers paid in this run, {kept} answers from the log" in capsys.readouterr().out
     assert Path("again/annotations.jsonl").read_bytes() == Path("annotated/annotations.jsonl").read_bytes()
 

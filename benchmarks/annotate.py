@@ -34,6 +34,7 @@ import aiohttp
 
 from ends import End, parser, report
 from raytriever.annotation.annotator import AnnotationQuery, count_bytes
+from raytriever.annotation.output import write_beir
 from raytriever.annotation.prompts import RELEVANCE, build_schema, load_prompts
 
 REPOSITORY = Path(__file__).parent.parent
@@ -94,14 +95,11 @@ def questions() -> list[AnnotationQuery]:
 
 def write_dataset(folder: Path) -> None:
     """Write the questions and their passages as a data set in BEIR layout."""
-    (folder / "qrels").mkdir(parents=True)
     numbered = list(enumerate(questions()))
-    rows = [{"_id": f"d{i}-{j}", "text": text} for i, each in numbered for j, text in enumerate(each.passages)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    rows = [{"_id": f"q{i}", "text": each.text} for i, each in numbered]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = "".join(f"q{i}\td{i}-0\t1\n" for i, _ in numbered)
-    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+    documents = ({"_id": f"d{i}-{j}", "text": text} for i, each in numbered for j, text in enumerate(each.passages))
+    queries = ({"_id": f"q{i}", "text": each.text} for i, each in numbered)
+    folder.mkdir(parents=True)
+    write_beir(folder, documents, queries, {"train": [(f"q{i}", f"d{i}-0", 1) for i, _ in numbered]})
 
 
 async def bare_loop(endpoint: str) -> None:

@@ -28,9 +28,8 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
-from faults import make_dataset as make_few
-from faults import make_encoder
-from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses, make_dataset
+from faults import make_dataset, make_encoder
+from kills import STAGES, TRAIN, Command, add_to, contents, last_line, losses
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
 from object_store import object_store
@@ -148,7 +147,7 @@ def equal_commands(work: Path, pairs: int) -> tuple[dict[str, End], dict[str, ob
 def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, object]]:
     """Train XLM-R Base into this disk and into the bucket, and compare the seconds that steps waited."""
     make_xlmr(work / "xlmr")
-    make_few(work / "few")
+    make_dataset(work / "few")
     words = ["--dataset", "few", "--model", "xlmr", "--max-steps", str(STEPS), "--checkpoint-steps", str(every)]
     words += ["--batch-size", "4", "--precision", "fp32", "--loss", "mw", "--tracker", "none", "--eval-steps", "1000"]
     words += ["--keep", "1", "--test-split", "dev", "--allow-split-overlap"]
@@ -193,7 +192,7 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         work = Path(temporary)
         make_encoder(work / "encoder")
-        make_dataset(work / "letters")
+        make_dataset(work / "letters", 6_000, 600, 100)
         (work / "store").mkdir()
         with object_store(work / "store") as store:
             os.environ |= store.environment()

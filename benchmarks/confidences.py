@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from ends import machine, parser
+from raytriever.annotation.output import write_beir
 from raytriever.data.prepare.open import open_dataset
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.evaluation.decision import questions_of
@@ -40,22 +41,23 @@ def subset(root: Path, pack: str, split: str, passages: int, folder: Path) -> st
     kept = np.unique(np.concatenate([positives.of(int(row)) for row in asked]))
     others = rng.permutation(np.setdiff1d(np.arange(len(dataset.documents)), kept))
     kept = np.sort(np.concatenate([kept, others[: max(0, passages - len(kept))]]))
-    documents = dataset.documents
-    rows = [
+    documents, ids = dataset.documents, dataset.queries.ids
+    rows = (
         {"_id": documents.ids[at], "title": documents.titles[at], "text": documents.texts[at]} for at in kept.tolist()
-    ]
-    queries = [positives.queries[row] for row in asked.tolist()]
-    (folder / "qrels").mkdir(parents=True)
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    texts = [{"_id": dataset.queries.ids[query], "text": dataset.queries.texts[query]} for query in queries]
-    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    for name, some in (("dev", asked[:DEV]), ("test", asked[DEV:])):
-        lines = [
-            f"{dataset.queries.ids[positives.queries[row]]}\t{documents.ids[document]}\t1\n"
+    )
+    queries = positives.queries[asked].tolist()
+    judgements = {
+        name: [
+            (ids[positives.queries[row]], documents.ids[document], 1)
             for row in some.tolist()
             for document in positives.of(row).tolist()
         ]
-        (folder / "qrels" / f"{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+        for name, some in (("dev", asked[:DEV]), ("test", asked[DEV:]))
+    }
+    folder.mkdir(parents=True)
+    write_beir(
+        folder, rows, ({"_id": ids[query], "text": dataset.queries.texts[query]} for query in queries), judgements
+    )
     return str(folder)
 
 

@@ -12,16 +12,13 @@ import json
 import os
 import resource
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, parser, report
+from ends import End, parser, report, result_of
 
 SQUAD = Path(__file__).parent.parent.parent / "shared" / "data" / "squad"
 ROUNDS = 3
@@ -152,15 +149,8 @@ def again(dataset: Path) -> dict[str, float]:
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run a scenario in a process with its own cache."""
-    with TemporaryDirectory(dir=arguments.scratch) as cache:
-        words = ["--scenario", scenario, "--dataset", str(arguments.dataset), "--passages", str(arguments.passages)]
-        process = subprocess.run(
-            [sys.executable, __file__, *words],
-            check=True,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "RAYTRIEVER_CACHE": cache},
-        )
-        return dict(json.loads(process.stdout.splitlines()[-1]))
+    words = ["--scenario", scenario, "--dataset", str(arguments.dataset), "--passages", str(arguments.passages)]
+    return result_of([__file__, *words], arguments.scratch)
 
 
 def ends_of(arguments: argparse.Namespace) -> dict[str, End]:

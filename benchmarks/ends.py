@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 # Instructions that decide how fast a processor multiplies matrices, by their name in /proc/cpuinfo.
 FEATURES = {
@@ -82,6 +84,14 @@ def _cards() -> list[str]:
     """Return the name of the GPU that torch has used in this process."""
     torch = sys.modules.get("torch")
     return [torch.cuda.get_device_name()] if torch is not None and torch.cuda.is_initialized() else []
+
+
+def result_of(words: list[str], scratch: Path | None) -> dict[str, float]:
+    """Run a script in a process with its own cache, in a folder of `scratch`; return the JSON of its last line."""
+    with TemporaryDirectory(dir=scratch) as cache:
+        environment = {**os.environ, "RAYTRIEVER_CACHE": cache}
+        process = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, env=environment)
+        return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def add_device(arguments: argparse.ArgumentParser) -> None:

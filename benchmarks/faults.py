@@ -20,15 +20,31 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from ends import End, parser, report
+from raytriever.annotation.output import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 INTERVAL, STEPS_A_KILL, SECONDS, PAUSE = 25, 40, 15.0, 4.0
 # Events of a worker may arrive for this long after its death.
 LAG = 1.0
+
+
+def make_dataset(folder: Path, size: int = 400, training: int = 300, others: int = 50) -> Path:
+    """Write a data set in BEIR layout: queries of six letters, passages that spell them backwards."""
+    chance = random.Random(7)
+    words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(size)]
+    passages = ({"_id": f"d{n}", "title": "", "text": f"{word} {word[::-1]}"} for n, word in enumerate(words))
+    queries = ({"_id": f"q{n}", "text": word} for n, word in enumerate(words))
+    ends = (0, training, training + others, training + 2 * others)
+    splits = {name: range(*pair) for name, pair in zip(("train", "dev", "test"), pairwise(ends), strict=True)}
+    judgements = {split: [(f"q{n}", f"d{n}", 1) for n in members] for split, members in splits.items()}
+    folder.mkdir(parents=True)
+    write_beir(folder, passages, queries, judgements)
+    return folder
 
 
 def make_encoder(folder: Path) -> Path:
@@ -45,21 +61,6 @@ def make_encoder(folder: Path) -> Path:
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     BertModel(BertConfig(vocab_size=len(letters), max_position_embeddings=64, **shape)).save_pretrained(folder)
-    return folder
-
-
-def make_dataset(folder: Path) -> Path:
-    """Write a data set in BEIR layout: queries of six letters, passages that spell them backwards."""
-    (folder / "qrels").mkdir(parents=True)
-    chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(400)]
-    passages = [{"_id": f"d{number}", "title": "", "text": f"{word} {word[::-1]}"} for number, word in enumerate(words)]
-    queries = [{"_id": f"q{number}", "text": word} for number, word in enumerate(words)]
-    for name, rows in (("corpus", passages), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for split, members in {"train": range(300), "dev": range(300, 350), "test": range(350, 400)}.items():
-        lines = "".join(f"q{number}\td{number}\t1\n" for number in members)
-        (folder / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
     return folder
 
 

@@ -10,10 +10,10 @@ import argparse
 import ast
 import json
 import re
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 from typing import TypeGuard
@@ -22,7 +22,6 @@ REPOSITORY = Path(__file__).parent.parent
 PLATFORM = REPOSITORY / "platform"
 PACKAGE = PLATFORM / "raytriever"
 FOLDER_LIMIT = 20
-LINE_LIMIT = 440
 # Words of no field; names are split at underscores and capitals. This file, its test, and the stored files of older
 # versions are not searched.
 DIALECT = re.compile(
@@ -46,8 +45,6 @@ FLAGS_OF_OTHERS = {
     "raytriever.tracking.mlflow_tracker": "the server of MLflow",
     "raytriever.tracking.tracker": "git",
 }
-# Definitions that Python, Ray, numba or PyTorch call by name.
-CALLED_BY_LIBRARIES = re.compile(r"__\w+__|visit_\w+|forward|emit|format|default|main|entry|study")
 
 
 def sizes(repository: Path) -> dict[str, int]:
@@ -72,9 +69,6 @@ def sizes(repository: Path) -> dict[str, int]:
             [*pages, repository / "README.md", repository / "CONTRIBUTING.md"]
         ),
         "words in README": words([repository / "README.md"]),
-        "parameters named log that are functions": sum(
-            len(re.findall(r"\blog: Callable\[\[str\]", path.read_text(encoding="utf-8"))) for path in package
-        ),
     }
 
 
@@ -96,14 +90,8 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def nodes(module: str) -> list[ast.AST]:
-    """Return all nodes of the statements of a module."""
-    return [node for statement in tree(module).body for node in parts(statement)]
-
-
-@cache
-def parts(statement: ast.AST) -> list[ast.AST]:
-    """Return a statement and all nodes in it."""
-    return list(ast.walk(statement))
+    """Return all nodes of the syntax tree of a module."""
+    return list(ast.walk(tree(module)))
 
 
 def imports(module: str) -> Iterator[tuple[str, str]]:
@@ -122,34 +110,13 @@ def dependencies(module: str) -> set[str]:
     return {name for name in candidates if name in known} - {module}
 
 
-def cycles() -> list[list[str]]:
-    """Return the groups of modules that import each other in a circle (Tarjan's algorithm)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups: list[list[str]] = []
-
-    def connect(module: str) -> None:
-        order[module] = low[module] = len(order)
-        stack.append(module)
-        for target in sorted(dependencies(module)):
-            if target not in order:
-                connect(target)
-                low[module] = min(low[module], low[target])
-            elif target in stack:
-                low[module] = min(low[module], order[target])
-        if low[module] == order[module]:
-            group = []
-            while not group or group[-1] != module:
-                group.append(stack.pop())
-            if len(group) > 1:
-                groups.append(sorted(group))
-
-    sys.setrecursionlimit(10_000)
-    for module in modules():
-        if module not in order:
-            connect(module)
-    return groups
+def cycle() -> list[str]:
+    """Return modules that import each other in a circle, the first one twice; empty if there are none."""
+    try:
+        TopologicalSorter({module: dependencies(module) for module in modules()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def folders() -> dict[str, list[str]]:
@@ -207,7 +174,7 @@ def relative_docstrings() -> list[str]:
     """Return the docstrings that begin with a relative clause."""
     docstrings = []
     for module, path in modules().items():
-        for node in (tree(module), *nodes(module)):
+        for node in nodes(module):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node)
                 if text and RELATIVE_CLAUSES.match(text):
@@ -279,154 +246,10 @@ def _is_call(node: ast.AST | None, *names: str) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
 
 
-# ----------------------------------------------------------------------------------------------- code nothing reaches
-
-
-@cache
-def definitions(module: str) -> dict[str, ast.stmt]:
-    """Return the functions, classes and constants that a module defines at its top level."""
-    statements: dict[str, ast.stmt] = {}
-    for node in tree(module).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            statements[node.name] = node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                statements.update({name.id: node for name in ast.walk(target) if isinstance(name, ast.Name)})
-    return statements
-
-
-@cache
-def _scope(module: str) -> Mapping[str, tuple[str, str]]:
-    """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
-    known, names = modules(), {}
-    for node in nodes(module):
-        if isinstance(node, ast.ImportFrom) and node.module in known:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                names[alias.asname or alias.name] = (full, "") if full in known else (node.module or "", alias.name)
-        elif isinstance(node, ast.Import):
-            names.update(
-                {alias.asname: (alias.name, "") for alias in node.names if alias.asname and alias.name in known}
-            )
-    return names
-
-
-def unreached(roots: set[str]) -> list[str]:
-    """Return the top-level definitions and methods that no root reaches, with their lines.
-
-    Args:
-        roots: modules whose every definition is an entry point: the commands and the public API.
-    """
-    scopes = {module: _scope(module) for module in modules()}
-    own = {module: definitions(module) for module in modules()}
-    reached: set[tuple[str, str]] = set()
-    loaded: set[str] = set()
-    attributes: set[str] = set()
-    public: set[tuple[str, str]] = set()
-
-    def load(module: str) -> None:
-        if module in loaded:
-            return
-        loaded.add(module)
-        for statement in tree(module).body:
-            defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            assigns = isinstance(statement, ast.Assign | ast.AnnAssign)
-            if not defines and (not assigns or _calls(statement)):
-                follow(module, statement)
-
-    def reach(module: str, name: str) -> None:
-        if name not in own.get(module, {}):
-            if name in scopes.get(module, {}):  # exported from another module
-                reach(*scopes[module][name])
-            return
-        if (module, name) not in reached:
-            reached.add((module, name))
-            load(module)
-            follow(module, own[module][name])
-
-    def follow(module: str, node: ast.AST) -> None:
-        # A module that is passed as a value may be asked for anything in it.
-        owners = {id(part.value) for part in parts(node) if isinstance(part, ast.Attribute)}
-        for part in parts(node):
-            if isinstance(part, ast.Name):
-                if part.id in own[module]:
-                    reach(module, part.id)
-                elif part.id in scopes[module]:
-                    target, name = scopes[module][part.id]
-                    for each in [name] if name else own.get(target, {}) if id(part) not in owners else ():
-                        reach(target, each)
-            elif isinstance(part, ast.Attribute):
-                attributes.add(part.attr)
-                if isinstance(part.value, ast.Name) and part.value.id in scopes[module]:
-                    reach(scopes[module][part.value.id][0], part.attr)
-            elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                attributes.update(re.findall(r"[A-Za-z_]\w+", part.value) if len(part.value) < 60 else ())
-            elif isinstance(part, ast.keyword) and part.arg:
-                attributes.add(part.arg)
-
-    for module in roots:
-        load(module)
-        for name in own[module]:
-            reach(module, name)
-    for module in PUBLIC:
-        load(module)
-        reach(module, "__getattr__")
-        for node in ast.walk(own[module]["__all__"]):
-            if isinstance(node, ast.Constant):
-                reach(module, node.value)
-                public.add(scopes[module].get(node.value, (module, node.value)))
-    lines = []
-    for module, names in own.items():
-        path = modules()[module].relative_to(PLATFORM)
-        for name, node in names.items():
-            if name.startswith("__") or CALLED_BY_LIBRARIES.fullmatch(name):
-                continue
-            size = (node.end_lineno or 0) - node.lineno + 1
-            if (module, name) not in reached:
-                lines.append(f"{path}:{node.lineno}: {name} ({size} lines)")
-            elif isinstance(node, ast.ClassDef) and not _extends_a_library(node, scopes[module], own[module]):
-                for method in node.body:
-                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                        known = method.name in attributes or CALLED_BY_LIBRARIES.fullmatch(method.name)
-                        known = known or ((module, name) in public and not method.name.startswith("_"))
-                        if not known:
-                            size = (method.end_lineno or 0) - method.lineno + 1
-                            lines.append(f"{path}:{method.lineno}: {name}.{method.name} ({size} lines)")
-    return lines
-
-
-def _calls(statement: ast.stmt) -> bool:
-    return any(isinstance(part, ast.Call) for part in parts(statement))
-
-
-def _extends_a_library(node: ast.ClassDef, scope: Mapping[str, object], own: Mapping[str, object]) -> bool:
-    """Return whether a base class is defined outside the package: the library calls its methods."""
-    bases = [base.id if isinstance(base, ast.Name) else "." for base in node.bases]
-    return any(base not in scope and base not in own for base in bases if base != "Protocol")
-
-
-# Loaded by name: numba loads the cache locator while it compiles, Ray loads the hook of `ray job submit`.
-LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submission")
-
-
-# Their `__all__` lists the public API.
-PUBLIC = (
-    "raytriever",
-    "raytriever.losses",
-    "raytriever.losses.reference",
-    "raytriever.metrics",
-    "raytriever.sentence_transformers",
-)
-
-
-def roots() -> set[str]:
-    """Return the modules whose every definition is an entry point: the commands and the recipes."""
-    packages = ("raytriever.cli.", "raytriever.recipes.", "raytriever.studies.recipes")
-    return {name for name in modules() if name.startswith((*packages, *LOADED_BY_NAME))}
-
-
 def main() -> None:
     """Print the figures, and every offender."""
+    import reached
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repository", type=Path, default=REPOSITORY, help="checkout whose sizes are measured")
     parser.add_argument("--json", type=Path, help="file that keeps the sizes")
@@ -448,14 +271,14 @@ def main() -> None:
     for title, offenders in {
         f"folders over {FOLDER_LIMIT} files": crowded_folders(),
         "prefixes that three files share": shared_prefixes(),
-        "import cycles": cycles(),
+        "modules that import each other in a circle": cycle(),
         "files that import Ray outside cluster and tuning.ray": ray_outside_cluster(),
         "words of no field": dialect(),
         "docstrings that begin with a relative clause": relative_docstrings(),
         "public class names that occur twice": repeated_class_names(),
         "strings that spell a flag": flag_literals(),
         "names of settings that no flag has": unknown_settings(),
-        "definitions that no command and no public name reaches": unreached(roots()),
+        "definitions that no command and no public name reaches": reached.unreached(reached.roots()),
     }.items():
         print(f"{title}: {len(offenders)}")
         print(*(f"  {one}" for one in offenders), sep="\n", end="\n" if offenders else "")

@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ends import End, machine, parser, report
-from faults import make_encoder
+from faults import make_dataset, make_encoder
 
 REPOSITORY = Path(__file__).parent.parent
 HOW = ("SIGKILL", "SIGTERM", "SIGHUP", "worker", "SIGSTOP")
@@ -66,21 +66,6 @@ _FILES = {
     "evaluate": ("results.json", "table.md", "runs/*", "per_query/*", "scores/*", "mteb/*/*"),
     "tune": ("config.yaml", "best.yaml", "trials/*/config.yaml", "trials/*/model/*", "best/model/*"),
 }
-
-
-def make_dataset(folder: Path, size: int = 6_000) -> Path:
-    """Write a data set in BEIR layout: queries of six letters, passages that spell them backwards, several shards."""
-    (folder / "qrels").mkdir(parents=True)
-    chance = random.Random(7)
-    words = ["".join(chance.choices("abcdefghij", k=6)) for _ in range(size)]
-    passages = [{"_id": f"d{n}", "title": "", "text": f"{word} {word[::-1]}"} for n, word in enumerate(words)]
-    queries = [{"_id": f"q{n}", "text": word} for n, word in enumerate(words)]
-    for name, rows in (("corpus", passages), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for split, members in {"train": range(600), "dev": range(600, 700), "test": range(700, 800)}.items():
-        lines = "".join(f"q{n}\td{n}\t1\n" for n in members)
-        (folder / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{lines}")
-    return folder
 
 
 class Command:
@@ -341,7 +326,7 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         work = Path(temporary)
         make_encoder(work / "encoder")
-        make_dataset(work / "letters")
+        make_dataset(work / "letters", 6_000, 600, 100)
         (work / "space.yaml").write_text(SPACE)
         with ThreadPoolExecutor(options.at_once) as pool:
             tasks: list[Future[tuple[dict[str, End], dict[str, object]]]] = []

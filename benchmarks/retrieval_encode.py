@@ -13,8 +13,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +23,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ends import End, add_device, check_device, parser, report
+from ends import End, add_device, check_device, parser, report, result_of
 
 DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 ROUNDS = 3
@@ -317,15 +315,8 @@ SCENARIOS = {"speed": speed, "loss": loss, "pool": pool, "large": large}
 
 def in_a_process(scenario: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Run a scenario in a process with its own cache."""
-    with TemporaryDirectory(dir=arguments.scratch) as cache:
-        words = ["--scenario", scenario, "--texts", str(arguments.texts), "--rows", str(arguments.rows)]
-        process = subprocess.run(
-            [sys.executable, __file__, *words],
-            check=True,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "RAYTRIEVER_CACHE": cache},
-        )
-        return dict(json.loads(process.stdout.splitlines()[-1]))
+    words = ["--scenario", scenario, "--texts", str(arguments.texts), "--rows", str(arguments.rows)]
+    return result_of([__file__, *words], arguments.scratch)
 
 
 def ends_of(arguments: argparse.Namespace) -> dict[str, End]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
+from raytriever.annotation.output import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 RUNS = 3
@@ -21,14 +22,13 @@ RUNS = 3
 
 def write_dataset(folder: Path) -> None:
     """Write a data set of 160 pairs in BEIR layout."""
-    (folder / "qrels").mkdir(parents=True)
-    documents = [{"_id": f"d{i}", "title": "", "text": f"the number {i} comes before {i + 1}"} for i in range(160)]
-    queries = [{"_id": f"q{i}", "text": f"what follows {i}"} for i in range(160)]
-    for name, rows in (("corpus", documents), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for split, members in {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}.items():
-        rows = [f"q{i}\td{i}\t1\n" for i in members]
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    documents = ({"_id": f"d{i}", "title": "", "text": f"the number {i} comes before {i + 1}"} for i in range(160))
+    queries = ({"_id": f"q{i}", "text": f"what follows {i}"} for i in range(160))
+    splits = {"train": range(96), "dev": range(96, 128), "test": range(128, 160)}
+    folder.mkdir(parents=True)
+    write_beir(
+        folder, documents, queries, {name: [(f"q{i}", f"d{i}", 1) for i in some] for name, some in splits.items()}
+    )
 
 
 def seconds_to_first_step(folder: Path, name: str) -> float:

@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 from ends import End, parser, report
 from faults import make_encoder
+from raytriever.annotation.output import write_beir
 
 REPOSITORY = Path(__file__).parent.parent
 RATIO = 1.3
@@ -44,17 +45,15 @@ SETTINGS = {
 
 def make_dataset(folder: Path) -> Path:
     """Write a data set in BEIR layout: queries of six letters, passages with these letters backwards."""
-    (folder / "qrels").mkdir(parents=True)
     chance = random.Random(7)
     words = ["".join(chance.choices("abcdefgh", k=6)) for _ in range(3000)]
     rows = [("".join(chance.choices("abcdefgh", k=4)), word[::-1]) for word in words]
-    passages = [{"_id": f"d{n}", "title": "", "text": f"{noise} {word}"} for n, (noise, word) in enumerate(rows)]
-    queries = [{"_id": f"q{n}", "text": word} for n, word in enumerate(words)]
-    for name, lines in (("corpus", passages), ("queries", queries)):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for split, members in {"train": range(2400), "dev": range(2400, 2700), "test": range(2700, 3000)}.items():
-        pairs = "".join(f"q{number}\td{number}\t1\n" for number in members)
-        (folder / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{pairs}")
+    passages = ({"_id": f"d{n}", "title": "", "text": f"{noise} {word}"} for n, (noise, word) in enumerate(rows))
+    queries = ({"_id": f"q{n}", "text": word} for n, word in enumerate(words))
+    splits = {"train": range(2400), "dev": range(2400, 2700), "test": range(2700, 3000)}
+    folder.mkdir(parents=True)
+    judgements = {name: [(f"q{n}", f"d{n}", 1) for n in some] for name, some in splits.items()}
+    write_beir(folder, passages, queries, judgements)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""All benchmarks import what there is; that for a GPU runs on a CPU too, with small sizes; its estimate needs none."""
+"""All benchmarks import what there is; that for a GPU runs on a CPU too, with small sizes."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_benchmarks_import_what_there_is() -> None:
     assert absent == []
 
 
+@pytest.mark.fast_every(4)  # of the losses
 @pytest.mark.parametrize(
     "section",
     [
@@ -85,22 +86,14 @@ def test_both_libraries_train_on_the_same_tokens(section: ModuleType, tmp_path: 
     assert all(rate > 0 for _, rate, _ in section.theirs(case, directory, CPU))
 
 
-@pytest.mark.parametrize("section", ["gpu_estimate"], indirect=True)
-def test_packing_saves_launches(section: ModuleType) -> None:
-    case = section.Case("tiny", 4, 2**20)
-    (padded, _, useful), (packed, _, equal) = (section.step(case, way) for way in ("padded", "packed"))
-    assert 0 < packed < padded
-    assert useful == equal > 0
-
-
-def test_a_missing_gpu_is_one_line() -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py")]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "benchmarks/gpu.py: torch finds no CUDA device: use a machine with one, or --device cpu --size tiny\n"
-    )
+@pytest.mark.parametrize("section", ["gpu"], indirect=True)
+def test_a_missing_gpu_is_one_line(section: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as ended:
+        section.main()
+    line = "torch finds no CUDA device: use a machine with one, or --device cpu --size tiny"
+    assert str(ended.value) == f"benchmarks/gpu.py: {line}"
 
 
 @pytest.mark.slow

@@ -55,8 +55,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
+@pytest.mark.fast_every(2)
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("has_tokens", [False, True])
+@pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_preparation_writes_at_most_what_is_estimated(
     has_tokens: bool, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

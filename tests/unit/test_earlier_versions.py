@@ -1,13 +1,12 @@
 """Files that earlier versions wrote: this version reads, compares, searches, evaluates and continues them.
 
-`tests/fixtures/version_0_1/make.py` and `tests/fixtures/version_0_2/make.py` say how they were made.
+`tests/fixtures/commands.py` says how they were made.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import runpy
 import shutil
 import subprocess
 import sys
@@ -49,14 +48,16 @@ from raytriever.training.training_data import TrainingData
 from raytriever.training.validation import read_records
 from raytriever.tuning.trial_log import read_trials
 
+sys.path.append(str(Path(__file__).parents[1] / "fixtures"))
+import commands
+
 TESTS = Path(__file__).parents[1]
 FIXTURES = TESTS / "fixtures"
-FIRST, SECOND = (runpy.run_path(str(FIXTURES / version / "make.py")) for version in ("version_0_1", "version_0_2"))
-STEP, STEPS = FIRST["INTERRUPTED_AT"], FIRST["MANY"]
+STEP, STEPS = commands.FIRST_STEP, commands.FIRST_STEPS
 # The commands of a finished training and of a finished sweep.
-TRAIN = {"0_1": [*FIRST["TRAINING"], "--max-steps", "10"], "0_2": SECOND["REFRESHED"]}
-TUNE = {"0_1": [*FIRST["TRAINING"], "--search-space", "space.yaml", "--max-steps", "4"], "0_2": SECOND["SWEEP"]}
-MODEL = SECOND["MODEL"]  # both versions have the same data set and settings
+TRAIN = {"0_1": [*commands.FIRST_TRAINING, "--max-steps", "10"], "0_2": commands.REFRESHED}
+TUNE = {"0_1": [*commands.FIRST_TRAINING, "--search-space", "space.yaml", "--max-steps", "4"], "0_2": commands.SWEEP}
+MODEL = commands.MODEL  # both versions have the same data set and settings
 in_each_version = pytest.mark.parametrize("version", ["0_1", "0_2"])
 
 
@@ -132,7 +133,7 @@ def test_runs_and_evaluations_are_compared(files: Path, version: str) -> None:
     assert f"{after('finished')['ndcg_at_10']:.4f}" in page
     run_of = read_directory(files / "finished", "finished")
     steps = int(run_of.settings["training.max_steps"])
-    assert steps == (10 if version == "0_1" else SECOND["STEPS"])
+    assert steps == (10 if version == "0_1" else commands.STEPS)
     assert [step for step, _ in run_of.curves["loss"]] == list(range(1, steps + 1))
 
 
@@ -149,10 +150,9 @@ def test_a_model_has_the_same_figures_on_a_prepared_data_set(files: Path) -> Non
 @pytest.mark.slow
 @in_each_version
 def test_an_evaluation_is_made_again_by_its_command(files: Path, version: str) -> None:
-    words = ["--model", "bm25", "after=finished", "--datasets", "letters", "--metrics", "ndcg@10"]
-    words += ["--precision", "fp32"]
+    words = commands.FIRST_EVALUATION if version == "0_1" else commands.EVALUATION
     before = read("evaluation/results.json")["models"]
-    assert run("evaluate", [*(words if version == "0_1" else SECOND["EVALUATION"]), "--output", "evaluation"]) == 0
+    assert run("evaluate", [*words, "--output", "evaluation"]) == 0
     models = read("evaluation/results.json")["models"]
     assert models.keys() == before.keys()
     for model, figures in before.items():
@@ -192,18 +192,18 @@ def test_embeddings_are_read(files: Path, version: str, name: str) -> None:
     ("version", "name", "words"),
     [
         ("0_1", "index", ["--index", "hnsw", "--degree", "4"]),
-        *(("0_2", f"index-{kind}", ["--index", kind, *words]) for kind, words in SECOND["INDEXES"].items()),
+        *(("0_2", f"index-{kind}", ["--index", kind, *words]) for kind, words in commands.INDEXES.items()),
     ],
 )
 def test_an_index_is_opened_and_searched(
     files: Path, version: str, name: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--embeddings", "passages"] if version == "0_2" else []
-    assert run("index", [*MODEL, *words, *more, *SECOND["QUERY"], "--output", name]) == 0
+    assert run("index", [*MODEL, *words, *more, *commands.QUERY, "--output", name]) == 0
     printed = capsys.readouterr().out
     assert "opened" in printed
     if version == "0_2":
-        assert SECOND["answers"](printed) == read("expected.json")[name.removeprefix("index-")]
+        assert commands.answers(printed) == read("expected.json")[name.removeprefix("index-")]
 
 
 @in_each_version
@@ -214,7 +214,7 @@ def test_a_sweep_is_finished(files: Path, version: str, capsys: pytest.CaptureFi
 
 @in_each_version
 def test_a_negatives_table_is_read(files: Path) -> None:
-    opened, _ = open_run(settings(*FIRST["TRAINING"], "--negatives-table", "table"), ignore_line)
+    opened, _ = open_run(settings(*commands.FIRST_TRAINING, "--negatives-table", "table"), ignore_line)
     table = find_negatives(opened.stages[0], bm25_of, ignore_line)
     assert table is not None
     assert len(table) == 80
@@ -222,7 +222,7 @@ def test_a_negatives_table_is_read(files: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0_1"])
 def test_training_continues_from_a_checkpoint(files: Path) -> None:
-    curriculum = settings(*FIRST["TRAINING"], "--max-steps", str(STEPS))
+    curriculum = settings(*commands.FIRST_TRAINING, "--max-steps", str(STEPS))
     assert open_run_directory(Path("interrupted"), curriculum, fresh=False).state == "interrupted"
     opened, _ = open_run(curriculum, ignore_line)
     config = curriculum.base
@@ -260,8 +260,8 @@ def test_training_continues_from_a_checkpoint(files: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "words", "steps"),
     [
-        ("0_1", [*FIRST["TRAINING"], "--max-steps", str(STEPS)], STEPS),
-        ("0_2", SECOND["REFRESHED"], SECOND["STEPS"]),
+        ("0_1", [*commands.FIRST_TRAINING, "--max-steps", str(STEPS)], STEPS),
+        ("0_2", commands.REFRESHED, commands.STEPS),
     ],
 )
 def test_an_interrupted_run_goes_on_to_its_end(
@@ -302,7 +302,7 @@ def test_the_rounds_and_validations_of_an_interrupted_run_are_those_of_the_whole
 
 def test_a_killed_preparation_begins_again(files: Path) -> None:
     assert len(list(files.glob(".preparing.*"))) == 1
-    assert run("prepare", [*SECOND["PREPARATION"], "--output", "preparing"]) == 0
+    assert run("prepare", [*commands.PREPARATION, "--output", "preparing"]) == 0
     manifest, whole = read("preparing/manifest.json"), read("prepared/manifest.json")
     assert manifest["files"] == whole["files"]
     assert manifest["meta"]["chunks"] == whole["meta"]["chunks"]
@@ -348,9 +348,9 @@ def test_an_unfinished_index_continues(
             faiss.write_index(index, str(file))
             seal(file.parent)
     kept = len(list(Path("cache/indexes").iterdir()))
-    words = ["--embeddings", "passages", "--index", kind, *SECOND["INDEXES"][kind], *SECOND["QUERY"]]
+    words = ["--embeddings", "passages", "--index", kind, *commands.INDEXES[kind], *commands.QUERY]
     assert run("index", [*MODEL, *words, "--output", "grown"]) == 0
-    assert (SECOND["answers"](capsys.readouterr().out) == read("expected.json")[kind]) != is_altered
+    assert (commands.answers(capsys.readouterr().out) == read("expected.json")[kind]) != is_altered
     assert len(list(Path("cache/indexes").iterdir())) == kept - 1
 
 
@@ -358,7 +358,7 @@ def test_an_unfinished_mining_begins_again(files: Path) -> None:
     [file] = Path("cache/negatives").glob("*-blocks/*.npz")
     block = dict(np.load(file))
     np.savez(file, **{**block, "documents": block["documents"][::-1]})
-    assert run("mine", [*SECOND["MINING"], "--output", "mined"]) == 0
+    assert run("mine", [*commands.MINING, "--output", "mined"]) == 0
     mined, whole = (
         (content["files"], content["meta"]["counts"])
         for content in (read("mined/manifest.json"), read("table/manifest.json"))
@@ -376,11 +376,12 @@ def test_scored_pairs_are_not_scored_again(files: Path) -> None:
         assert scores[name] == (pytest.approx(values, abs=1e-6) if name == "score" else values), name
 
 
+@pytest.mark.slow
 def test_an_interrupted_evaluation_measures_what_this_version_needs(
     files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = read("evaluation/results.json")
-    assert run("evaluate", [*SECOND["EVALUATION"], "--output", "evaluating"]) == 0
+    assert run("evaluate", [*commands.EVALUATION, "--output", "evaluating"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "measured before" in line]
     assert not lines  # those of an earlier version have no questions without their answers
     results = read("evaluating/results.json")
@@ -391,7 +392,7 @@ def test_an_interrupted_evaluation_measures_what_this_version_needs(
 
 
 def test_the_calibration_of_a_model_is_used(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    SECOND["judged_more"](Path("judged"))
+    commands.judged_more(Path("judged"))
     query = json.loads(Path("judged/queries.jsonl").read_text().splitlines()[0])["text"]
     assert run("search", ["--model", "finished", "--dataset", "judged", "--precision", "fp32", query]) == 0
     assert "  p=" in capsys.readouterr().out
@@ -411,13 +412,15 @@ def test_paid_answers_are_not_paid_again(files: Path, is_cut: bool, capsys: pyte
         log.write_bytes(b"".join(lines[:kept]) + lines[kept][:20])
     server = [sys.executable, str(TESTS / "support" / "llm_server.py"), "--log", str(files / "requests.jsonl")]
     with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-        if not is_cut:
+        try:
+            assert process.stdout is not None
+            endpoint = f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+            if not is_cut:
+                process.kill()
+            words = [*commands.ANNOTATION, "--endpoint", endpoint, "--answers", "answers", "--output", "again"]
+            assert run("annotate", words) == 0
+        finally:
             process.kill()
-        words = [*SECOND["ANNOTATION"], "--endpoint", endpoint, "--answers", "answers", "--output", "again"]
-        assert run("annotate", words) == 0
-        process.kill()
     assert f"{len(lines) - kept} answers paid in this run, {kept} answers from the log" in capsys.readouterr().out
     assert Path("again/annotations.jsonl").read_bytes() == Path("annotated/annotations.jsonl").read_bytes()
 
@@ -433,7 +436,7 @@ def test_an_interrupted_sweep_has_its_finished_trial(files: Path) -> None:
 @pytest.mark.slow
 def test_finished_trials_of_an_interrupted_sweep_are_not_run_again(files: Path) -> None:
     trial = state_of(iter([files / "sweeping" / "trials" / "000"]))
-    assert run("tune", [*SECOND["SWEEP"], "--output", "sweeping"]) == 0
+    assert run("tune", [*commands.SWEEP, "--output", "sweeping"]) == 0
     assert state_of(iter([files / "sweeping" / "trials" / "000"])) == trial
     for one, other in zip(read_trials(files / "sweeping"), read_trials(files / "sweep"), strict=True):
         assert one.metrics == pytest.approx(other.metrics, abs=1e-5)

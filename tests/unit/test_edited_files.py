@@ -232,7 +232,7 @@ def test_manifests_of_stores_indexes_and_prepared_data(tmp_path: Path, monkeypat
 def test_a_comparison_of_an_edited_evaluation_is_a_page_or_one_line(tmp_path: Path) -> None:
     folder = copy("evaluation", tmp_path)
     content = json.loads((folder / "results.json").read_bytes())
-    for name in ("about", "models", "asked", "systems"):
+    for name in ("about", "models"):
         (folder / "results.json").write_text(json.dumps(content | {name: {}}))
         with suppress(UserError):
             compared(folder, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 MISSING = "ray deepspeed faiss mlflow bm25s Stemmer pyarrow datasets pandas matplotlib optuna sentence_transformers"
 MODULES = (
-    "losses.registry models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
+    "models.retriever training.loop training.loader encoding.corpus encoding.shards search.exact "
     "mining.miner evaluation.evaluate"
 )
 IMPORT_ALL = f"""
@@ -22,6 +22,9 @@ class Missing(MetaPathFinder):
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())
+for module, heavy in (("losses.config", "torch"), ("losses.registry", "numba")):
+    importlib.import_module("raytriever." + module)
+    assert heavy not in sys.modules, heavy
 for module in "{MODULES}".split():
     importlib.import_module("raytriever." + module)
 """

@@ -435,10 +435,10 @@ def test_a_store_that_is_away_for_some_seconds_is_waited_for(
 ) -> None:
     write_atomically(path_of(uri) / "a", "1")
     server.pause()
-    threading.Timer(6, server.resume).start()
+    threading.Timer(2, server.resume).start()
     began = time.monotonic()
     write_atomically(path_of(uri) / "a", "2")
-    assert time.monotonic() - began > 5
+    assert time.monotonic() - began > 1.5
     machine("two")
     complete(path_of(uri))
     assert (path_of(uri) / "a").read_text() == "2"

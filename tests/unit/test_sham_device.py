@@ -183,38 +183,6 @@ def test_fused_adamw_equals_that_of_the_cpu_and_wants_its_state_on_the_device(co
         optimizer.step()
 
 
-def test_a_build_for_cuda_without_a_driver_is_not_asked(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
-    assert not torch.cuda.is_current_stream_capturing()
-    weight = nn.Parameter(torch.ones(3, device=CUDA))
-    weight.grad = torch.ones_like(weight)
-    torch.optim.AdamW([weight], lr=0.1, fused=True).step()
-    assert bool((values(weight) < 1).all())
-
-
-def test_products_of_bf16_have_sums_in_float32_by_the_rules_of_cuda(counts: Counts) -> None:
-    left, right = torch.rand(5, 400, device=CUDA).bfloat16(), torch.rand(400, 3, device=CUDA).bfloat16()
-    exact = values(left).double() @ values(right).double()
-    total = torch.full((5, 3), 7.0, device=CUDA)
-    sums = {"out_dtype": torch.float32}
-    for product in (torch.mm(left, right, **sums), torch.mm(left, right, **sums, out=torch.empty_like(total))):
-        torch.testing.assert_close(values(product).double(), exact, rtol=1e-6, atol=0)
-    torch.testing.assert_close(values(torch.addmm(total, left, right, **sums)).double(), exact + 7, rtol=1e-6, atol=0)
-    counts.reset()
-    assert torch.addmm(total, left, right, **sums, alpha=-1, out=total) is total
-    assert counts.operators == {"addmm": 1}
-    torch.testing.assert_close(values(total).double(), 7 - exact, rtol=1e-6, atol=0)
-    for wrong in (
-        lambda: torch.mm(left, right.float(), **sums),
-        lambda: torch.mm(left, right, **sums, out=left.new_empty(5, 3)),
-        lambda: torch.mm(left, right, out_dtype=torch.float64),
-        lambda: torch.addmm(total.double(), left, right, **sums),
-    ):
-        with pytest.raises(RuntimeError, match="dtype"):
-            wrong()
-
-
 def test_the_device_has_random_numbers_of_its_own(counts: Counts) -> None:
     def draw() -> list[float]:
         return values(torch.rand(4, device=CUDA)).tolist()
@@ -228,26 +196,6 @@ def test_the_device_has_random_numbers_of_its_own(counts: Counts) -> None:
     assert draw() == first
     torch.manual_seed(5)
     assert draw() == first
-
-
-def test_threads_use_the_device_too(counts: Counts) -> None:
-    tensors: list[Tensor] = []
-    thread = threading.Thread(target=lambda: tensors.append(torch.ones(2, device=CUDA)))
-    thread.start()
-    thread.join()
-    assert tensors[0].device == CUDA
-
-
-def test_events_and_streams_are_counted(counts: Counts) -> None:
-    stream, event, later = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True), torch.cuda.Event()
-    counts.reset()
-    with torch.cuda.stream(stream):
-        event.record()
-    torch.cuda.current_stream().wait_event(event)
-    later.record(stream)
-    assert counts.events == 2
-    assert event.elapsed_time(later) >= 0
-    assert event.query()
 
 
 def test_nothing_stays_replaced() -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import signal
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -46,45 +42,6 @@ def test_the_generated_data_set(corpus: ModuleType, tmp_path: Path, monkeypatch:
     )
     hits = np.mean([positives.of(row)[0] in ranked[row] for row in range(len(positives))])
     assert 0.5 < hits < 1  # of 2,000 passages, 10 at random would hit 0.005
-
-
-def test_added_passages_change_nothing_else(corpus: ModuleType, tmp_path: Path) -> None:
-    corpus.write(tmp_path / "generate", 2000)
-    corpus.extend(tmp_path / "generate", tmp_path / "added", 30)
-    for name in ("queries.jsonl", "qrels/train.tsv", "qrels/dev.tsv"):
-        assert (tmp_path / "added" / name).read_bytes() == (tmp_path / "generate" / name).read_bytes()
-    before = (tmp_path / "generate" / "corpus.jsonl").read_text().splitlines()
-    after = (tmp_path / "added" / "corpus.jsonl").read_text().splitlines()
-    assert after[:2000] == before
-    assert [json.loads(line)["_id"] for line in after[2000:]] == [str(number) for number in range(2000, 2030)]
-    assert not set(after[2000:]) & set(before)
-
-
-def test_memory_of_a_driver_and_its_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    processes = importlib.import_module("at_size.processes")
-    hold = "import time; held = bytearray(b'x' * {}_000_000); time.sleep(1.5)"
-    driver = (
-        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {hold.format(60)!r}]); {hold.format(120)}"
-    )
-    code, usage = processes.measure(
-        [sys.executable, "-c", f"{driver}; sys.exit(p.wait())"], os.environ, tmp_path / "log"
-    )
-    assert code == 0
-    assert 120e6 < usage.driver_anonymous < 260e6
-    assert 60e6 < usage.workers_anonymous < 180e6
-    assert usage.driver_anonymous <= usage.driver_resident
-    assert usage.seconds > 1.5
-    assert 0 < usage.processor_seconds < 2 * usage.seconds
-
-
-def test_a_command_is_killed_with_its_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    processes = importlib.import_module("at_size.processes")
-    code, usage = processes.measure([sys.executable, "-c", "while True: pass"], os.environ, tmp_path / "log", 1.0)
-    assert code == -signal.SIGKILL
-    assert 1 <= usage.seconds < 3
-    assert usage.processor_seconds > 0.2
 
 
 def test_exponents_and_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,7 @@ Zhang et al. (2025).
 
 A request without an answer in the log is sent, paid, logged and parsed. If the answer is malformed, it is repeated with
 the reason. Every answer is on disk before the job uses it. Identical requests are sent once. More queries are processed
-at once than requests may be in flight, and requests of the earliest stage go first. So the service stays busy while an
-answer is written to disk, and while the last queries end.
+at once than requests may be in flight, so the service stays busy while an answer is written to disk.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 from typing import Any, TypeVar
 
 from raytriever.annotation.answer_log import AnswerLog, Entry
@@ -31,7 +28,6 @@ from raytriever.annotation.config import AnnotationConfig
 from raytriever.annotation.prompts import (
     ANSWER,
     RELEVANCE,
-    STAGES,
     UTILITY,
     AnnotationPrompts,
     MalformedAnswer,
@@ -65,42 +61,6 @@ class Annotation:
     answer: str = ""
     useful: Sequence[int] = ()
     failed: str = ""
-
-
-class Slots:
-    """Semaphore with priorities: waiters are served by their step, then by their order of arrival."""
-
-    def __init__(self, free: int) -> None:
-        self._free = free
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._turns = count()
-
-    @asynccontextmanager
-    async def hold(self, step: int) -> AsyncIterator[None]:
-        """Wait for a slot, and hold it. `step` counts from 0."""
-        if self._free:
-            self._free -= 1
-        else:
-            granted = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (step, next(self._turns), granted))
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():  # granted just before
-                    self._release()
-                raise
-        try:
-            yield
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        while self._waiting:
-            granted = heappop(self._waiting)[2]
-            if not granted.done():
-                granted.set_result(None)
-                return
-        self._free += 1
 
 
 @dataclass
@@ -145,7 +105,7 @@ class Annotator:
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self._slots = Slots(self.in_flight)
+        self._slots = asyncio.Semaphore(self.in_flight)
         self._in_flight: dict[str, asyncio.Future[Entry]] = {}
         self.stop_reasons: list[UserError | BudgetReached] = []
 
@@ -258,7 +218,7 @@ class Annotator:
     async def _pay(self, key: str, stage: str, messages: list[Message], schema: dict[str, Any]) -> Entry:
         assert self.service is not None
         size = count_bytes(messages)
-        async with self._slots.hold(STAGES.index(stage)):
+        async with self._slots:
             reserved = await self.spending.reserve(size, self.config.max_tokens)
             if self.stop_reasons:
                 self.spending.settle(reserved, TokenCounts())

@@ -126,15 +126,13 @@ def check_service(config: ServiceConfig) -> None:
         raise ConfigError("needs the prices of tokens", setting("budget"), remedy)
 
 
-def check_annotation(config: AnnotationConfig, embeddings: bool) -> None:
-    """Raise `ConfigError` for missing or repeated sources of candidates, and for embeddings without a use."""
+def check_candidates(config: AnnotationConfig) -> None:
+    """Raise `ConfigError` for missing or repeated sources of candidates."""
     if not config.retrievers:
         raise ConfigError("is empty", setting("candidates"), f"give {BM25}, {DENSE} or the path of a run")
     for name in config.retrievers:
         if config.retrievers.count(name) > 1:
             raise ConfigError(f"contains {name!r} twice", setting("candidates"), "give each source once")
-    if embeddings and DENSE not in config.retrievers:
-        raise ConfigError(f"are used by {DENSE} only", setting("embeddings"), f"add {DENSE} to {setting('candidates')}")
 
 
 def read_service_key(config: ServiceConfig, report: Callable[[str], None]) -> str | None:

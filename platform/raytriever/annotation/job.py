@@ -17,7 +17,6 @@ from raytriever.annotation.candidates import choose_queries, find_candidates, op
 from raytriever.annotation.config import (
     AnnotationConfig,
     ServiceConfig,
-    check_annotation,
     check_service,
     read_service_key,
 )
@@ -182,7 +181,6 @@ def run_annotation(
         UserError: an input is invalid, or the service fails. Only answers are kept, and the same command continues
             from them.
     """
-    check_annotation(job.annotation, job.embeddings is not None)
     if not dry_run:
         check_service(job.service)
     if not job.service.llm.strip():

@@ -20,7 +20,7 @@ from raytriever.paths import PROMPTS, expanded
 from raytriever.reading.regular import open_regular
 from raytriever.store.disk import disk_errors
 
-STAGES = RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"  # in the order of requests for a query
+RELEVANCE, ANSWER, UTILITY = "relevance", "answer", "utility"
 _SYSTEM, _REPAIR = "system", "repair"
 # Placeholders that each prompt must contain exactly once.
 PLACEHOLDERS: dict[str, tuple[str, ...]] = {

@@ -6,7 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_annotation
+from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_candidates
 from raytriever.cli.arguments import (
     Parser,
     add_output,
@@ -44,7 +44,7 @@ def main(words: list[str]) -> None:
         raise ConfigError(
             f"{arguments.split!r} is not a valid name of a split", "--split", "use letters, digits, '_' and '-'"
         )
-    check_annotation(annotation, arguments.embeddings is not None)
+    check_candidates(annotation)
     check_paths(annotation, model, data)
     if arguments.embeddings is not None:
         EMBEDDINGS.check(arguments.embeddings, "embeddings")

@@ -1,10 +1,8 @@
 """Cost of a study at the size of the paper, estimated before any data is opened: steps, operations, hours.
 
 Operations are counted as in `training/monitoring/throughput.py`: 6 for each token and weight of the blocks, and 12 for
-each layer, width and pair of tokens. All texts are assumed to have the longest length; most are shorter. Two rates give
-hours. One was measured: MiniLM trained on SQuAD in bf16 on 2 CPU cores (`benchmarks/results/train-2026-11-21.json`).
-The other is assumed: 30 % of the bf16 peak of an H100. The evaluation, which
-encodes every corpus once, is not included.
+each layer, width and pair of tokens. All texts are assumed to have the longest length; most are shorter. The rate is
+assumed: 30 % of the bf16 peak of an H100. The evaluation, which encodes every corpus once, is not included.
 """
 
 from __future__ import annotations
@@ -29,8 +27,6 @@ ENCODERS = {
     "BAAI/bge-base-en-v1.5": (12, 768),
 }
 LENGTHS = 64, 256  # tokens of queries and passages, if a recipe sets no length
-# Examples per second in that benchmark, and the mean lengths of its queries and passages, truncated to 128 tokens.
-MEASURED_RATE, MEASURED_LENGTHS, MEASURED_ENCODER = 39.70007388182485, (13.0, 117.0), "minilm"
 GPU, GPU_SHARE = "NVIDIA H100", 0.3
 
 
@@ -45,11 +41,10 @@ class ArmCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Hours of all arms and seeds on a GPU, at the assumed rate, and on 2 CPU cores, at the measured one."""
+    """Hours of all arms and seeds on a GPU at the assumed rate."""
 
     arms: tuple[ArmCost, ...]
     gpu_hours: float
-    cpu_hours: float
 
 
 def cost_of(study: Study, seeds: int) -> Cost:
@@ -58,11 +53,7 @@ def cost_of(study: Study, seeds: int) -> Cost:
     operations = seeds * sum(arm.operations for arm in arms)
     peak = peak_flops(GPU, "bf16")
     assert peak is not None
-    query, passage = MEASURED_LENGTHS
-    rate = MEASURED_RATE * (
-        _operations_of_text(MEASURED_ENCODER, query) + _operations_of_text(MEASURED_ENCODER, passage)
-    )
-    return Cost(arms, operations / (GPU_SHARE * peak) / 3600, operations / rate / 3600)
+    return Cost(arms, operations / (GPU_SHARE * peak) / 3600)
 
 
 def cost_text(study: Study, seeds: int, cost: Cost) -> str:
@@ -75,8 +66,7 @@ def cost_text(study: Study, seeds: int, cost: Cost) -> str:
         lines.append(f"  {arm.name:<{width}}  {arm.steps:>9,} steps  {arm.operations:.1e} operations  {text}")
     lines.append(
         f"all seeds, at the longest lengths, without evaluation: {cost.gpu_hours:,.1f} GPU hours at "
-        f"{GPU_SHARE:.0%} of an H100's bf16 peak (assumed, not measured); "
-        f"{cost.cpu_hours:,.0f} hours at the rate measured on 2 CPU cores"
+        f"{GPU_SHARE:.0%} of an H100's bf16 peak (assumed, not measured)"
     )
     return "\n".join(lines)
 

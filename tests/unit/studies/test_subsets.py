@@ -13,8 +13,7 @@ from raytriever.data.dataset import Documents, Judgements, NegativeRows, Queries
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import ORIGINS
 from raytriever.errors import DataError
-from raytriever.studies.definition import SMALL
-from raytriever.studies.recipes.scale import StudyScale, with_siblings
+from raytriever.studies.recipes.scale import with_siblings
 from raytriever.studies.subsets import Subset, write_subset
 
 DOCUMENTS, QUERIES, EACH = 200, 60, 3
@@ -146,15 +145,3 @@ def test_siblings_are_of_the_same_class_and_of_a_lower_grade() -> None:
         (1, 2, 1),
         (3, 3, 2),
     ]
-
-
-@pytest.mark.data
-def test_training_queries_of_a_pack_are_not_measured(data_packs: Path, tmp_path: Path) -> None:
-    one = StudyScale(SMALL, data_packs, tmp_path).pack("SciFact", Subset(train=200, dev=20, test=50, documents=300))
-    dataset = open_dataset(one.dataset, ["train", "dev", "test"])
-    splits = [names_of(dataset, split) for split in ("train", "dev", "test")]
-    assert [len(names) for names in splits] == [200, 20, 50]
-    assert not splits[0] & splits[1] | splits[0] & splits[2] | splits[1] & splits[2]
-    whole = open_dataset(data_packs / "scifact", ["train", "test"])
-    assert splits[2] <= names_of(whole, "test")
-    assert splits[0] | splits[1] <= names_of(whole, "train")

@@ -72,21 +72,15 @@ def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trial
     assert "the loss \\| is NaN" in page[-1]
 
 
-def test_the_same_trials_give_the_same_figures(trials: list[Trial], tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        target = tmp_path / folder
-        save_parallel(target / "parallel.png", trials, METRIC, "nDCG@10")
-        for by in (None, "loss.loss"):
-            path = target / f"response-{by}.png"
-            save_response(path, trials, METRIC, "nDCG@10", "loss.temperature", by, log=True)
-        curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
-        save_trial_curves(target / "curves.png", trials, curves, "dev batch AUC")
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(files) == 8
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert "stopped" in (tmp_path / "a" / "curves.svg").read_text()
-    assert "infonce" in (tmp_path / "a" / "parallel.svg").read_text()
+def test_trials_are_drawn(trials: list[Trial], tmp_path: Path) -> None:
+    save_parallel(tmp_path / "parallel.png", trials, METRIC, "nDCG@10")
+    save_response(tmp_path / "response.png", trials, METRIC, "nDCG@10", "loss.temperature", "loss.loss", log=True)
+    curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
+    save_trial_curves(tmp_path / "curves.png", trials, curves, "dev batch AUC")
+    assert len([*tmp_path.iterdir()]) == 6
+    assert "stopped" in (tmp_path / "curves.svg").read_text()
+    assert "infonce" in (tmp_path / "parallel.svg").read_text()
+    assert "infonce" in (tmp_path / "response.svg").read_text()
     save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10")
     assert not (tmp_path / "none.png").exists()
 

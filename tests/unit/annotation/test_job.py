@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,10 @@ from raytriever.data.records import SOURCES
 from raytriever.models.config import ModelConfig
 from raytriever.options import option
 from raytriever.store.commit import read_manifest
+from raytriever.store.objects import COPIES
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+from object_store import object_store
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -274,14 +278,34 @@ def test_candidates_of_a_run_and_of_an_encoder(
     assert np.mean([len(row["candidates"]) for row in rows]) > 5
 
 
+@pytest.fixture(params=["disk", "bucket"])
+def output(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder of this machine, or an address of a bucket that has the cache as well."""
+    if request.param == "disk":
+        yield "out"
+        return
+    (tmp_path / "store").mkdir()
+    with object_store(tmp_path / "store") as store:
+        for name, value in {**store.environment(), "RAYTRIEVER_CACHE": "s3://bucket/cache"}.items():
+            monkeypatch.setenv(name, value)
+        yield "s3://bucket/out"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_killed_job_pays_no_answer_twice(
-    serve: Callable[..., Any], topics: Path, work: Path, by: signal.Signals
+@pytest.mark.parametrize(
+    ("output", "by"),
+    [("disk", signal.SIGKILL), ("disk", signal.SIGINT), ("bucket", signal.SIGTERM)],
+    indirect=["output"],
+)
+def test_killed_job_pays_no_answer_twice_and_continues_on_another_machine(
+    serve: Callable[..., Any], topics: Path, work: Path, output: str, by: signal.Signals
 ) -> None:
     served = serve(service_time=0.02)
-    command = [sys.executable, str(REPOSITORY / "jobs" / "annotate.py"), *words(topics, served.endpoint)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, str(REPOSITORY / "jobs" / "annotate.py")]
+    command += words(topics, served.endpoint, "--output", output)
+    machines = [os.environ | {COPIES: str(work / name)} for name in ("one", "other")]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=machines[0], **quiet)
     while served.log.stat().st_size < 4000:
         assert process.poll() is None
         time.sleep(0.005)
@@ -297,7 +321,7 @@ def test_killed_job_pays_no_answer_twice(
     served.end()
     more = serve()
     again = [word if word != served.endpoint else more.endpoint for word in command]
-    subprocess.run(again, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(again, check=True, env=machines[1], **quiet)
     paid = served.events("answered") + more.events("answered")
     assert max(paid.values()) == 1
     assert paid.total() == 72

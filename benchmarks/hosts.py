@@ -64,7 +64,7 @@ def faults(cluster: Cluster) -> list[Fault]:
 def measure(cluster: Cluster, fault: Fault) -> dict[str, End]:
     """Measure one fault in a training of its own."""
     run = fault.name.replace(" ", "-")
-    words = ("--num-workers=2", "--max-steps=4000", "--checkpoint-steps=10", "--wait-minutes=10")
+    words = ("--num-workers=2", "--max-steps=4000", "--checkpoint-steps=10", "--wait-minutes=10", "--eval-steps=4000")
     process = cluster.train(run, *words)
     lines = Lines(process.stderr)
     before = 0

@@ -74,9 +74,8 @@ def test_a_full_disk_is_named_with_its_host(cluster: Cluster) -> None:
     fill = f"mkdir -p {folder} && mount -t tmpfs -o size=64k tmpfs {folder} && (yes > {folder}/full || true)"
     cluster.hosts.run("h3", ["bash", "-c", fill], {})
     line = refused(cluster.train("full", "--num-workers=3"))
-    assert "no space left on the disk" in line
-    assert "h3" in line
     cluster.hosts.run("h3", ["umount", folder], {})
+    assert line.startswith(f"error: host h3: {folder}/remote: the copies of s3://bucket cannot be written or read")
 
 
 def test_another_version_of_raytriever_is_named_with_its_host(cluster: Cluster, folder: Path) -> None:
@@ -91,14 +90,14 @@ def test_another_version_of_raytriever_is_named_with_its_host(cluster: Cluster, 
 
 
 def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster) -> None:
-    process = cluster.train("cut", "--num-workers=2", "--max-steps=400", "--checkpoint-steps=2", "--wait-minutes=5")
+    process = cluster.train("cut", "--num-workers=3", "--max-steps=400", "--checkpoint-steps=2", "--wait-minutes=5")
     lines = Lines(process.stderr)
     lines.wait_for(r"train: \d+/400")
     cluster.hosts.cut("h3")
     lost = lines.wait_for(r"worker \d on host (h\d) died with its node")
     assert lost[1] == "h3"
-    waits = lines.wait_for(r"waiting for 2 workers, the cluster has room for (\d); gives up at \d\d:\d\d:\d\d")
-    assert waits[1] == "1"
+    waits = lines.wait_for(r"waiting for 3 workers, the cluster has room for (\d); gives up at \d\d:\d\d:\d\d")
+    assert waits[1] == "2"
     cluster.hosts.reconnect("h3")
     cluster.join("h3")
     lines.wait_for(r"train: \d+/400")

@@ -280,20 +280,6 @@ def runner(folder: Path) -> ArmRunner:
     )
 
 
-def test_an_arm_of_a_study_is_measured_by_a_process_with_a_gpu(
-    seen: Seen, case: Case, tiny_dataset: Path, tmp_path: Path
-) -> None:
-    measured = MeasuredDataset("letters", str(tiny_dataset), "test", ("ndcg_at_10",))
-    arm = Arm("untrained", "untrained", (measured,), None, model=case.model.model)
-    wait_until(gpus_are_free)
-    runner(tmp_path).run(arm, 0)
-    assert seen("ray::_run_in_task")
-    assert seen("ray::_run_in_task") <= {"0", "1"}
-    results = json.loads((arm_folder(tmp_path, arm, 0) / "metrics.json").read_text())
-    expected = evaluate_retriever(case.dataset, "test", case.model, case.retriever).metrics["ndcg_at_10"]
-    assert results["measured"]["letters"] == {"ndcg_at_10": pytest.approx(expected, rel=0.01)}
-
-
 def trained_arm(name: str, case: Case, dataset: Path) -> Arm:
     config = Config(
         data=DataConfig(dataset=str(dataset), negatives_per_query=1),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig, check_candidates
 from raytriever.cli.arguments import (
     Parser,
+    add_embeddings,
     add_output,
     add_path,
     add_settings,
@@ -20,7 +20,7 @@ from raytriever.cli.arguments import (
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError
 from raytriever.models.config import READING, ModelConfig
-from raytriever.paths import EMBEDDINGS, OUTPUT, check_paths
+from raytriever.paths import OUTPUT, check_paths
 from raytriever.terminal import show, warn
 from raytriever.training.config import TrainingConfig
 
@@ -46,8 +46,6 @@ def main(words: list[str]) -> None:
         )
     check_candidates(annotation)
     check_paths(annotation, model, data)
-    if arguments.embeddings is not None:
-        EMBEDDINGS.check(arguments.embeddings, "embeddings")
     output = Path(arguments.output)
     if not arguments.dry_run:
         lock_output(arguments, output)
@@ -98,12 +96,7 @@ def _parser() -> Parser:
         "DIR",
         "folder that keeps every answer, shared by all annotations (default: answers/ in the cache)",
     )
-    parser.add_argument(
-        "--embeddings",
-        type=partial(EMBEDDINGS.read_flag, name="embeddings"),
-        metavar="DIR",
-        help="embeddings of the passages by `raytriever encode` with --model (default: encode and cache them)",
-    )
+    add_embeddings(parser)
     add_settings(parser, ServiceConfig, "service")
     add_settings(parser, AnnotationConfig, "annotation")
     add_settings(parser, DataConfig, "data", only=["dataset", "max_bad_rows", "bm25_language"])

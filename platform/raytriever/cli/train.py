@@ -72,8 +72,7 @@ def main(words: list[str]) -> None:
         for line in dry_run(curriculum):
             show(line)
         return
-    output = Path(arguments.output) if arguments.output else runs_folder() / name
-    lock_output(arguments, output)
+    output = run_output(arguments, name)
     is_quickstart = _is_quickstart(arguments)  # whose settings follow from the machine
     # Before anything heavy is imported. The loss of a file is compared with its digest.
     settings = {} if is_quickstart else to_dict(replace(curriculum.base, loss=curriculum.base.loss.pinned()))
@@ -192,18 +191,27 @@ COMMON = (
 
 def _parser() -> Parser:
     parser = Parser("train", "Train a dense retriever and measure it before and after.", COMMON)
-    for name, kind in SECTIONS.items():
-        add_settings(parser, kind, name)
-    run = parser.add_argument_group("run")
-    add_output(run, "run directory (default: runs/RUN-NAME)", required=False)
-    run.add_argument(
-        "--run-name", metavar="NAME", help="name of the run, for trackers (default: data, model, loss, seed)"
-    )
-    run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    add_path(run, "--config", SETTINGS, "FILE", "YAML settings; flags override them, `stages:` override flags")
-    run.add_argument("--fresh", action="store_true", help="remove an earlier run in --output")
+    run = add_run_flags(parser, "run", "data, model, loss, seed", "; flags override them, `stages:` override flags")
     run.add_argument(
         "--dry-run", action="store_true", help="print the memory that training needs and the chunk that fits; no start"
     )
-    add_trackers(run)
     return parser
+
+
+def add_run_flags(parser: Parser, what: str, name: str, file: str) -> argparse._ArgumentGroup:
+    """Add the settings of training and the flags of a run or a sweep, with its default name; return their group."""
+    for section, kind in SECTIONS.items():
+        add_settings(parser, kind, section)
+    run = parser.add_argument_group("run")
+    add_output(run, f"directory of the {what} (default: runs/RUN-NAME)", required=False)
+    run.add_argument("--run-name", metavar="NAME", help=f"name of the {what}, for trackers (default: {name})")
+    run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
+    add_path(run, "--config", SETTINGS, "FILE", f"YAML settings{file}")
+    run.add_argument("--fresh", action="store_true", help=f"remove an earlier {what} in --output")
+    add_trackers(run)
+    return run
+
+
+def run_output(arguments: argparse.Namespace, name: str) -> Path:
+    """Lock the directory of a run or a sweep, by default that of its name, and return it."""
+    return lock_output(arguments, Path(arguments.output) if arguments.output else runs_folder() / name)

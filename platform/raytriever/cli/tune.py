@@ -5,21 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from raytriever.cli.arguments import (
-    Parser,
-    add_output,
-    add_path,
-    add_settings,
-    add_trackers,
-    build_config,
-    lock_output,
-    quote_command,
-)
-from raytriever.cli.train import SECTIONS, resolve_settings
+from raytriever.cli.arguments import Parser, add_settings, build_config, quote_command
+from raytriever.cli.train import add_run_flags, resolve_settings, run_output
 from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name
 from raytriever.errors import ConfigError, flag_of
-from raytriever.paths import SETTINGS, check_paths, runs_folder
-from raytriever.recipes import RECIPES
+from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
 
@@ -44,8 +34,7 @@ def main(words: list[str]) -> None:
     name = _default_name(base) if arguments.run_name is None else arguments.run_name
     check_run_name(name)
     check_curriculum_paths(curriculum)
-    output = Path(arguments.output) if arguments.output else runs_folder() / name
-    lock_output(arguments, output)
+    output = run_output(arguments, name)
 
     from raytriever.evaluation.tables import metrics_table, training_notes
     from raytriever.experiment.directory import RunDirectory
@@ -81,19 +70,7 @@ _ROW_TITLES = {"bm25": "BM25", "before": "encoder before", "after": "best trial"
 def _parser() -> Parser:
     parser = Parser("tune", "Search the settings of training, and measure the best.")
     add_settings(parser, SearchConfig, "search")
-    for name, kind in SECTIONS.items():
-        add_settings(parser, kind, name)
-    run = parser.add_argument_group("run")
-    add_output(run, "directory of the sweep (default: runs/RUN-NAME)", required=False)
-    run.add_argument(
-        "--run-name", metavar="NAME", help="name of the sweep, for trackers (default: sweep, data, model and seed)"
-    )
-    run.add_argument("--recipe", metavar="NAME", help=f"settings to start from: {', '.join(RECIPES)}")
-    add_path(
-        run, "--config", SETTINGS, "FILE", "YAML file of settings, which override the recipe; flags override the file"
-    )
-    run.add_argument("--fresh", action="store_true", help="remove an earlier sweep in --output")
-    add_trackers(run)
+    add_run_flags(parser, "sweep", "sweep, data, model and seed", ", which override the recipe; flags override them")
     return parser
 
 

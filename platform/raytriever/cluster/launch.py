@@ -70,11 +70,7 @@ def launch(settings: LaunchSettings, log: Callable[[str], None]) -> None:
         LaunchError: a server did not start, or has ended.
         KeyboardInterrupt: the user stopped them; in an `interruptible` block by SIGTERM or SIGHUP too.
     """
-    ports = {
-        "ray_port": settings.ray_port,
-        "dashboard_port": settings.dashboard_port,
-        "mlflow_port": settings.mlflow_port,
-    }
+    ports = {name: getattr(settings, name) for name in ("ray_port", "dashboard_port", "mlflow_port")}
     if len(set(ports.values())) < len(ports):
         raise ConfigError("the same port twice", ", ".join(map(setting, ports)), "give three different ones")
     _check_database(settings.database)

@@ -99,15 +99,12 @@ def read_run(folder: Path) -> RunEntry | None:
         detail = str(error).removesuffix("; ")
         kind = TRAINING if (folder / CONFIG).is_file() else "unknown"  # the manifest may be unreadable
         entry = RunEntry(folder, kind, DAMAGED, detail, size=size_of(folder))
-    if entry is None and owner is None:
-        return None
+    if owner is None:
+        return entry
     if entry is None:
-        assert owner is not None
         kind = owner.command.removeprefix("raytriever ")
         return RunEntry(folder, kind, RUNNING, str(owner), size=size_of(folder))
-    if owner is not None:
-        return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
-    return entry
+    return replace(entry, state=RUNNING, detail=f"{owner}{_progress(entry)}")
 
 
 def cleanable_runs(runs: Iterable[RunEntry], states: Collection[str]) -> list[RunEntry]:

@@ -62,15 +62,6 @@ def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pyt
     assert contents("again") == contents("out")
 
 
-def test_a_further_file_changes_no_other_passage(docs: Path, tiny_encoder: Path) -> None:
-    assert run("import", words(docs, tiny_encoder, "out")) == 0
-    (docs / "a.md").write_text("# New\n\nfile")
-    assert run("import", words(docs, tiny_encoder, "more")) == 0
-    for file in ("corpus.jsonl", "documents.jsonl"):
-        before, after = (Path(folder, file).read_text().splitlines() for folder in ("out", "more"))
-        assert after[1:] == before
-
-
 def test_no_passage_is_longer_than_the_encoder_reads(docs: Path, tiny_encoder: Path) -> None:
     from raytriever.models.config import ModelConfig
     from raytriever.models.description import describe
@@ -198,36 +189,6 @@ def test_questions_without_an_answer_and_shares(
     shares = ["--test-share", "0.5", "--dev-share", "0"]
     assert run("import", words(docs, tiny_encoder, "half", *questions, *shares)) == 0
     assert "Questions with an answer: train 15, dev 0, test 15." in capsys.readouterr().out
-
-
-def test_a_file_of_test_questions_and_a_column_of_splits(
-    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\nwho painted it,none\n")
-    arguments = ["--questions", str(docs / "qa.csv"), "--test-questions", "test.csv"]
-    assert run("import", words(docs, tiny_encoder, "out", *arguments)) == 0
-    out = capsys.readouterr().out
-    assert "Questions with an answer: train 21, dev 9, test 1." in out
-    assert "Questions without an answer: train 0, dev 0, test 1." in out
-    assert "1 of them answer questions of several splits, as these are named." in out
-    rows = [f"q{number},part{number}.md,{'test' if number < 5 else 'train'}" for number in range(30)]
-    Path("named.csv").write_text("\n".join(["question,file,split", *rows]) + "\n")
-    assert run("import", words(docs, tiny_encoder, "named", "--questions", "named.csv")) == 0
-    out = capsys.readouterr().out
-    assert "Questions with an answer: train 25, dev 0, test 5." in out
-    assert "No file is in two splits." in out
-
-
-def test_only_questions_without_an_answer(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("q.csv").write_text("question,answerable\nwho,no\nwhere,no\nwhen,no\n")
-    assert run("import", words(docs, tiny_encoder, "out", "--questions", "q.csv")) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == (
-        "No question has an answer, so there is nothing to train on and nothing to measure: add questions whose file "
-        "answers them."
-    )
-    opened = open_all_splits("out")
-    assert sum(map(len, opened.unanswerable.values())) == 3
 
 
 def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> None:

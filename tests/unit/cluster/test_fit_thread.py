@@ -32,15 +32,6 @@ def test_a_failure_is_there_when_waiting_is_over() -> None:
     assert thread.failure is failure
 
 
-def test_what_ends_well_leaves_no_failure() -> None:
-    done: list[int] = []
-    thread = FitThread(lambda: done.append(1))
-    assert thread.failure is None
-    thread.start()
-    thread.wait(threading.Event())
-    assert (done, thread.failure) == ([1], None)
-
-
 def test_something_broken_ends_the_wait_and_not_the_fit() -> None:
     broken, go = threading.Event(), threading.Event()
     thread = FitThread(go.wait)

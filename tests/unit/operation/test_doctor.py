@@ -56,12 +56,13 @@ def test_servers_that_do_not_answer(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:geheim@127.0.0.1:{closed_port}")
-    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name] for name in ("Ray", "MLflow")})
+    quick = {name: check for name, check in doctor.CHECKS.items() if name != "trackers"}
+    monkeypatch.setattr(doctor, "CHECKS", quick)
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
         run("doctor", [])
     assert ended.value.code == 1
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
     out = capsys.readouterr().out
     assert f"error    Ray        RAY_ADDRESS=127.0.0.1:{closed_port} does not answer (" in out
     assert f"error    MLflow     http://***@127.0.0.1:{closed_port}: MLflow does not answer (" in out

@@ -98,16 +98,6 @@ def test_a_run_is_resumed_by_its_id(uri: str, client: MlflowClient) -> None:
     assert [m.value for m in client.get_metric_history(first.run_id, "loss")] == [0.5, 0.25]
 
 
-def test_a_missing_run_is_created_again(uri: str, client: MlflowClient) -> None:
-    unknown = MlflowServer(uri).connect("unknown", "0" * 32)
-    assert unknown.run_id != "0" * 32
-    assert client.get_run(unknown.run_id).info.status == "RUNNING"
-    client.delete_run(unknown.run_id)
-    deleted = MlflowServer(uri).connect("deleted", unknown.run_id)
-    assert deleted.run_id != unknown.run_id
-    deleted.log([Point("loss", 0.5, 1, 1)])
-
-
 def test_a_child_run(uri: str, client: MlflowClient) -> None:
     server = MlflowServer(uri)
     parent, other = server.connect("whole"), server.connect("another")
@@ -117,25 +107,6 @@ def test_a_child_run(uri: str, client: MlflowClient) -> None:
     # Continued under a parent that was started again, it goes where its siblings will be.
     assert server.connect("whole/1-first", child.run_id, other.run_id).run_id == child.run_id
     assert client.get_run(child.run_id).data.tags["mlflow.parentRunId"] == other.run_id
-
-
-def test_a_run_is_found_by_its_key_after_a_lost_response(uri: str, client: MlflowClient) -> None:
-    server = MlflowServer(uri)
-    first = server.connect("once", key="cafe")
-    assert server.connect("once", key="cafe").run_id == first.run_id
-    assert server.connect("once", key="beef").run_id != first.run_id
-    client.delete_run(first.run_id)
-    assert server.connect("once", key="cafe").run_id != first.run_id
-
-
-def test_a_point_that_is_sent_twice_is_stored_once(uri: str, client: MlflowClient) -> None:
-    tracker = MlflowServer(uri).connect("twice")
-    values = [0.5, 0.5, float("nan"), float("inf"), -0.0, 1e-300]
-    points = [Point("loss", value, step, 1000 + step) for step, value in enumerate(values)]
-    tracker.log(points[:4])
-    tracker.log(points)
-    history = client.get_metric_history(tracker.run_id, "loss")
-    assert [metric.step for metric in history] == list(range(6))
 
 
 @pytest.mark.parametrize(

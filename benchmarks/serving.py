@@ -63,7 +63,7 @@ def index_of(embeddings: ndarray, texts: list[str] | None = None, calibration: C
     texts = texts or [f"text {at}" for at in numbers]
     documents = Documents([f"d{at}" for at in numbers], [""] * len(embeddings), texts)
     dataset = RetrievalDataset("synthetic", documents, Queries([], []), {})
-    passages = {"dataset": dataset, "blocks": cut(embeddings), "calibration": calibration}
+    passages: dict[str, Any] = {"dataset": dataset, "blocks": cut(embeddings), "calibration": calibration}
     return rt.Index("exact", lambda: ExactIndex(retriever=rt.load_model(MODEL).retriever, **passages))
 
 

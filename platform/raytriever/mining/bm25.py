@@ -29,6 +29,7 @@ from raytriever.mining.postings import Postings
 IN_MEMORY = 1 << 17
 _CHUNK = 128  # queries of one task of a thread
 _LAST = 0xFFFF_FFFF
+_INT64 = np.dtype(np.int64)
 
 
 class Bm25Index:
@@ -117,7 +118,7 @@ class Bm25Index:
             chunk = terms[start : start + _CHUNK]
             scores = np.zeros(len(self), np.float32)
             some = (each[start : start + _CHUNK] for each in rows)
-            kernel(postings.weights, postings.documents, postings.starts, *flat(chunk, np.int64), scores, *some)
+            kernel(postings.weights, postings.documents, postings.starts, *flat(chunk, _INT64), scores, *some)
 
         with ThreadPoolExecutor(usable_cores()) as pool:
             list(pool.map(fill, range(0, len(queries), _CHUNK)))

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -258,13 +259,17 @@ def _score(
                     f"try {setting('precision')} fp32, or another cross-encoder",
                 )
             scored[name] = scores
-            parts.write(name, lambda folder, scores=scores: np.save(folder / _SCORES, scores))
+            parts.write(name, partial(_save, scores))
             progress.advance(len(scores))
     scores = np.concatenate([each for each in scored.values() if each is not None])
     meta = {"kind": KIND, "key": plan.key, **asdict(plan), "activation": teacher.activation}
     with committed_directory(output, meta, replace=True) as folder:
         write_pairs(folder, dataset, pairs.queries, pairs.documents, {"score": scores})
     return scores, total
+
+
+def _save(scores: ndarray, folder: Path) -> None:
+    np.save(folder / _SCORES, scores)
 
 
 def _share_above_positives(pairs: Pairs, scores: Float32[ndarray, " pairs"]) -> float:

@@ -118,7 +118,7 @@ def test_paths_in_use(error_line: Callable[..., str], serve: Callable[..., Any],
     assert line.startswith("answers: in use by ")
     assert line.endswith("); wait for it with --wait, or give another folder with --answers")
     log.close()
-    line = error_line(*words, "o", "--embeddings", "e")
+    line = error_line(*words, "o", "--embeddings", "there")
     assert line.startswith("--embeddings: has no effect with --candidates bm25; ")
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from processes import processes
 
 REPOSITORY = Path(__file__).parent.parent.parent

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from object_store import ObjectStore, object_store
 
 from raytriever.store import objects
 from raytriever.store.commit import complete
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from object_store import ObjectStore, object_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CommandLine = Any

@@ -15,14 +15,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import ray
+from processes import losses, of_session, wait_for
 from ray.cluster_utils import Cluster
 
 from raytriever.cluster.event_queue import open_event_queue
 from raytriever.cluster.session import ray_session
 from raytriever.errors import UserError
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import losses, of_session, wait_for
 
 STEPS = 200
 SETTINGS = ["--eval-steps", "20", "--patience", "99", "--keep", "2", "--max-steps", str(STEPS)]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from gpu_witness import MEETING
 from safetensors.torch import load_file
 
 from raytriever.cluster.encoding import ActorPool, choose_actor_pool, run_in_actors
@@ -53,9 +54,6 @@ from raytriever.tracking.tracker import Backlog, DatasetRecord, Tracker
 from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import take_snapshot
 from raytriever.training.refresh import read_ledger
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from gpu_witness import MEETING
 
 SUPPORT = Path(__file__).parents[1] / "support"
 GPUS = 2

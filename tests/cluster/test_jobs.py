@@ -17,8 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from processes import wait_for
 
 REPOSITORY = Path(__file__).parent.parent.parent

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from processes import free_port, wait_for
 
 REPOSITORY = Path(__file__).parents[2]

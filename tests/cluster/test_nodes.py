@@ -16,13 +16,11 @@ from typing import Any
 
 import pytest
 import ray
+from processes import losses
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from raytriever.cluster.placement import count_gpus
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import losses
 
 REPOSITORY = Path(__file__).parent.parent.parent
 STEPS = 400

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from processes import wait_for
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "serve.md"

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from postgresql import PostgreSQL
 from processes import wait_for
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import yaml
 from mlflow import MlflowClient
+from processes import of_session, steps, wait_for
 
 from raytriever.evaluation.protocol import metric_title
 from raytriever.store.commit import read_manifest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import of_session, steps, wait_for
 
 
 def test_a_run_on_two_workers_from_the_command_to_the_report(command_line: Callable) -> None:

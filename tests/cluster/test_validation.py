@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from processes import of_session, wait_for
 
 from raytriever.training.validation import read_records, read_stop
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from processes import of_session, wait_for
 
 WORDS = ["--best-metric", "nDCG@10", "--max-steps", "12", "--eval-steps", "3", "--num-workers", "2", "--patience", "9"]
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from library_losses import CASES, equal, write_model
 from process_group import run_groups
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 sys.path.append(str(Path(__file__).parent))
 from gather_worker import ROWS
 from loss_worker import CASES, SUMS

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
 from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("out_of_memory_worker.py")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from process_group import run_group
 
 from raytriever.training.refresh import read_ledger
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("refresh_worker.py")
 STEPS, EVERY, LATE = 14, 3, 8  # of refresh_worker

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from process_group import run_group
 
 from raytriever.training.config import STRATEGIES
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from process_group import run_group
 
 SCRIPT = Path(__file__).with_name("resume_worker.py")
 RESUMED = "Resumed from checkpoint step-"

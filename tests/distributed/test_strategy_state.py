@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from process_group import run_group
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.training.parallel.model_state import Slice, whole_tensors
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from process_group import run_group
 
 STEPS = 2  # of each strategy
 FSDP2 = [("fsdp2", 4), ("zero3", 2), ("fsdp2-blocks", 2), ("ddp", 1), ("fsdp2", 1), ("fsdp2-blocks", 4), ("zero1", 2)]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from sham_device import CUDA, Counts, ShamTensor, sham_device, values
 from torch import Tensor, nn
 
 from raytriever.errors import ConfigError
 from raytriever.models.precision import choose_precision
-
-sys.path.append(str(Path(__file__).parents[1] / "support"))
-from sham_device import CUDA, Counts, ShamTensor, sham_device, values
 
 
 @pytest.fixture

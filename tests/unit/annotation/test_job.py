@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from object_store import object_store
 
 from raytriever.annotation.config import AnnotationConfig, ServiceConfig
 from raytriever.annotation.job import AnnotationJob, job_name
@@ -28,9 +29,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.options import option
 from raytriever.store.commit import read_manifest
 from raytriever.store.objects import COPIES
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from object_store import object_store
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+from pdf import write_endless_pdf, write_pdf
 
 from raytriever.cli.main import run
 from raytriever.data.prepare.open import open_all_splits
 from raytriever.data.sources import Source
 from raytriever.documents import job
 from raytriever.errors import DataError
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-
-from pdf import write_endless_pdf, write_pdf
 
 ErrorLine = Callable[..., str]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sham_device import CUDA, sham_device
 
 from raytriever.cluster.train import mining_round
 from raytriever.cluster.train.clients import ThreadClient
@@ -37,9 +37,6 @@ from raytriever.training.background import JobError
 from raytriever.training.config import RefreshConfig, TrainingConfig
 from raytriever.training.parallel.model_state import Snapshot, take_snapshot
 from raytriever.training.refresh import round_path
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 ALL = 320  # documents and queries

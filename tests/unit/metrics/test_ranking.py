@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ordering import order_results
 
 from raytriever.index.exact.search import tie_order
 from raytriever.metrics.inputs import MetricInputError
@@ -24,9 +24,6 @@ from raytriever.metrics.ranking import (
     ranking_metric,
     title,
 )
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from ordering import order_results
 
 TREC_NAMES = {
     "ndcg_at_10": "ndcg_cut_10",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import embed
 
 from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
@@ -21,9 +21,6 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.training.batch import Batch, ChunkSizes
 from raytriever.training.parallel.objective import Objective
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import embed
 
 TEXTS = ["one", "two words", "a longer text, with punctuation", "again " * 6]
 

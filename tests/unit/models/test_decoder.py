@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from tiny_models import DECODERS, text_of, write_transformer
 from tokenizers import processors
 from transformers import AutoModel, AutoTokenizer
 
@@ -21,9 +21,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.decoder import attends_to_later_tokens, set_bidirectional
 from raytriever.models.retriever import load_retriever
 from raytriever.models.writer import write_model
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import DECODERS, text_of, write_transformer
 
 TEXTS = [text_of(3, 1), "a", text_of(40, 2), text_of(9, 3)]
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from sham_device import CUDA, sham_device
 
 from raytriever.encoding.loading import load_for_encoding
 from raytriever.errors import ConfigError
 from raytriever.models import precision
 from raytriever.models.config import ModelConfig
 from raytriever.models.precision import default_device, has_matrix_units
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
 
 # As torch 2.13 warns.
 TOO_OLD = (

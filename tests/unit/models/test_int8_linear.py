@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from directories import written
 from numpy import ndarray
 from torch import nn
 
@@ -19,9 +19,6 @@ from raytriever.integer_vectors import multiplies_bytes
 from raytriever.models.config import ModelConfig
 from raytriever.models.cpu.int8_linear import LARGEST, Int8FeedForward, Int8Linear
 from raytriever.models.precision import choose_precision
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from directories import written
 
 CPU = torch.device("cpu")
 TEXTS = ["a" * n for n in (1, 5, 30, 61, 2, 17)]

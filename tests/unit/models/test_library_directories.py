@@ -5,26 +5,23 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from directories import WIDTH, dense, transformer
 from numpy import ndarray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Router
 from sentence_transformers.sentence_transformer.modules import Dropout, Pooling
+from tiny_models import text_of
 from torch import nn
 
 from raytriever.encoding.encode import encode_texts
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from directories import WIDTH, dense, transformer
-from tiny_models import text_of
 
 TEXTS = ["Kaelbra", text_of(8, 1), text_of(60, 2)]
 Build = Callable[[Path], list[nn.Module]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
+from tiny_models import write_transformer
 
 from raytriever.errors import ModelError
 from raytriever.models.config import ModelConfig
 from raytriever.models.retriever import load_retriever
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import write_transformer
 
 Change = Callable[[Path], object]
 SBERT, LIBRARY, DENSE = "sentence_bert_config.json", "config_sentence_transformers.json", "2_Dense/config.json"

@@ -3,15 +3,16 @@ in the length."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from directories import written
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize
+from tiny_models import text_of
 
 from raytriever.encoding.encode import batches, encode_texts
 from raytriever.encoding.loading import load_for_encoding
@@ -20,10 +21,6 @@ from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.encoder import set_dropout
 from raytriever.models.packing import ATTENTION, BUCKET_COST, SHORT, cut_points, token_cost
 from raytriever.models.retriever import load_retriever
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from directories import written
-from tiny_models import text_of
 
 LONG = 8_192
 TEXTS = [text_of(7_000, seed=1), text_of(3_000, seed=2), text_of(5, seed=3)]

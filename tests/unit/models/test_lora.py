@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
+from tiny_models import embed, write_transformer
 from transformers import AutoModel
 
 from raytriever.encoding.encode import encode_texts
@@ -21,9 +22,6 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.resolution import resolve_model
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import embed, write_transformer
 
 ADAPTER = ("lora_A.default.weight", "lora_B.default.weight")
 TEXTS = ["one", "two words", "", "a longer text, with punctuation"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from sham_device import CUDA, sham_device
+from tiny_models import draw_weights, write_transformer
 from torch import Tensor, nn
 
 from raytriever.models.config import ModelConfig
@@ -28,10 +29,6 @@ from raytriever.models.varlen import (
     use_packed_attention,
     use_repeatable_embeddings,
 )
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
-from tiny_models import draw_weights, write_transformer
 
 LENGTHS = (3, 600, 17, 64, 3, 130)
 LEFT_OUT = (1, 5, 0, 2, 3, 7)  # of the fifth text all tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from tiny_models import embed
 
 from raytriever.models import packing
 from raytriever.models.config import ModelConfig
@@ -29,9 +29,6 @@ from raytriever.models.packing import (
     tokens_of,
 )
 from raytriever.models.retriever import load_retriever
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import embed
 
 TEXTS = [np.array([7, 8, 9]), np.array([5]), np.array([1, 2], dtype=np.int32)]
 PADDED = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
+from tiny_models import embed
 
 from raytriever.data.columns import QueryPrompts
 from raytriever.data.config import DataConfig
@@ -25,9 +25,6 @@ from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.training_data import TrainingData
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from tiny_models import embed
 
 PROMPTS = {"rows-query": "Ask me this: ", "letters-query": "Ask: ", "letters-document": "Here it is: ", "query": "Q: "}
 OWN = "One more instruction: "

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sham_device import CUDA, sham_device, values
 from torch import Tensor
 
 from raytriever.models import varlen
 from raytriever.models.varlen import attention
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device, values
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # By three products of TF32 with cut-off sums, as CUDA computes fp32, the worst distance is 1.1e-6.

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from training_memory import StateMemory, activation_memory, state_memory
 from transformers import AutoModel, XLMRobertaConfig
 
 from raytriever.training.config import STRATEGIES
 from raytriever.training.loop import build_optimizer
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-
-from training_memory import StateMemory, activation_memory, state_memory
 
 LARGE, BASE, MINILM = 559_890_432, 278_043_648, 22_713_216
 WORKERS = (1, 8)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from training_memory import activation_memory, state_memory
 from transformers import AutoModel, BertConfig, PreTrainedConfig, XLMRobertaConfig
 
 from raytriever.config import check_config
 from raytriever.recipes import RECIPES
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-
-from training_memory import activation_memory, state_memory
 
 PAPER = {"xlmr-large": 16, "xlmr-base": 32, "minilm": 64}
 _XLMR: dict[str, Any] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from evaluations import write_evaluation
 
 from raytriever.errors import UserError
 from raytriever.report.comparison import dataset_labels, row_names, seed_tables, write_comparison
 from raytriever.report.finished_runs import FinishedRun, read_directory
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from evaluations import write_evaluation
 
 
 def training_run(folder: Path, loss: str, after: float, split: str = "test") -> Path:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from evaluations import ENDS, HOSTILE, write_evaluation
 
 from raytriever.errors import StorageError
 from raytriever.evaluation.files import read_queries
@@ -22,9 +22,6 @@ from raytriever.report.evaluation import write_evaluation_report
 from raytriever.report.figures import save_gains, save_roc, styles_of
 from raytriever.report.page import MAX_QUERIES, Cell, HtmlTable, Page, choose_queries, write_page
 from raytriever.report.tables import result_tables
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from evaluations import ENDS, HOSTILE, write_evaluation
 
 MODELS = ("bm25", "mini<b>tuned</b>")
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from library_losses import write_model
 from sentence_transformers import SentenceTransformer
+from tiny_models import text_of
 
 import raytriever as rt
 from raytriever.metrics.calibration import best_f1_threshold
 from raytriever.sentence_transformers import PooledAUCEvaluator
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from library_losses import write_model
-from tiny_models import text_of
 
 CORPUS = {f"d{number}": text_of(6 + number % 9, number) for number in range(60)}
 QUERIES = {f"q{number}": text_of(4 + number % 5, 200 + number) for number in range(20)}

@@ -12,21 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer, util
-from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
-
-import raytriever as rt
-import raytriever.sentence_transformers as library
-from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, LossConfig
-from raytriever.losses.distributed import ALONE
-from raytriever.losses.registry import build_loss
-from raytriever.models.config import ModelConfig
-from raytriever.models.retriever import load_retriever
-from raytriever.sentence_transformers.batch import find_ids, text_ids
-from raytriever.training.parallel.objective import Objective
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
 from library_losses import (
     CASES,
     DOCUMENTS,
@@ -44,7 +29,20 @@ from library_losses import (
     own_training,
     write_model,
 )
+from sentence_transformers import SentenceTransformer, util
+from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss, MultipleNegativesRankingLoss
 from tiny_models import text_of
+
+import raytriever as rt
+import raytriever.sentence_transformers as library
+from raytriever.losses.batch import BatchIds
+from raytriever.losses.config import LOSS_NAMES, LossConfig
+from raytriever.losses.distributed import ALONE
+from raytriever.losses.registry import build_loss
+from raytriever.models.config import ModelConfig
+from raytriever.models.retriever import load_retriever
+from raytriever.sentence_transformers.batch import find_ids, text_ids
+from raytriever.training.parallel.objective import Objective
 
 MW = CASES[0]
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
 from library_losses import equal, write_model
 from sentence_transformers import SentenceTransformer
 

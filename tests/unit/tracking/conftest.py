@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from faulty_server import FaultyServer
 
 from raytriever.tracking import outbox as outbox_module
 from raytriever.tracking import outbox as sender_module
 from raytriever.tracking.mlflow_tracker import MlflowServer
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import FaultyServer
 
 
 @pytest.fixture(scope="session")

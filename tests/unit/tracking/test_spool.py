@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
 
 from raytriever.errors import StorageError
 from raytriever.tracking import outbox as outbox_module
@@ -18,9 +18,6 @@ from raytriever.tracking.spool import send_pending
 from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import Point
 from raytriever.tracking.trackers import DEFAULT_TRACKERS
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points, wait_for
 
 
 def test_a_few_points_wait_for_more_unless_other_data_is_logged(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
 
 from raytriever.errors import StorageError, UserError
 from raytriever.tracking import outbox as outbox_module
@@ -17,9 +17,6 @@ from raytriever.tracking.outbox import IDENTITY, has_unsent_data
 from raytriever.tracking.spool import open_adjacent
 from raytriever.tracking.steps import STEPS, StepLog
 from raytriever.tracking.trackers import DEFAULT_TRACKERS
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import DATA, FaultyServer, begin, expected, points, stored_points
 
 
 @pytest.mark.slow

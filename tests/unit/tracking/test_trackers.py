@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_server import DATA, points, wait_for
 
 from raytriever.errors import ConfigError, UserError
 from raytriever.tracking import outbox as outbox_module
@@ -26,9 +27,6 @@ from raytriever.tracking.steps import STEPS
 from raytriever.tracking.tracker import Point
 from raytriever.tracking.trackers import check_trackers, open_trackers, read_trackers
 from raytriever.tracking.wandb_tracker import WandbClient
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from faulty_server import DATA, points, wait_for
 
 Values = dict[tuple[str, int], list[float]]
 LOCAL = ["wandb", "tensorboard", "trackio"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from thread_workers import Threads, on_workers
 
 from raytriever.data.columns import Rows, TokenColumn
 from raytriever.data.dataset import Documents, Judgements, Queries, RetrievalDataset, Tokens
@@ -25,13 +25,8 @@ from raytriever.losses.relevance import gather_relevance
 from raytriever.models.config import ModelConfig
 from raytriever.models.packing import Buckets
 from raytriever.models.retriever import Retriever, load_retriever
-from raytriever.training.batch import ChunkSizes
+from raytriever.training.batch import ChunkSizes, cut
 from raytriever.training.loader import BatchSource
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from thread_workers import Threads, on_workers
-
-from raytriever.training.batch import cut
 
 # Query q has the q + 1 positives 10q, 10q + 1, ...: one to six of them.
 POSITIVES = {query: [10 * query + index for index in range(query + 1)] for query in range(6)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from sham_device import CUDA, sham_device
 from torch import nn
 
 from raytriever.errors import ConfigError
@@ -31,9 +31,6 @@ from raytriever.training.parallel.chunk_size import (
     free_memory,
     trial,
 )
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, sham_device
 
 CPU = torch.device("cpu")
 HERE = "model tiny 1, length 8, device cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -11,7 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from allocations import CPU, allocated_peak, chunk_peak, encoder_of
+from directories import WIDTH, dense, written
 from sentence_transformers.sentence_transformer.modules import Normalize as Normalizer
+from sham_device import CUDA, sham_device
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -37,11 +39,6 @@ from raytriever.training.loop import build_optimizer
 from raytriever.training.memory.arithmetic import ZERO_BUCKET, WorkerTexts, batch_bytes
 from raytriever.training.memory.plan import MemoryPlan
 from raytriever.training.memory.simulation import SimulatedEncoder, simulate, text_encoder_of, use_float32_norms
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from allocations import CPU, allocated_peak, chunk_peak, encoder_of
-from directories import WIDTH, dense, written
-from sham_device import CUDA, sham_device
 
 QWEN3 = Qwen3Config(
     vocab_size=1_000,

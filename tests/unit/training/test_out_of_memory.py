@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sham_device import CUDA, Counts, sham_device, values
 
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig
@@ -17,9 +18,6 @@ from raytriever.training.loop import train
 from raytriever.training.parallel.chunk_size import FILE
 from raytriever.training.parallel.grad_cache import OutOfMemory
 from raytriever.training.parallel.strategy import Replicas
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, Counts, sham_device, values
 
 ERRORS = (
     torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted_pool import ScriptedPool, mined, plan
 
 from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.negatives import NegativesTable, read_negatives, write_negatives
@@ -22,9 +22,6 @@ from raytriever.losses.distributed import ALONE
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.model_state import Snapshot, load_snapshot, take_snapshot
 from raytriever.training.refresh import ROUNDS, read_ledger, remove_tables, round_path
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from scripted_pool import ScriptedPool, mined, plan
 
 STEPS, EVERY = 14, 5
 SETTINGS = {

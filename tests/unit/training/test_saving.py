@@ -14,6 +14,7 @@ from threading import Event, current_thread
 
 import pytest
 import torch
+from thread_workers import Threads, on_workers
 
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import ALONE
@@ -29,9 +30,6 @@ from raytriever.training.checkpoint import (
 )
 from raytriever.training.checkpoint_writer import CheckpointWriter
 from raytriever.training.parallel.model_state import Slice, whole_tensors
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from thread_workers import Threads, on_workers
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sham_device import CUDA, Counts, sham_device, values
 from torch import nn
 
 from raytriever.losses.config import LossConfig
@@ -21,9 +21,6 @@ from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import TrainingSetup, train
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import NotFiniteError
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from sham_device import CUDA, Counts, sham_device, values
 
 CPU = torch.device("cpu")
 STEPS, MEASURED = 4, 2  # a step, counted from 0; in the first one torch allocates and compiles

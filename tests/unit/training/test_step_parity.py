@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from directories import INSTRUCTION, WIDTH, dense, two_towers, written
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Normalize
 from sentence_transformers.util import cos_sim, dot_score
+from tiny_models import text_of
 from torch import Tensor, nn
 
 from raytriever.losses.batch import BatchIds
@@ -24,10 +25,6 @@ from raytriever.models.cpu.layers import train_on_cpu
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.parallel.objective import Objective
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from directories import INSTRUCTION, WIDTH, dense, two_towers, written
-from tiny_models import text_of
 
 PAIRS, TEMPERATURE = 12, 0.05
 QUERIES = [text_of(3 + number, seed=number) for number in range(PAIRS)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from scripted_evaluator import ScriptedEvaluator, plan
 
 from raytriever.errors import ConfigError, StorageError
 from raytriever.training import background
@@ -26,9 +26,6 @@ from raytriever.training.validation import (
     summarize,
     write_record,
 )
-
-sys.path.append(str(Path(__file__).parents[2] / "support"))
-from scripted_evaluator import ScriptedEvaluator, plan
 
 STEPS = 12
 NAN = float("nan")

@@ -132,10 +132,10 @@ class MemoryPlan:
         """
         parts = partial(self.parts, by_block=self.gathers_by_block(budget))
         fits, fails = 1, self.share.texts
+        if parts(fails).total <= budget:  # as it mostly does: one simulation
+            return Fit(fails, parts(fails), budget)
         if parts(fits).total > budget:
             return Fit(0, parts(fits), budget)
-        if parts(fails).total <= budget:
-            return Fit(fails, parts(fails), budget)
         step = 1
         while fails - fits > 1 + fits // 50:
             low, high = parts(fits).total, max(parts(fails).total, budget + 1)

@@ -36,7 +36,7 @@ def definitions(module: str) -> dict[str, ast.stmt]:
 
 
 def _scope(module: str) -> Mapping[str, tuple[str, str]]:
-    """Return what the imported names of a module stand for: (module, name), the name empty for a module."""
+    """Return the definition behind each imported name of a module: (module, name), the name empty for a module."""
     known, names = modules(), {}
     for node in nodes(module):
         if isinstance(node, ast.ImportFrom) and node.module in known:

@@ -1,4 +1,4 @@
-"""Real process groups of 1, 2 and 4: every loss has one value and one gradient, whatever the number of workers, and
+"""Real process groups of 1, 2 and 4: every loss has one value and one gradient for any number of workers, and
 gathered embeddings return their gradients to the owner, exactly or in bf16."""
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A threshold is chosen on some questions for a wanted value, and checked on other
 that have an answer in the corpus, and those that have none, whose best document is never right.
 
 `wrong_answers` and `missed` give a guarantee for the next question: conformal risk control (Angelopoulos et al., ICLR
-2024). A threshold of n questions keeps the expected loss of the next one at most alpha, whatever the distribution,
+2024). A threshold of n questions keeps the expected loss of the next one at most alpha, for any distribution,
 if all n + 1 questions are exchangeable, such as n + 1 random questions of the same users. The expectation is over all
 n + 1: one set of n questions may give a threshold that is a little too low, another one that is a little too high.
 

@@ -10,11 +10,10 @@ sending it between processes. It calls numpy rather than torch, which would give
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import islice
+from queue import SimpleQueue
+from threading import Thread
 from time import perf_counter
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -165,35 +164,51 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], steps: Iterable[int], depth: int = PREFETCH_DEPTH) -> None:
         self.waited = 0.0
-        self._make, self._steps, self._depth = make, iter(steps), depth
-        self._prepared = deque[Future[T]]()
-        self._thread = ThreadPoolExecutor(1, "loader")
+        self._make = make
+        self._steps = steps
+        # Both queues are C code that an interrupt cannot leave half-locked. They sleep without polling.
+        self._slots: SimpleQueue[bool] = SimpleQueue()
+        self._batches: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
+        self._closed = False
+        self._thread = Thread(target=self._run, name="loader", daemon=True)
+        for _ in range(depth):
+            self._slots.put(True)
 
     def __enter__(self) -> Self:
-        for _ in range(self._depth):
-            self._prepare_next()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._prepared.clear()
-        self._thread.shutdown(cancel_futures=True)
+        self._closed = True
+        self._slots.put(True)
+        self._thread.join()
 
     def __iter__(self) -> Iterator[T]:
         return self
 
     def __next__(self) -> T:
-        if not self._prepared:
+        if self._closed:
             raise StopIteration
         began = perf_counter()
-        try:
-            batch = self._prepared.popleft().result()
-        except BaseException:
-            self._prepared.clear()
-            raise
+        prepared = self._batches.get()
         self.waited = perf_counter() - began
-        self._prepare_next()
-        return batch
+        if prepared is None:
+            self._closed = True
+            raise StopIteration
+        if isinstance(prepared, BaseException):
+            self._closed = True
+            raise prepared
+        self._slots.put(True)
+        return prepared[0]
 
-    def _prepare_next(self) -> None:
-        for step in islice(self._steps, 1):
-            self._prepared.append(self._thread.submit(self._make, step))
+    def _run(self) -> None:
+        """Prepare the batches; the last item of the queue is None, also after an error."""
+        try:
+            for step in self._steps:
+                self._slots.get()
+                if self._closed:
+                    break
+                self._batches.put((self._make(step),))
+        except BaseException as error:
+            self._batches.put(error)
+        self._batches.put(None)

@@ -305,7 +305,7 @@ def test_wrong_prompts_end_in_one_line(
             print,
         ),
     ]
-    # Each stage refuses the first; of the other mistakes training and preparation stand for all.
+    # Each stage refuses the first; of the other mistakes training and preparation are the examples.
     for call in calls if settings == {"query_prompt_name": "s2p"} else (calls[0], calls[3]):
         with pytest.raises(UserError) as raised:
             call()

@@ -15,7 +15,7 @@ from raytriever.training.loader import Prefetcher
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name == "loader"] == []
 
 
 class Work:
@@ -24,11 +24,13 @@ class Work:
     def __init__(self, broken: int | None = None) -> None:
         self.begun: list[int] = []
         self.broken = broken
+        self.threads: set[int] = set()
         self.events = threading.Condition()
 
     def __call__(self, step: int) -> int:
         with self.events:
             self.begun.append(step)
+            self.threads.add(threading.get_ident())
             self.events.notify_all()
         if step == self.broken:
             raise ValueError(f"step {step}")
@@ -47,6 +49,14 @@ def test_batches_come_in_order_each_made_once(steps: range, depth: int) -> None:
         assert list(batches) == [step**2 for step in steps]
         assert list(batches) == []
     assert work.begun == list(steps)
+
+
+def test_batches_are_made_by_one_other_thread() -> None:
+    work = Work()
+    with Prefetcher(work, range(20)) as batches:
+        list(batches)
+    assert len(work.threads) == 1
+    assert threading.get_ident() not in work.threads
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -68,7 +78,15 @@ def test_an_error_is_raised_at_its_own_step_and_ends_the_iteration() -> None:
             next(batches)
         assert any(entry.name == "__call__" for entry in raised.traceback)  # the traceback shows where it happened
         assert list(batches) == []
-    assert work.begun[:4] == [0, 1, 2, 3]
+    assert work.begun == [0, 1, 2, 3]
+
+
+def test_an_error_that_is_no_exception_does_not_leave_the_step_waiting() -> None:
+    def make(step: int) -> int:
+        raise SystemExit(step)
+
+    with Prefetcher(make, range(3)) as batches, pytest.raises(SystemExit):
+        next(batches)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
@@ -79,6 +97,29 @@ def test_leaving_early_stops_the_thread(taken: int) -> None:
             next(batches)
     assert len(work.begun) <= taken + 2
     assert list(batches) == []
+
+
+def test_leaving_waits_for_the_batch_being_made() -> None:
+    begun = threading.Event()
+
+    def make(step: int) -> int:
+        begun.set()
+        time.sleep(0.2)
+        return step
+
+    with Prefetcher(make, range(1_000)):
+        assert begun.wait(60)
+    assert "loader" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_error_of_the_step_is_raised() -> None:
+    def train() -> None:
+        with Prefetcher(Work(), range(100)) as batches:
+            next(batches)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
 
 
 @pytest.mark.usefixtures("handled_interrupts")

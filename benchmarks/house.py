@@ -1,4 +1,4 @@
-"""Figures of the layout of the package: sizes, folders, cycles, Ray imports, words and code that nothing reaches.
+"""Figures of the layout of the package: sizes, folders, words and code that nothing reaches.
 
 Run: `make house`, or `python benchmarks/house.py --json FILE --label after` to keep the sizes in a file. With
 `--repository PATH` another checkout is measured. `tests/unit/test_house.py` holds the package to the limits.
@@ -13,7 +13,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 from typing import TypeGuard
@@ -94,31 +93,6 @@ def nodes(module: str) -> list[ast.AST]:
     return list(ast.walk(tree(module)))
 
 
-def imports(module: str) -> Iterator[tuple[str, str]]:
-    """Yield every import of a module, those inside functions included, as (module, name)."""
-    for node in nodes(module):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((node.module, alias.name) for alias in node.names)
-
-
-def dependencies(module: str) -> set[str]:
-    """Return the modules of the package that a module imports."""
-    known = modules()
-    candidates = (f"{target}.{name}" if f"{target}.{name}" in known else target for target, name in imports(module))
-    return {name for name in candidates if name in known} - {module}
-
-
-def cycle() -> list[str]:
-    """Return modules that import each other in a circle, the first one twice; empty if there are none."""
-    try:
-        TopologicalSorter({module: dependencies(module) for module in modules()}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def folders() -> dict[str, list[str]]:
     """Return the Python files of each folder of the package."""
     files: dict[str, list[str]] = defaultdict(list)
@@ -139,16 +113,6 @@ def shared_prefixes() -> list[str]:
         counts = Counter(re.split(r"[_.]", name)[0] for name in names if name != "__init__.py")
         prefixes += [f"{folder}/{prefix}*: {count}" for prefix, count in counts.items() if count >= 3]
     return prefixes
-
-
-def ray_outside_cluster() -> list[str]:
-    """Return the modules that import Ray and live neither in `cluster` nor in `tuning.ray`."""
-    return [
-        module
-        for module in modules()
-        if any(target.split(".")[0] == "ray" for target, _ in imports(module))
-        and not module.startswith(("raytriever.cluster", "raytriever.tuning.ray"))
-    ]
 
 
 def dialect() -> list[str]:
@@ -271,8 +235,6 @@ def main() -> None:
     for title, offenders in {
         f"folders over {FOLDER_LIMIT} files": crowded_folders(),
         "prefixes that three files share": shared_prefixes(),
-        "modules that import each other in a circle": cycle(),
-        "files that import Ray outside cluster and tuning.ray": ray_outside_cluster(),
         "words of no field": dialect(),
         "docstrings that begin with a relative clause": relative_docstrings(),
         "public class names that occur twice": repeated_class_names(),

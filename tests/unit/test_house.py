@@ -45,14 +45,6 @@ def test_no_three_files_of_a_folder_share_a_prefix() -> None:
     assert house.shared_prefixes() == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert house.cycle() == []
-
-
-def test_only_cluster_and_the_ray_part_of_tuning_import_ray() -> None:
-    assert house.ray_outside_cluster() == []
-
-
 def test_words_of_no_field_stay_out_of_code_tests_and_documents() -> None:
     assert house.dialect() == []
 

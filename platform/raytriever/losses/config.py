@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raytriever.errors import ConfigError, setting
-from raytriever.losses.own.source import PATTERN, LossFile
+from raytriever.losses.files import PATTERN, LossFile
 from raytriever.options import check_changed, did_you_mean, option
 from raytriever.paths import MODEL
 

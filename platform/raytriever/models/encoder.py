@@ -215,6 +215,11 @@ class Encoder(nn.Module):
         """Number of components of an embedding."""
         return self.truncate_dim or self.full_width
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Blocks of the transformer: the elements of its outermost lists of modules."""
+        return _outermost_lists(self.backbone)
+
     def forward(self, tokens: TokenBatch, left_out: int | Tensor = 0) -> Float[Tensor, "texts width"]:
         """Encode one batch: packed, or padded `input_ids` and `attention_mask` (and `token_type_ids` where used).
 
@@ -237,6 +242,13 @@ class Encoder(nn.Module):
         if self.truncate_dim is not None:
             pooled = pooled[:, : self.truncate_dim]
         return nn.functional.normalize(pooled, dim=-1) if self.normalise else pooled
+
+
+def _outermost_lists(module: nn.Module) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    for child in module.children():
+        found += list(child) if isinstance(child, nn.ModuleList) else _outermost_lists(child)
+    return found
 
 
 def hidden_size(backbone: nn.Module) -> int:

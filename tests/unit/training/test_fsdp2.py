@@ -24,9 +24,10 @@ from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import load_retriever
 from raytriever.training.batch import ChunkSizes
 from raytriever.training.loop import build_optimizer
+from raytriever.training.memory.arithmetic import fits_whole
 from raytriever.training.parallel import fsdp2
 from raytriever.training.parallel.choice import build_strategy
-from raytriever.training.parallel.fsdp2 import FullyShard, blocks, fits_whole
+from raytriever.training.parallel.fsdp2 import FullyShard
 from raytriever.training.parallel.grad_cache import OutOfMemory
 from raytriever.training.parallel.model_state import Slice, load_snapshot, take_snapshot
 from raytriever.training.parallel.objective import Objective
@@ -167,7 +168,7 @@ def test_a_step_that_failed_is_done_again(
         if first.requires_grad:
             first.register_hook(fail)
 
-    block = blocks(model.retriever.query.backbone)[0].get_submodule("attention.output.dense")
+    block = model.retriever.query.blocks[0].get_submodule("attention.output.dense")
     hook = block.register_forward_hook(fail if where == "forward" else fail_later)
     with pytest.raises(OutOfMemory if name == "fsdp2" else torch.cuda.OutOfMemoryError):
         built.step(batch(model, device), 1e-2, 0)

@@ -27,8 +27,8 @@ from raytriever.errors import ConfigError, LossInputError, UserError, setting
 from raytriever.losses.batch import PAD, BatchIds, Candidates, TeacherScores
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
-from raytriever.losses.own.source import LossFile
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.losses.scores import LossShare, ScoreLoss, sent_type
 

@@ -14,6 +14,21 @@ from raytriever.training.config import TrainingConfig
 FLOAT = 4
 # Values per message of ZeRO; DeepSpeed's default is ten times as many and reserves 2 GB of float32.
 ZERO_BUCKET = 50_000_000
+# Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
+WHOLE_SHARE = 0.5
+# Bytes of gradients per trained weight within a whole step: the sum over the chunks, and those of one chunk.
+_GRADIENTS = 8
+
+
+def fits_whole(weights: int, trained: int, memory: int) -> bool:
+    """Return whether a worker holds all weights and gradients within a step.
+
+    Args:
+        weights: bytes of all weights.
+        trained: number of trained weights.
+        memory: bytes of a GPU. Not the free ones, so that a resumed run computes the same sums in the same order.
+    """
+    return weights + _GRADIENTS * trained <= WHOLE_SHARE * memory
 
 
 @dataclass(frozen=True)

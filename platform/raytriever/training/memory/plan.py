@@ -19,9 +19,8 @@ from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 
 from raytriever.training.config import TrainingConfig
-from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes
+from raytriever.training.memory.arithmetic import FLOAT, StateBytes, WorkerTexts, batch_bytes, fits_whole
 from raytriever.training.memory.simulation import SimulatedEncoder
-from raytriever.training.parallel.fsdp2 import blocks, fits_whole
 
 # Share of the memory for the CUDA context, the workspaces of libraries (oneDNN packs operands of a bf16 product into up
 # to 1 MB on a CPU), and fragmentation.
@@ -109,7 +108,7 @@ class MemoryPlan:
         shard, gradients = state.share, state.gradients
         if by_block:
             # Gathered: what is in no block, one block, and the next one.
-            sizes = [sum(p.nbytes for p in block.parameters()) for block in blocks(self.encoder.encoder.backbone)]
+            sizes = [sum(p.nbytes for p in block.parameters()) for block in self.encoder.encoder.blocks]
             shard = weights // workers
             weights -= self.towers * sum(sizes) - 2 * max(sizes, default=0)
             gradients = own // workers + min(own, weights)

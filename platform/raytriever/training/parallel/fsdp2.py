@@ -25,25 +25,10 @@ from torch import Tensor, nn
 from raytriever.losses.distributed import ensure_group
 from raytriever.losses.loss import LossOutput
 from raytriever.training.batch import Batch, CutBatch
+from raytriever.training.memory.arithmetic import fits_whole
 from raytriever.training.parallel.model_state import STEP, Slice, device_of_steps, restore, slices_of
 from raytriever.training.parallel.objective import Objective
 from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Update, UpdateGuard
-
-# Share of a GPU's memory that whole weights and gradients may take; the rest is for activations and the shards.
-WHOLE_SHARE = 0.5
-# Bytes of gradients per trained weight within a whole step: the sum over the chunks, and those of one chunk.
-_GRADIENTS = 8
-
-
-def fits_whole(weights: int, trained: int, memory: int) -> bool:
-    """Return whether a worker holds all weights and gradients within a step.
-
-    Args:
-        weights: bytes of all weights.
-        trained: number of trained weights.
-        memory: bytes of a GPU. Not the free ones, so that a resumed run computes the same sums in the same order.
-    """
-    return weights + _GRADIENTS * trained <= WHOLE_SHARE * memory
 
 
 class FullyShard(Strategy):
@@ -87,7 +72,7 @@ class FullyShard(Strategy):
             "ignored_params": None if self._by_block else frozen,
         }
         for tower in {id(tower): tower for tower in (retriever.query, retriever.passage)}.values():
-            for block in blocks(tower.backbone):
+            for block in tower.blocks:
                 fully_shard(block, **settings)
         fully_shard(retriever, **settings)
         root: Any = fully_shard(self._root, **{**settings, "reshard_after_forward": False})
@@ -215,14 +200,6 @@ class _Root(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         """Return a copy."""
         return value.clone()
-
-
-def blocks(backbone: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a transformer: the elements of its outermost lists of modules."""
-    found: list[nn.Module] = []
-    for child in backbone.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else blocks(child)
-    return found
 
 
 def _needs_blocks(inputs: StrategyInputs) -> bool:

@@ -28,6 +28,7 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor, BatchIds]:
     return functional.normalize(queries), functional.normalize(passages), ids
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("tau", [0.05, 0.01])
 @pytest.mark.parametrize("name", ["infonce", "infonce-symmetric", "mw"])
 def test_bf16_changes_value_and_gradient_by_what_the_page_says(name: str, tau: float) -> None:

@@ -98,6 +98,7 @@ def actual(config: LossConfig, batch: Example) -> list[torch.Tensor]:
     return [value, *torch.autograd.grad(value, (batch.queries, batch.passages))]
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 @pytest.mark.parametrize("panel_bytes", [panels.PANEL_BYTES, 300], ids=["one panel", "panels"])
 def test_equals_the_literal_loss_without_the_masked_pairs(

@@ -42,6 +42,7 @@ def run(name: str) -> list[torch.Tensor]:
     return [value.detach(), queries.grad, passages.grad]
 
 
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+infonce"])
 def test_streaming_never_holds_the_score_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = QUERIES * QUERIES * (1 + HARD)

@@ -94,7 +94,7 @@ def test_equals_the_literal_loss_on_any_shape(
         assert_literal(LossConfig(loss=name, temperature=temperature), sample)
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(15)
 @pytest.mark.parametrize("name", [*LOSS_NAMES, "mw+lsepair-maxn+infonce"])
 def test_gradcheck_with_the_temperature(name: str) -> None:
     batch = example(2, batch=3)

@@ -132,6 +132,7 @@ def far_scores(kind: str, largest: float, dtype: torch.dtype) -> torch.Tensor:
 FAR = ("spread", "positive", "negative", "positive below", "pair", "shifted", "two clusters", "tiny and positive")
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", FAR)
 @pytest.mark.parametrize("temperature", [1.0, pytest.param(0.01, marks=pytest.mark.slow)])

@@ -267,6 +267,7 @@ def test_panels_of_one_batch_add_up(device: Device) -> None:
     assert torch.equal(parts.sums(), whole.walk.sums())
 
 
+@pytest.mark.fast_every(5)
 @on_devices
 @pytest.mark.parametrize("bound", [20.0, 120.0, 250.0])
 @pytest.mark.parametrize("kind", ["spread", "far above", "far below", "tied", "empty slots"])

@@ -75,6 +75,7 @@ def test_embeddings_of_length_one_make_the_host_wait_for_nothing(sham: Counts) -
     assert waits(sham) == ONE_WAIT
 
 
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_other_embeddings_make_the_host_wait_once_for_all_widths(name: str, sham: Counts) -> None:
     batch = example(2, batch=20, hard=3, positives=3, width=8)
@@ -85,6 +86,7 @@ def test_other_embeddings_make_the_host_wait_once_for_all_widths(name: str, sham
         assert waits(sham) == ONE_WAIT
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("name", LOSS_NAMES)

@@ -47,6 +47,7 @@ def summed(settings: LossConfig, batch: Example, unit_length: bool) -> Tensor:
     return value
 
 
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize(("name", "soft"), [*((name, False) for name in LOSS_NAMES), ("infonce", True)])
 @pytest.mark.parametrize("unit_length", [False, True], ids=["dot", "cosine"])
 def test_equals_the_sum_of_the_literal_losses(name: str, soft: bool, unit_length: bool) -> None:

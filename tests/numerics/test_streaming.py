@@ -27,6 +27,7 @@ def scores(rng: np.random.Generator, kind: str, size: int, shift: float) -> np.n
     return drawn.get(kind, rng.integers(-3, 4, size) * 0.0 + rng.integers(-3, 4, size)).astype(np.float32)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), parts=st.integers(1, 4), merged=st.booleans())
 def test_within_the_bound(seed: int, kind: str, parts: int, merged: bool) -> None:

@@ -1,9 +1,11 @@
 """Flash attention of packed texts on the CPU, with the signature of torch's operators for CUDA.
 
-Everything is computed in float32 on one matrix of scores with all tokens, rounded once at the end."""
+Everything is computed in float32, on a matrix of scores for each text, and rounded once at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,8 +32,10 @@ def _forward(
     debug: bool,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    weights, sums, values = _weights(query, key, value, starts, dropout, is_causal, options)
-    mixed = (weights @ values).transpose(0, 1).to(query.dtype).contiguous()
+    mixed, sums = torch.empty_like(query), query.new_empty(query.shape[1], len(query), dtype=torch.float32)
+    for text in _texts(starts):
+        weights, sums[:, text] = _weights(query[text], key[text], dropout, is_causal, options)
+        mixed[text] = (weights @ _heads(value[text], query)).transpose(0, 1).to(query.dtype)
     state = torch.zeros(2, dtype=torch.int64)
     return mixed, sums, state, state.clone(), query.new_empty(0)
 
@@ -53,35 +57,38 @@ def _backward(
     offset: Tensor,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    weights, _, values = _weights(query, key, value, starts, dropout, is_causal, options)
-    scale, by_mixed = _scale(query, options), grad.float().transpose(0, 1)
-    by_weight = by_mixed @ values.mT
-    by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True)) * scale
-    gradients = by_score @ _heads(key, query), by_score.mT @ _heads(query, query), weights.mT @ by_mixed
-    # Several heads of queries share one of keys.
-    return tuple(
-        one.unflatten(0, (given.shape[1], -1)).sum(1).transpose(0, 1).to(given.dtype).contiguous()
-        for one, given in zip(gradients, (query, key, value), strict=True)
-    )
+    gradients = [torch.empty_like(one) for one in (query, key, value)]
+    for text in _texts(starts):
+        queries, keys, values = (_heads(one[text], query) for one in (query, key, value))
+        weights, _ = _weights(query[text], key[text], dropout, is_causal, options)
+        by_mixed = grad[text].float().transpose(0, 1)
+        by_weight = by_mixed @ values.mT
+        by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True)) * _scale(query, options)
+        # Several heads of queries share one of keys.
+        for whole, one in zip(gradients, (by_score @ keys, by_score.mT @ queries, weights.mT @ by_mixed), strict=True):
+            whole[text] = one.unflatten(0, (whole.shape[1], -1)).sum(1).transpose(0, 1).to(whole.dtype)
+    return tuple(gradients)
+
+
+def _texts(starts: Tensor) -> Iterator[slice]:
+    return (slice(first, last) for first, last in pairwise(starts.tolist()))
 
 
 def _weights(
-    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, dropout: float, is_causal: bool, options: dict[str, Any]
-) -> tuple[Tensor, Tensor, Tensor]:
+    query: Tensor, key: Tensor, dropout: float, is_causal: bool, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return one text's weights, `[heads, tokens, tokens]`, and the logarithms of their sums, `[heads, tokens]`."""
     if dropout:
         raise NotImplementedError("dropout of attention")
     places = torch.arange(len(query))
-    text = torch.searchsorted(starts.long(), places, right=True)
     distance = places[:, None] - places
     left, right = (options.get(f"window_size_{side}") for side in ("left", "right"))
-    seen = text[:, None] == text
-    if left is not None and left >= 0:
-        seen &= distance <= left
-    if is_causal or (right is not None and right >= 0):
-        seen &= distance >= -(0 if is_causal else right or 0)
     scores = _heads(query, query) @ _heads(key, query).mT * _scale(query, options)
-    scores = scores.masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1), scores.logsumexp(-1), _heads(value, query)
+    if left is not None and left >= 0:
+        scores = scores.masked_fill(distance > left, -torch.inf)
+    if is_causal or (right is not None and right >= 0):
+        scores = scores.masked_fill(distance < -(0 if is_causal else right or 0), -torch.inf)
+    return scores.softmax(-1), scores.logsumexp(-1)
 
 
 def _heads(states: Tensor, query: Tensor) -> Tensor:

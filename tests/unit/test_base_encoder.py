@@ -82,6 +82,7 @@ def test_a_killed_training_continues_to_the_same_weights(
     assert points[-1]["loss"] < points[0]["loss"]
 
 
+@pytest.mark.slow
 def test_more_steps_continue_and_other_settings_do_not(
     base: ModuleType, texts: Path, plan: Any, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_of_a_data_set_only_texts_of_its_split_are_read(base: ModuleType, tmp_pa
         base.read_source(f"{folder}#dev")
 
 
+@pytest.mark.slow
 def test_a_missing_source_is_one_line(base: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["base_encoder.py", "gone.txt", "--output", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match=r"^base_encoder.py: gone.txt: cannot be read \(.*\); give a file in UTF-8.*$"):

@@ -55,7 +55,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.fast_every(2)
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_preparation_writes_at_most_what_is_estimated(
@@ -94,6 +94,7 @@ def test_embeddings_have_the_estimated_size(dtype: str, tmp_path: Path) -> None:
     assert size_of(tmp_path / "store") == pytest.approx(plan.bytes, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in INDEXES if kind != "vamana"])
 def test_indexes_have_the_estimated_size(kind: str, tmp_path: Path) -> None:
     rows = 600 if kind == "roargraph" else DOCUMENTS  # which takes longest to build

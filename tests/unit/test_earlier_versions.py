@@ -125,6 +125,7 @@ def test_a_finished_run_is_finished_and_its_figures_are_printed(
     assert (files / "finished" / "metrics.json").read_bytes() == before
 
 
+@pytest.mark.fast_every(9)
 @in_each_version
 def test_runs_and_evaluations_are_compared(files: Path, version: str) -> None:
     more = ["calibrated"] if version == "0_1" else []
@@ -188,6 +189,7 @@ def test_embeddings_are_read(files: Path, version: str, name: str) -> None:
         assert run("mine", [*MODEL, *words]) == 0
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize(
     ("version", "name", "words"),
     [
@@ -334,6 +336,7 @@ def test_an_unfinished_search_continues(files: Path, is_altered: bool) -> None:
     assert not kept.exists()
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("is_altered", [False, True])
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_an_unfinished_index_continues(

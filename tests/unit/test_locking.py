@@ -366,6 +366,7 @@ def test_the_claims_of_a_forked_child_are_those_of_its_parent(tmp_path: Path) ->
     os.close(write)
 
 
+@pytest.mark.slow
 def test_many_processes_at_one_path_run_one_after_another(tmp_path: Path) -> None:
     worker = (
         "import sys, time; from pathlib import Path; from raytriever.store.commit import one_writer\n"

@@ -49,6 +49,7 @@ for read in (files_below, Source.open, lambda folder: list(modules_of(folder)), 
 """
 
 
+@pytest.mark.slow
 def test_folders_and_weights_that_may_not_be_read_are_named(shared: Path) -> None:
     weights = shared / "model.safetensors"
     weights.write_bytes(b"")

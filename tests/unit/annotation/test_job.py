@@ -140,6 +140,7 @@ def read_count(out: str, tail: str) -> int:
     return int(line.split()[0].replace(",", ""))
 
 
+@pytest.mark.slow
 def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     serve: Callable[..., Any], topics: Path, work: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -87,6 +87,7 @@ def texts_of(letters: Path) -> list[str]:
     return [json.loads(line)["text"] for line in (letters / "queries.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_an_evaluation_writes_what_it_measured(calibrated: Calibrated) -> None:
     made, rows = calibrated.calibration, calibrated.results.calibration
     assert read_calibration(calibrated.output / "calibration" / "tuned.letters.json") == made
@@ -149,6 +150,7 @@ def test_an_export_keeps_the_calibration_only_of_the_same_model(
     assert Path("measured", FILE).read_bytes() == Path("exported", FILE).read_bytes()
 
 
+@pytest.mark.slow
 def test_other_prompts_passages_or_contents_make_it_stale(
     calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +191,7 @@ def test_passages_that_a_program_adds_make_it_stale(calibrated: Calibrated) -> N
     assert index.search(["what is abc"])[0].stale == ""
 
 
+@pytest.mark.slow
 def test_bm25_analyses_only_added_passages(calibrated: Calibrated, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     evaluate([model], [calibrated.letters], ["f1"], Path("results"), confidence="combined")
@@ -207,6 +210,7 @@ def test_bm25_analyses_only_added_passages(calibrated: Calibrated, monkeypatch: 
     assert expected[0].confidence != first.confidence
 
 
+@pytest.mark.slow
 def test_int8_and_other_arithmetic_have_calibrations_of_their_own(
     calibrated: Calibrated, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,6 +266,7 @@ def test_one_split_is_divided_into_folds(calibrated: Calibrated) -> None:
         rt.evaluate([str(model)], str(calibrated.letters), calibrate=["recall=0.5"], calibration_split="test")
 
 
+@pytest.mark.slow
 def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
     letters = Path(shutil.copytree(calibrated.letters, "letters"))
     model = Path(shutil.copytree(calibrated.model, "tuned"))

@@ -70,6 +70,7 @@ def test_a_report_is_what_the_command_writes(data: rt.Dataset, model: rt.Model, 
     assert {path.name for path in workplace.iterdir()} <= {"results", "mlflow.db"}
 
 
+@pytest.mark.slow
 def test_stored_forms_are_measured(data: rt.Dataset, model: rt.Model) -> None:
     assert list(rt.evaluate({"dense": model}, data, truncate_dim=[12]).metrics) == ["dense", "dense-12-fp32"]
 
@@ -101,6 +102,7 @@ def test_another_writer_is_an_error(data: rt.Dataset, workplace: Path) -> None:
         rt.evaluate(["bm25"], data, output="taken")
 
 
+@pytest.mark.slow
 def test_lines_of_progress_go_to_standard_error(data: rt.Dataset, capsys: pytest.CaptureFixture[str]) -> None:
     rt.evaluate(["bm25"], data)
     out, err = capsys.readouterr()

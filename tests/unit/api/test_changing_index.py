@@ -67,6 +67,7 @@ def test_added_passages_are_found_and_removed_ones_are_not(build: Callable[..., 
     assert len(index) == 155
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_index_ranks_as_one_that_is_built_of_the_same_passages(
     build: Callable[..., rt.Index], folder: Path, kind: str
@@ -117,6 +118,7 @@ def test_refresh_reads_the_data_set_and_encodes_what_is_new(
     assert len(found(index)) == 160
 
 
+@pytest.mark.slow
 def test_searches_during_changes_see_all_of_a_change_or_nothing(build: Callable[..., rt.Index]) -> None:
     index = build()
     passages = {f"n{number}": f"vienna danube {number}" for number in range(6)}

@@ -315,6 +315,7 @@ def unanswerable(dataset: rt.Dataset) -> dict[str, list[str]]:
     return {split: [opened.queries.texts[row] for row in rows] for split, rows in opened.unanswerable.items()}
 
 
+@pytest.mark.slow
 def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
     passages, questions = {"d1": "first"}, {"q1": "a?", "u1": "who?"}
     judged = {"test": {"q1": {"d1": 1}}}

@@ -41,6 +41,7 @@ def row(lines: list[str], title: str) -> list[str]:
     return line.removeprefix(title).split()
 
 
+@pytest.mark.slow
 def test_a_model_without_weights_is_planned(dry_run: Callable[..., list[str]], model: Path) -> None:
     lines = dry_run("--model", model, "--passage-length", 64, "--batch-size", 256, "--lora-rank", 2)
     assert re.fullmatch(rf"{model} \(Qwen3Model\): [\d,]+ weights, [\d,]+ of them trained \(LoRA of rank 2\)", lines[0])
@@ -113,6 +114,7 @@ def test_errors_of_settings_are_errors(error_line: Callable[..., str], model: Pa
     assert "no such directory" in error_line("train", "--model", tmp_path / "absent", "--dry-run")
 
 
+@pytest.mark.slow
 def test_two_towers_have_twice_the_weights(dry_run: Callable[..., list[str]], tmp_path: Path) -> None:
     BertConfig(**TINY, intermediate_size=128).save_pretrained(tmp_path)
     one, two = (

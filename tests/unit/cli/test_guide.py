@@ -22,6 +22,7 @@ def test_a_name_that_no_hub_has_is_compared_with_known_names() -> None:
         raise ModelError("is damaged", "config.json", "copy it again")
 
 
+@pytest.mark.slow
 def test_the_plan_counts_the_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     BertConfig(**sizes).save_pretrained(tmp_path)

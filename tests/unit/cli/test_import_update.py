@@ -181,7 +181,7 @@ def _killed(words: list[str], where: str) -> None:
     run("import", words)
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "is_new"), [("_seal", False), ("exchange", True)])
 def test_a_kill_leaves_the_earlier_or_the_new_data_set(
     docs: Path, imported: Callable[..., list[str]], tiny_encoder: Path, where: str, is_new: bool

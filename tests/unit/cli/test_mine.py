@@ -50,6 +50,7 @@ def test_a_table_that_training_reads(
     assert (meta["scores"], meta["seed"], meta["split"]) == ("encoder", 5, "train")
 
 
+@pytest.mark.slow
 def test_matching_embeddings_are_used_and_others_refused(
     error_line: Callable[..., str], letters: Path, tiny_encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

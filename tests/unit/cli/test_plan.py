@@ -74,6 +74,7 @@ def test_sizes(amount: float, text: str) -> None:
     assert size(amount) == text
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_the_command_prints() -> None:
     [(command, text)] = BLOCK.findall(PAGE.read_text(encoding="utf-8"))
     config = build_config(_parser().parse(shlex.split(command)), PlanConfig)

@@ -94,6 +94,7 @@ class Interrupted(BaseException):
     """Stand-in for a kill: no cleanup may run."""
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_resumes_to_the_same_bytes(
     letters: Path, teacher: Path, negatives: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_an_interrupted_call_resumes_to_the_same_bytes(
         assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
 
 
+@pytest.mark.slow
 def test_existing_scores_are_not_mixed_with_others(
     error_line: Callable[..., str], letters: Path, teacher: Path, negatives: Path
 ) -> None:

@@ -143,6 +143,7 @@ def local_client(rounds: Make) -> ThreadClient[dict[str, float]]:
     return ThreadClient(lambda number, weights: opened().run(number, weights, partial(encode_here, weights)), CPU, bool)
 
 
+@pytest.mark.slow
 def test_the_first_worker_mines_where_training_leaves_no_gpu(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_the_memory_of_a_round_is_given_back_whether_it_ends_or_fails(
         gc.enable()
 
 
+@pytest.mark.slow
 def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Make, retriever: Retriever) -> None:
     one = take_snapshot(retriever, ALONE)
     two = other(one)
@@ -204,6 +206,7 @@ def test_an_interrupted_round_continues_and_other_weights_start_again(rounds: Ma
     assert again.rows == ALL
 
 
+@pytest.mark.slow
 def test_an_interrupted_mining_continues_after_its_last_block(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +272,7 @@ def test_rows_of_other_origins_stay_where_they_have_a_share(
     assert len(table) >= 4 * 96
 
 
+@pytest.mark.slow
 def test_what_another_split_calls_relevant_is_no_negative_and_is_counted(
     rounds: Make, retriever: Retriever, dataset: RetrievalDataset, tmp_path: Path
 ) -> None:

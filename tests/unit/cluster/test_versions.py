@@ -49,6 +49,7 @@ def test_a_worker_of_another_version_ends_the_run_with_its_host() -> None:
     assert sent_by(Group(__version__, __version__)) == [GroupStarted(("h0", "h1"))]
 
 
+@pytest.mark.slow
 def test_the_version_of_a_node_without_this_module_is_read(tmp_path: Path) -> None:
     (tmp_path / "raytriever").mkdir()
     (tmp_path / "raytriever" / "__init__.py").write_text('__version__ = "9.9"\n')

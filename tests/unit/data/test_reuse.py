@@ -94,6 +94,7 @@ def test_only_chunks_with_a_change_are_written_again(prepared: Preparation, smal
     assert not prepared.copied
 
 
+@pytest.mark.slow
 def test_other_settings_copy_nothing(prepared: Preparation, small: Path, words: Tokenisation) -> None:
     prepared(words)
     for other in (None, replace(words, passage_prompt="title ")):
@@ -101,6 +102,7 @@ def test_other_settings_copy_nothing(prepared: Preparation, small: Path, words: 
         assert not prepared.copied
 
 
+@pytest.mark.slow
 def test_a_directory_of_the_user_is_brought_up_to_date(
     prepared: Preparation, small: Path, words: Tokenisation, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_damaged_shard_is_written_again(prepared: Preparation, small: Path, wo
     assert read_manifest(again) == read_manifest(prepared(words, cache="another"))
 
 
+@pytest.mark.slow
 def test_shards_that_are_removed_meanwhile_are_written(prepared: Preparation, small: Path, words: Tokenisation) -> None:
     def run(writer: ShardWriter, total: int) -> Iterator[ShardReport]:
         for number, report in enumerate(in_this_process(writer, total)):

@@ -245,6 +245,7 @@ def rows(file: Path, size: int = 1 << 20) -> list[bytes]:
     return results
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.dictionaries(st.text(alphabet='"\\[]{}a', max_size=4), VALUES, max_size=3), min_size=1),

@@ -262,6 +262,7 @@ def test_a_prepared_data_set_is_fetched_once(uri: str, small: Path, words: Token
     assert open_dataset(uri, ["train"], tokenisation=words).digest == dataset.digest
 
 
+@pytest.mark.slow
 def test_a_copy_without_its_manifest_is_fetched_again(
     uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_one_document_for_all_queries_is_shared_by_all_but_one_a_batch(size: int
     assert shared(order, positives, range(steps)) == steps * (batch - 1)
 
 
+@pytest.mark.slow
 def test_many_documents_that_need_every_batch_get_it_without_much_exchange() -> None:
     frequent = [[document] for document in range(32) for _ in range(1000)]
     positives = positives_of([*frequent, *([number] for number in range(100, 32_100))])
@@ -142,6 +143,7 @@ def test_a_step_is_a_function_of_its_number_at_any_number_of_workers(
         assert (np.concatenate(shares) == alone.batch(step)).all()
 
 
+@pytest.mark.slow
 def test_the_work_grows_with_the_examples_alone() -> None:
     def work(size: int, shape: str) -> float:
         rng = np.random.default_rng(1)

@@ -156,6 +156,7 @@ def grow_old(leftover: Path) -> None:
     os.utime(leftover, (0, 0))
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize(
     ("harm", "again"),
     [

@@ -47,6 +47,7 @@ def texts() -> list[str]:
     return [" ".join("abcdefgh"[(row + index) % 8] for index in range(length)) for row, length in enumerate(lengths)]
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 2e-5), ("bf16", 3e-2)])
 def test_embeddings_equal_those_of_the_cpu(
     config: ModelConfig, precision: str, error: float, cuda: torch.device
@@ -62,6 +63,7 @@ def four_shards(config: ModelConfig, dataset: RetrievalDataset, cuda: torch.devi
     return replace(plan_embeddings(config, retriever, dataset, "passage", "fp32"), shard_rows=48)
 
 
+@pytest.mark.slow
 def test_an_interrupted_encoding_resumes_with_the_same_bytes(
     config: ModelConfig, dataset: RetrievalDataset, tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_prepared_tokens_give_the_embeddings_of_the_texts(
     embed_corpus(case.config, case.retriever, prepared)
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [

@@ -42,6 +42,7 @@ def two_cores() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_batches_in_threads_give_the_same_bytes(tiny_encoder: Path, precision: str) -> None:
@@ -136,6 +137,7 @@ def test_padding_is_not_attended_to(retriever: Retriever) -> None:
     assert abs(one_by_one[0] - one_by_one[3]).max() > 5e-2  # so that the tolerance tells texts apart
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_processor")
 def test_local_attention_stays_local(tmp_path: Path) -> None:
     written("modernbert", "mean", positions=256, max_length=256)(tmp_path / "model")

@@ -90,6 +90,7 @@ VERSIONS = {
 }
 
 
+@pytest.mark.fast_every(4)
 @pytest.mark.parametrize(("version", "dtype"), [*((name, "fp32") for name in VERSIONS), (list(VERSIONS)[-1], "int8")])
 def test_only_new_texts_are_encoded_and_no_byte_differs(
     version: str, dtype: str, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -106,6 +107,7 @@ def test_only_new_texts_are_encoded_and_no_byte_differs(
     assert EmbeddingStore.open(second.path).meta == whole.meta
 
 
+@pytest.mark.slow
 def test_texts_of_damaged_shards_texts_left_out_and_other_lengths_are_encoded(corpus: Corpus) -> None:
     dataset = corpus.open(TEXTS)
     store = corpus.embed(TEXTS)
@@ -188,7 +190,7 @@ def test_an_output_follows_its_data_set(
     assert files(tmp_path / "whole") == before
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("moves", range(4))
 def test_a_kill_while_the_new_store_takes_its_place_loses_nothing(
     moves: int, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

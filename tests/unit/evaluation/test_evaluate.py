@@ -152,6 +152,7 @@ def test_every_metric_is_trec_evals_on_the_run_file(tmp_path: Path) -> None:
             assert result.metrics[ours] == pytest.approx(mean, abs=1e-6), ours
 
 
+@pytest.mark.slow
 def test_a_run_is_written_a_few_queries_at_a_time(tmp_path: Path) -> None:
     queries, results = 400, 250
     dataset = dataset_of([f"q{i}" for i in range(queries)], [f"d{i}" for i in range(results)], [(0, 0, 1)])

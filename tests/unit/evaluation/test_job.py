@@ -242,6 +242,7 @@ def test_results_are_replaced_by_the_same_command_alone(done: Done, tmp_path: Pa
             check_output(older, asked, fresh)
 
 
+@pytest.mark.slow
 def test_what_fails_leaves_the_results_that_were_there(done: Done) -> None:
     before = (done.output / "results.json").read_bytes()
     tracker = Kept()

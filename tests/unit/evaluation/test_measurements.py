@@ -86,6 +86,7 @@ def test_what_was_measured_before_an_interruption_is_used(
     assert not unfinished.exists()
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_is_gone_on_with(
     undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

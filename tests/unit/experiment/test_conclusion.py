@@ -49,6 +49,7 @@ def test_the_report_says_how_many_negatives_a_guide_masked(tmp_path: Path) -> No
 QRELS = {"train": range(40), "dev": range(40, 100), "test": range(100, 160)}
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_calibrated_where_its_splits_are_large_enough(
     tiny_dataset: Path, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

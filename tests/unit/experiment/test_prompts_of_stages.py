@@ -120,6 +120,7 @@ def test_search_and_index(instructed: Path, tiny_dataset: Path, tmp_path: Path, 
     assert "letters: queries begin with 'Ask: ' (prompt 'Letters-query'), passages begin with" in "\n".join(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["query", "passage"])
 def test_encode(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: Begins, side: str) -> None:
     settings = EncodeConfig(side=side)
@@ -142,6 +143,7 @@ def test_mine(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: Begi
     assert begins.take() == BOTH
 
 
+@pytest.mark.slow
 def test_evaluate(instructed: Path, tiny_dataset: Path, tmp_path: Path, begins: Begins) -> None:
     shutil.copytree(tiny_dataset, tmp_path / "others")
     sets = [str(tiny_dataset), str(tmp_path / "others")]

@@ -130,6 +130,7 @@ def test_flags_of_the_user_win(words: str, expected: bool) -> None:
     assert _is_quickstart(_parser().parse(words.split())) is expected
 
 
+@pytest.mark.slow
 def test_a_processor_without_its_bf16_instructions_computes_in_fp32() -> None:
     code = (
         "import torch; from raytriever.models.precision import choose_precision; "

@@ -103,6 +103,7 @@ def test_more_effort_scores_more_candidates(kind: str) -> None:
     assert 0 < few < many <= 1_200 + 8 * 30
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "vamana", "roargraph"])
 def test_a_seed_gives_one_index_for_any_number_of_threads(kind: str) -> None:
     again = BUILD[kind](1 if kind == "hnsw" else 2)  # FAISS inserts into HNSW as threads come
@@ -164,7 +165,7 @@ def build_small(kind: str, documents: ndarray, training: ndarray) -> Finder:
 SIZES = [(kind, count) for kind in KINDS for count in (1, 2, 7, 300) if kind != "ivfpq" or count >= 256]
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(12)
 @pytest.mark.parametrize(("kind", "count"), SIZES)
 @pytest.mark.parametrize("content", ["distinct", "copies", "equal"])
 def test_a_document_is_returned_once_for_any_k(kind: str, content: str, count: int) -> None:

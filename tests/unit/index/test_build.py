@@ -47,6 +47,7 @@ def content(finder: Ivf | Hnsw, folder: Path) -> bytes:
     return (folder / FILE).read_bytes()
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_build_continues_with_the_same_bytes(
     kind: str, rows: ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +203,7 @@ def test_other_kinds_are_built_again() -> None:
     assert update_index(build_index(rows, IndexConfig(index="flat"), None, 0, 1), rows, 100, 1) is None
 
 
+@pytest.mark.slow
 def test_the_command_updates_the_index_of_a_data_set_that_has_changed(
     tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

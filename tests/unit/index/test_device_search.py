@@ -51,6 +51,7 @@ def test_rankings_are_those_of_float64_products(k: int, cuda: torch.device) -> N
     assert_equal_to_the_cpu(queries, documents, k, cuda)
 
 
+@pytest.mark.slow
 def test_equal_scores_have_the_order_of_the_ties(cuda: torch.device) -> None:
     documents = np.repeat(embeddings(5), 300, axis=0)
     for k in (1, 301):
@@ -70,6 +71,7 @@ def test_vectors_of_extreme_lengths(scale: str, cuda: torch.device) -> None:
     assert_equal_to_the_cpu(embeddings(9, 12, 1), documents, 30, cuda)
 
 
+@pytest.mark.slow
 def test_a_corpus_beyond_the_memory_is_searched_in_parts(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = 700
     needed = rows * ResidentDocuments.bytes_per_row(40, device_search.quick_precision(cuda))
@@ -103,6 +105,7 @@ def test_blocks_in_any_order_and_an_error_that_names_the_document(cuda: torch.de
         top_k(queries, documents, 3, np.arange(3_000), device=cuda)
 
 
+@pytest.mark.slow
 def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
     queries, documents = embeddings(48), embeddings(6_000, seed=1)
     with sham_device() as counts:
@@ -119,6 +122,7 @@ def test_documents_are_copied_once_and_a_tile_of_queries_waits_once() -> None:
     assert sum(waits.values()) <= pageable + 1, counts.table()
 
 
+@pytest.mark.slow
 def test_a_corpus_is_copied_once_for_several_searches(cuda: torch.device) -> None:
     documents, reads = embeddings(1_200, seed=1), []
 

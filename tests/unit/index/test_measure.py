@@ -18,6 +18,7 @@ SET = control(1_000, 50, seed=4, width=24, rank=8, common=4, own=2)
 TRUE = top_k(SET.shifted, SET.documents, 10, np.arange(1_000))[1]
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("kind", ["ivf", "roargraph", "vamana"])
 def test_candidates_at_a_recall_lie_between_those_of_the_nearest_efforts(kind: str) -> None:
     index = build_index(DocumentVectors.of(SET.documents), IndexConfig(index=kind), SET.training, 0, 1)

@@ -177,6 +177,7 @@ except rt.ConfigError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_a_script_is_copied_with_what_it_uses(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

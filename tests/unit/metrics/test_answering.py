@@ -156,6 +156,7 @@ def test_few_questions_are_divided_into_folds() -> None:
         decide(choosing, checking.where(np.arange(1)), [("f1", None)])
 
 
+@pytest.mark.slow
 def test_intervals_on_the_checking_split_hold_the_truth_and_figures_of_the_choosing_split_flatter() -> None:
     rng = np.random.default_rng(5)
     truth = drawn(rng, 100_000)

@@ -111,6 +111,7 @@ def test_the_language_that_a_user_names_is_used() -> None:
     assert Analyser.of(corpus([ITALIAN], "auto")).language == "it"
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_corpora_are_recognised(data_packs: Path) -> None:
     for name in ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh"):

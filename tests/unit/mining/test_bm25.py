@@ -64,6 +64,7 @@ def test_rankings_of_frequent_and_rare_words() -> None:
             assert (scores[row] == every[positions[row]]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_scifact_scores_as_published(data_packs: Path) -> None:
     dataset = open_dataset(data_packs / "scifact", ["test"])

@@ -125,6 +125,7 @@ def test_mining_copies_the_embeddings_to_a_gpu_once(
     assert copies == [1], counts.table()
 
 
+@pytest.mark.slow
 def test_mining_copies_each_part_of_a_corpus_beyond_the_memory_once(
     word_data: tuple[RetrievalDataset, Embeddings], monkeypatch: pytest.MonkeyPatch
 ) -> None:

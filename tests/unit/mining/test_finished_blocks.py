@@ -42,6 +42,7 @@ def mined_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return mined
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("settings", [{}, {"relative_margin": 0.3}])
 def test_finished_blocks_are_not_mined_again(
     word_data: Data, mined_blocks: list[int], tmp_path: Path, settings: dict[str, float]

@@ -29,7 +29,7 @@ def load(directory: Path, **settings: Any) -> Any:
     return load_retriever(ModelConfig(str(directory), **{"pooling": "last", **settings}))
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_an_appended_end_token_is_saved_for_every_library(tmp_path: Path, architecture: str) -> None:
     base = write_transformer(tmp_path / "base", architecture, end_token=False)
@@ -112,7 +112,7 @@ def test_yaml_may_write_yes_and_no(written: object, value: str) -> None:
     assert from_dict({"model": {"append_eos": written}}, "file").model.append_eos == value
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_bidirectional_attention_is_saved_for_every_library(tmp_path: Path, architecture: str) -> None:
     base = write_transformer(tmp_path / "base", architecture)
@@ -147,6 +147,7 @@ def test_the_setting_is_no_change_for_an_encoder(tiny_encoder: Path) -> None:
     assert (encode_texts(retriever, TEXTS, "query") == encode_texts(plain, TEXTS, "query")).all()
 
 
+@pytest.mark.slow
 def test_gemma_with_its_own_setting_stays_bidirectional(tmp_path: Path) -> None:
     base = write_transformer(tmp_path / "base", "gemma3_text", use_bidirectional_attention=True)
     for bidirectional in (None, True):
@@ -172,7 +173,7 @@ def test_nothing_builds_a_cache(tmp_path: Path, architecture: str) -> None:
         assert output.past_key_values is None
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("architecture", DECODERS)
 @pytest.mark.parametrize("bidirectional", [None, True])
 def test_padding_on_either_side_gives_the_same_embeddings(

@@ -48,7 +48,7 @@ def by_library(directory: Path) -> np.ndarray:
     return model.encode_document(TEXTS, batch_size=1, normalize_embeddings=True)
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("bf16", 0.98)])
 def test_embeddings_equal_those_of_the_library(
     directory: Path, by_library: np.ndarray, precision: str, least: float

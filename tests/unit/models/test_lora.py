@@ -75,7 +75,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("architecture", LAYERS)
 def test_every_linear_layer_of_the_blocks_is_adapted(tmp_path: Path, architecture: str) -> None:
     encoder = write_transformer(tmp_path / "encoder", architecture)
@@ -148,6 +148,7 @@ def test_adapters_are_merged_in_float32_and_written_in_the_type_of_the_base(tiny
     assert abs(encode_texts(retriever, TEXTS, "passage") - ours).max() < 0.05
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [

@@ -117,7 +117,7 @@ def test_every_architecture_that_can_be_packed_is_tested() -> None:
     assert set(CONFIGS) == FROM_ZERO | AFTER_PADDING
 
 
-@pytest.mark.fast_every(2)
+@pytest.mark.fast_every(5)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_packed_texts_have_the_embeddings_and_gradients_of_padded_texts(case: str, device: str) -> None:

@@ -95,6 +95,7 @@ def test_a_corpus_and_its_queries(
     np.testing.assert_allclose(actual, expected(library, prompts, list(flag.queries.texts)), rtol=0, atol=2e-6)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("packs", [False, True])
 def test_a_training_batch_of_two_data_sets(
     folder: Path, library: SentenceTransformer, tiny_dataset: Path, rows: Path, packs: bool

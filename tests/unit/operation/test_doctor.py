@@ -70,6 +70,7 @@ def test_servers_that_do_not_answer(
     assert "2 errors" in out
 
 
+@pytest.mark.slow
 def test_trackers_that_are_installed_have_a_line(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)

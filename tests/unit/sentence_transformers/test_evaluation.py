@@ -32,6 +32,7 @@ def model(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_raytriever(
     folder: Path, model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

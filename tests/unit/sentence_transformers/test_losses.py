@@ -67,7 +67,7 @@ def test_every_loss_of_the_registry_has_its_classes() -> None:
     assert all(name in dir(library) and getattr(library, name).__doc__ for name in library.__all__)
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.settings["loss"] + case.settings.get("reduction", ""))
 def test_value_and_gradients_are_those_of_our_training(case: Case, cached: bool, model: SentenceTransformer) -> None:
@@ -149,6 +149,7 @@ def test_the_regulariser_is_that_of_our_training(cached: bool, model: SentenceTr
     assert "Out-of-Distribution" in loss.citation
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("weight", [0.0, 0.4])
 @pytest.mark.parametrize("cached", [False, True], ids=["plain", "cached"])
 def test_matryoshka_counts_every_width(cached: bool, weight: float, model: SentenceTransformer) -> None:

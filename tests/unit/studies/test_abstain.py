@@ -287,6 +287,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyAnalysis, l
     return analysis, measures
 
 
+@pytest.mark.slow
 def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[StudyAnalysis, list[SystemMeasures]]) -> None:
     analysis, measures = analysed
     results, content = analysis.results, analysis.content

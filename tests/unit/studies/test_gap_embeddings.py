@@ -27,6 +27,7 @@ def comparable(points: list[OperatingPoint]) -> list[tuple[int, float, float]]:
     return [(point.effort, point.recall, point.candidates) for point in points]
 
 
+@pytest.mark.slow
 def test_queries_and_held_out_passages_are_not_exchanged() -> None:
     drawn = control(1_200, 25, width=24, rank=8, common=4, own=2)
     data = GapEmbeddings(drawn.documents, drawn.unshifted, drawn.shifted, drawn.training)

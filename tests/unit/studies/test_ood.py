@@ -97,6 +97,7 @@ def test_the_control_has_a_gap_and_its_own_documents_have_none() -> None:
     assert describe_gap({"hnsw": measure_index(alike, IndexConfig(index="hnsw"), 0)}).startswith("no gap")
 
 
+@pytest.mark.slow
 def test_models_are_drawn_in_common_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "CUTOFFS", (10,))
     whole = to_json({"hnsw": measurement(200.0, 100.0)}, measure_gap(cloud(0, 90), cloud(1, 9), cloud(2, 9)))

@@ -121,6 +121,7 @@ def test_a_lost_server_costs_two_lines(server: MlflowServer, faulty: FaultyServe
     assert [file.path for file in server.client.list_artifacts(spool.run_id)] == ["late"]
 
 
+@pytest.mark.slow
 def test_lost_responses_repeat_no_data(server: MlflowServer, faulty: FaultyServer, tmp_path: Path) -> None:
     faulty.lose_responses = 1  # the run is created, and the response is lost
     with pytest.raises(ConnectionError):

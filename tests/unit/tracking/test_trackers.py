@@ -99,7 +99,7 @@ READERS: dict[str, Callable[[Path], tuple[Values, dict[str, Any]]]] = {
 }
 NEW_TRACKIO = tuple(map(int, version("trackio").split(".")[:2])) >= (0, 43)
 needs_trackio = pytest.mark.skipif(not NEW_TRACKIO, reason="constraints.txt has a newer trackio")
-EACH = ["wandb", "tensorboard", pytest.param("trackio", marks=needs_trackio)]
+EACH = ["tensorboard", pytest.param("wandb", marks=pytest.mark.slow), pytest.param("trackio", marks=needs_trackio)]
 
 
 def wanted(last: int) -> Values:

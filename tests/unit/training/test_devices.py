@@ -47,7 +47,7 @@ def test_every_loss_trains_as_on_the_cpu(taught, name: str, cuda: torch.device, 
                     assert metrics[metric] == pytest.approx(expected[step][metric], rel=2e-3, abs=1e-5), metric
 
 
-@pytest.mark.fast_every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mw", "infonce-symmetric"])
 def test_a_guide_masks_as_on_the_cpu(
     make_assignment, other_encoder: Path, name: str, cuda: torch.device, tmp_path: Path
@@ -110,6 +110,7 @@ def test_a_run_resumes_on_a_device(make_assignment, cuda: torch.device, tmp_path
         assert torch.equal(one.detach().cpu(), other.detach().cpu())
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_loaded_onto_the_device(make_assignment, cuda: torch.device, tmp_path: Path) -> None:
     work, _ = make_assignment(
         device=cuda, folder=tmp_path, total_steps=3, checkpoint_steps=1, loss=LossConfig("infonce", 0.1), keep=3

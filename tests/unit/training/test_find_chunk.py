@@ -145,6 +145,7 @@ def test_a_chunk_larger_than_the_share_is_refused_before_anything_is_done(make_a
     assert not work.folder.exists()
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("free", "cached"), [(10**9, False), (3 * 10**6, True)])
 def test_what_is_searched_for_fits_into_what_is_free(
     make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, cached: bool
@@ -160,7 +161,7 @@ def test_what_is_searched_for_fits_into_what_is_free(
     assert len((tmp_path / FILE).read_text().splitlines()) > 2  # each is remembered for itself
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_search_encodes_texts_as_training_does(
     make_assignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str

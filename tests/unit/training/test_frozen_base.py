@@ -63,6 +63,7 @@ def test_only_adapters_are_trained_and_saved_cached_or_not(make_assignment, tiny
         torch.testing.assert_close(results[1][name], value, rtol=0.05, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignment, tiny_encoder: Path) -> None:
     train(setup(make_assignment, tiny_encoder))
     assert frozen_digest(adapted(tiny_encoder, "fp32")) == frozen_digest(adapted(tiny_encoder, "bf16"))
@@ -75,6 +76,7 @@ def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignm
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_checkpoint_that_has_the_base_is_continued(make_assignment, tiny_encoder: Path, precision: str) -> None:
     """The form of raytriever 0.2: every weight in float32, and no digest."""

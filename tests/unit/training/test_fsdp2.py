@@ -89,7 +89,7 @@ def steps(strategy: Strategy, model: Objective, device: str, count: int = 2) -> 
     return [strategy.step(batch(model, device), 1e-2, step).output.value.item() for step in range(count)]
 
 
-@pytest.mark.fast_every(4)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])
@@ -109,6 +109,7 @@ def test_a_step_is_that_of_ddp(name: str, variant: str, device: str, tiny_encode
         assert weights[1][key] == pytest.approx(values, abs=2e-6 if device == "cpu" else 1e-4), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])
 def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path) -> None:
@@ -127,7 +128,7 @@ def test_a_state_goes_to_ddp_and_back(name: str, device: str, tiny_encoder: Path
     assert {float(one.values) for one in saved if one.name.endswith(":step")} == {3}
 
 
-@pytest.mark.fast_every(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["by block", "fsdp2"])
 def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
     model = objective(tiny_encoder, "cpu", towers="separate")
@@ -148,7 +149,7 @@ def test_a_released_model_is_plain(name: str, tiny_encoder: Path) -> None:
     assert all(p.grad is not None for p in model.loss.parameters())
 
 
-@pytest.mark.fast_every(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["fsdp2", "by block"])
 @pytest.mark.parametrize("where", ["forward", "backward"])

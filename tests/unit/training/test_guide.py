@@ -42,6 +42,7 @@ def guide_folder(request: pytest.FixtureRequest, tiny_encoder: Path, other_encod
     return tiny_encoder if request.param == "start model" else other_encoder
 
 
+@pytest.mark.fast_every(9)
 def test_the_guide_reads_the_texts_of_a_batch_in_its_own_way(
     make_assignment: Make, guide_folder: Path, tiny_encoder: Path, tiny_dataset: Path
 ) -> None:
@@ -92,6 +93,7 @@ class Killed(BaseException):
     """As sudden as a signal."""
 
 
+@pytest.mark.slow
 def test_training_leaves_the_guide_as_it_was_and_resumes_with_it_alone(
     make_assignment: Make, tiny_encoder: Path, other_encoder: Path, tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def test_learns_with_two_towers(make_assignment, tiny_encoder: Path) -> None:
     assert not unchanged
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("name", LOSS_NAMES)
 def test_every_loss_trains_on_groups_of_several_positives(make_assignment, tiny_dataset: Path, name: str) -> None:
     work, recorder = make_assignment(
@@ -115,6 +115,7 @@ def test_a_loss_that_is_not_finite_stops_before_it_ruins_the_weights(make_assign
         train(work)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("loss", ["mw", "infonce-symmetric"])
 def test_the_steps_are_those_of_the_loop(make_assignment, loss: str) -> None:
     config = LossConfig(loss=loss, temperature=0.05)

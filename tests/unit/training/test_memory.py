@@ -98,6 +98,7 @@ def test_a_simulated_chunk_allocates_what_a_real_chunk_allocates(
         assert peak == pytest.approx(chunk_peak(real, precision, texts, tokens), rel=0.01, abs=WORKSPACE)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("precision", "model"), [("fp32", PLAIN), ("bf16", LORA)])
 def test_dense_modules_are_counted(precision: str, model: ModelConfig) -> None:
     real = encoder_of(BERT, model, "cpu", precision, head_of())
@@ -122,6 +123,7 @@ def test_dense_modules_of_a_directory_are_planned_without_their_weights(tmp_path
     assert simulated.encoder.width == real.width == 8
 
 
+@pytest.mark.slow
 def test_eager_scores_grow_with_the_square_of_the_length_and_fused_ones_do_not() -> None:
     def slope(kernels: str, precision: str = "fp32") -> float:
         encoder = SimulatedEncoder(encoder_of(BERT, PLAIN, "meta"), kernels, precision)
@@ -151,6 +153,7 @@ def test_the_state_of_training_equals_real_tensors() -> None:
         assert plan.trained == sum(p.numel() for p in real.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 def test_weights_cast_by_autocast_are_counted_once() -> None:
     plan = plan_of(QWEN3, PLAIN, precision="bf16")
     matrices = sum(p.numel() for n, p in plan.encoder.encoder.named_parameters() if n.endswith("proj.weight"))
@@ -173,6 +176,7 @@ def plan_of(
     return MemoryPlan(encoder, 1, training or TrainingConfig(), WorkerTexts(32, 32, workers, 64, 128))
 
 
+@pytest.mark.fast_every(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_strategies_shard_the_state(strategy: str) -> None:
     training = TrainingConfig(strategy=strategy)
@@ -297,7 +301,7 @@ def test_a_model_that_cannot_run_without_values_is_refused() -> None:
 ROW_LOSSES = ("infonce", "infonce-symmetric", "triplet", "lsepair")  # the kernel of mw needs a real GPU
 
 
-@pytest.mark.fast_every(12)
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("loss", "device"), [*product((*ROW_LOSSES, "mw"), [CPU]), *product(ROW_LOSSES, [CUDA])])
 @pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
 def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(

@@ -73,7 +73,7 @@ def is_in_step() -> bool:
     return is_in("_step")
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(99)
 @pytest.mark.parametrize("error", ERRORS, ids=["torch", "cuBLAS", "NCCL"])
 @pytest.mark.parametrize(
     ("operator", "function"),
@@ -103,6 +103,7 @@ def test_a_step_is_done_again(
         torch.testing.assert_close(values(one), other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_repeat_a_step_restarts(
     make_assignment, counts: Counts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_table_is_used_and_logged_from_the_recorded_step_on(begin: Callable[[s
     assert run.losses()[first.used_from] != without.losses()[first.used_from]  # what is mined is learnt from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "deaths", [(6, 12), *(pytest.param((step,), marks=pytest.mark.slow) for step in (4, 5, 6, 7, 8, 9, 10, 11, 14))]
@@ -182,6 +183,7 @@ def test_waiting_is_the_same_run_whenever_it_is_killed_and_however_long_the_pool
     assert whole.logged[11]["refresh_staleness_steps"] == 0
 
 
+@pytest.mark.slow
 def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str], Run]) -> None:
     whole, killed = begin("whole"), begin("killed")
     expected = whole.live(waits=True, every=3)
@@ -200,7 +202,7 @@ def test_tables_that_no_checkpoint_leads_to_are_not_missed(begin: Callable[[str]
     assert_same(actual, expected)
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("die_at", "saved", "snapshot"), [(9, 2, 8), (6, 2, 5), (14, 7, 7)])
 def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_the_weights_that_are_gone_on_from(
     begin: Callable[[str], Run], dataset: RetrievalDataset, die_at: int, saved: int, snapshot: int
@@ -244,6 +246,7 @@ def test_a_round_that_fails_leaves_the_table_in_use_and_says_so(begin: Callable[
         assert run.rounds_of_steps() == [0.0] * 10 + [2.0] * 4
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_read_is_a_round_that_fails(begin: Callable[[str], Run]) -> None:
     run = begin("run")
 
@@ -256,6 +259,7 @@ def test_a_table_that_cannot_be_read_is_a_round_that_fails(begin: Callable[[str]
     assert "incomplete" in run.notices[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("die_at", [STEPS, pytest.param(0, marks=pytest.mark.slow)])
 def test_no_table_is_still_read_when_training_has_ended(
     begin: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch, die_at: int
@@ -271,6 +275,7 @@ def test_no_table_is_still_read_when_training_has_ended(
     assert not threads("refresh")
 
 
+@pytest.mark.slow
 def test_a_recorded_table_that_is_gone_or_another_one_is_refused(
     begin: Callable[[str], Run], dataset: RetrievalDataset
 ) -> None:

@@ -164,6 +164,7 @@ def test_interrupted_anywhere_it_ends_alike(
     assert second_recorder.notices == ([f"Resumed from checkpoint step-{saved}."] if saved else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [5, pytest.param(None, marks=pytest.mark.slow)])
 def test_interrupted_again_and_again_it_ends_alike(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, chunk: int | None
@@ -197,7 +198,7 @@ def test_time_asks_for_checkpoints_between_looks(
     assert bool(second_recorder.notices) == saved
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "where"), [(4, "look"), (2, "look"), (3, "step"), (4, "save"), (5, "look")])
 def test_early_stopping_remembers_how_long_it_waited(
     make_assignment, whole: Callable[..., Whole], monkeypatch: pytest.MonkeyPatch, at: int, where: str

@@ -102,6 +102,7 @@ class Spoiled(nn.Module):
         return replace(output, value=output.value * torch.nan)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=["CPU", "GPU"])
 def test_no_weight_changes_from_the_step_on_that_is_not_finite(
     make_assignment, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -126,6 +127,7 @@ def test_no_weight_changes_from_the_step_on_that_is_not_finite(
     assert not list(work.folder.glob("step-*"))
 
 
+@pytest.mark.slow
 def test_what_is_saved_and_validated_comes_after_the_report_of_its_step(make_assignment) -> None:
     with sham_device():
         work, _ = make_assignment(device=CUDA, total_steps=5, eval_steps=2, dev_batches=1)

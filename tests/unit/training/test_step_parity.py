@@ -105,7 +105,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return float((squares / sum(float(one.double().square().sum()) for one in theirs)) ** 0.5)
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(15)
 @pytest.mark.parametrize(
     "chunk", [None, ChunkSizes(5), ChunkSizes(tokens=300)], ids=["whole batch", "5 texts", "300 tokens"]
 )

@@ -71,6 +71,7 @@ def test_activations_are_those_of_a_part(tiny_encoder: Path) -> None:
     assert part < whole / 8  # 24 parts; the last and the one that is encoded again are alive in turn
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("chunk", [ChunkSizes(sequences=5), ChunkSizes(sequences=1000)], ids=["many parts", "all kept"])
 def test_gradients_are_complete_one_after_another_where_a_part_is_left(tiny_encoder: Path, chunk: ChunkSizes) -> None:
     """So DDP reduces those of the last layers while the first ones are differentiated."""

@@ -120,6 +120,7 @@ def assert_left(work: TrainingSetup, run: Run, step: int) -> None:
 VALUES = {2: 0.1, 4: 0.5, 6: 0.3, 8: 0.4, 10: 0.2, 12: 0.45}
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("lag", "behind"), [((3,), 2), ((99,), 9)])
 def test_the_best_by_the_metric_is_kept_and_left_however_late_verdicts_come(
     begin: Callable[[str], Run], lag: tuple[int, ...], behind: int
@@ -136,6 +137,7 @@ def test_the_best_by_the_metric_is_kept_and_left_however_late_verdicts_come(
     assert [record.step for record in read_records(run.evaluations)] == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("behind", "furthest"), [(9, 8), (1, 4)])
 def test_a_step_waits_only_where_too_many_are_waited_for(
     begin: Callable[[str], Run], behind: int, furthest: int
@@ -156,6 +158,7 @@ def test_a_step_waits_only_where_too_many_are_waited_for(
     assert all(len(checkpoints) <= behind + 3 for checkpoints in run.checkpoint_sets)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize("lag", [(0,), (99,)])
 def test_patience_ends_training_and_later_verdicts_count_for_nothing(
     begin: Callable[[str], Run], lag: tuple[int, ...]
@@ -177,6 +180,7 @@ def test_patience_ends_training_and_later_verdicts_count_for_nothing(
     assert [line for line in run.notices if "not improved since step 4" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [2, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "deaths",
@@ -209,6 +213,7 @@ def test_killed_and_continued_it_is_as_in_peace(
     assert set(evaluated) == set(peace.curve("dev/weights"))
 
 
+@pytest.mark.slow
 def test_where_a_killed_run_was_to_stop_the_continued_one_stops(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     values = {2: 0.5, 4: 0.4, 6: 0.3}
@@ -240,6 +245,7 @@ def test_a_decision_that_was_not_written_ends_training_at_its_logged_step(begin:
     assert max(run.curve("loss")) == 7
 
 
+@pytest.mark.slow
 def test_a_failed_validation_is_logged_and_training_continues(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, fails=(4, 12))
@@ -260,6 +266,7 @@ def test_where_every_evaluation_fails_the_last_weights_are_left(begin: Callable[
     assert_left(work, run, 4)
 
 
+@pytest.mark.slow
 def test_with_the_dev_loss_validations_are_logged_and_decide_nothing(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     _, progression = run.live(values=VALUES, metric="dev_loss", lag=(1,), patience=99)
@@ -271,6 +278,7 @@ def test_with_the_dev_loss_validations_are_logged_and_decide_nothing(begin: Call
     assert len(run.checkpoints) == 2
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     run.live(values=VALUES, die_at=9)

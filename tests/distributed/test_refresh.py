@@ -32,7 +32,8 @@ def weights(logged: Values) -> Values:
     return {name: value for name, value in logged.items() if name.startswith("weights/")}
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("zero1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
 def test_both_workers_take_a_table_at_the_recorded_step(
     run: Callable[[str], list[Values]], tmp_path: Path, strategy: str
 ) -> None:

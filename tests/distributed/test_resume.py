@@ -79,6 +79,7 @@ def continued(legs: list[Values]) -> list[int]:
     return [int(name.removeprefix(RESUMED).rstrip(".")) for leg in legs for name in leg if name.startswith(RESUMED)]
 
 
+@pytest.mark.slow
 def test_two_then_one_then_two_workers_are_one_run(run: Callable[..., list[Values]]) -> None:
     (expected,) = run("whole", Leg("ddp", 1))
     actual = run("chain", Leg("ddp", 2, 3), Leg("ddp", 1, 5), Leg("ddp", 2))

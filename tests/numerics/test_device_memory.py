@@ -50,6 +50,7 @@ def test_a_loss_holds_one_panel_of_scores(name: str, sham: Counts, monkeypatch: 
     assert peak_of_a_step(sham, LossConfig(name, 0.1)) < ALL_SCORES / 3
 
 
+@pytest.mark.slow
 def test_a_guide_holds_one_panel_of_similarities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(panels, "GPU_PANEL_BYTES", PANEL)
     with sham_device() as counts:

@@ -90,7 +90,7 @@ def test_bf16_operands_are_near_the_exact_loss(name: str, device: str) -> None:
     assert not torch.equal(gradients(name, "fp32", sample, device)[0], ours[0])
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(15)
 @on_devices
 @every_loss
 @pytest.mark.parametrize("tau", [0.01, 1e-3, 30.0])
@@ -99,7 +99,7 @@ def test_every_precision_is_finite_at_extreme_temperatures(name: str, tau: float
         assert all(bool(torch.isfinite(x).all()) for x in gradients(name, precision, batch(3), device, tau)), precision
 
 
-@pytest.mark.fast_every(5)
+@pytest.mark.fast_every(15)
 @on_devices
 @every_loss
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

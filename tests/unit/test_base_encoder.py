@@ -67,6 +67,7 @@ def weights(output: Path) -> dict[str, torch.Tensor]:
     return load_file(output / "encoder" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_killed_training_continues_to_the_same_weights(
     base: ModuleType, texts: Path, plan: Any, tmp_path: Path
 ) -> None:

@@ -119,5 +119,6 @@ assert "torch._inductor" not in sys.modules  # `torch.use_deterministic_algorith
 """
 
 
+@pytest.mark.slow
 def test_importing_costs_no_heavy_module() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True)

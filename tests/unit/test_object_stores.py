@@ -455,7 +455,7 @@ class _Html(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_endpoint_that_is_no_store_ends_in_one_line(
     machine: Callable[[str], None],

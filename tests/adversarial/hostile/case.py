@@ -33,7 +33,6 @@ class Case:
         out: what standard output holds.
         shell: a line of a shell in which `"$@"` is the command, such as `"$@" >&-`; it is a process of its own then.
         unprivileged: whether it runs as a user who may not read everything.
-        fast: whether it is one of those in `make test`.
         seconds: its time limit.
     """
 
@@ -50,7 +49,6 @@ class Case:
     out: str = ""
     shell: str = ""
     unprivileged: bool = False
-    fast: bool = False
     seconds: float = 60.0
 
     @property

@@ -256,6 +256,7 @@ def test_thresholds_of_pairs_alone_write_no_file_and_a_line_says_why(
     assert not (model / FILE).exists()
 
 
+@pytest.mark.slow
 def test_one_split_is_divided_into_folds(calibrated: Calibrated) -> None:
     model = Path(shutil.copytree(calibrated.model, "tuned"))
     rt.evaluate([str(model)], str(calibrated.letters), calibrate=["f1"], calibration_split="test", confidence="margin")

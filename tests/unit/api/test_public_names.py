@@ -57,7 +57,12 @@ def test_every_public_name_has_a_docstring_with_an_example_and_all_arguments() -
             assert not missing, (name, function.__name__)
 
 
-@pytest.mark.parametrize("name", public_objects())
+# They compare models that they evaluate first.
+SLOW = ("raytriever.compare", "raytriever.Report")
+EXAMPLES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in public_objects()]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_run(name: str, tiny_dataset: Path, tiny_encoder: Path) -> None:
     names = {
         "rt": rt,

@@ -114,6 +114,7 @@ def test_a_round_is_the_encoders_own_ranking_without_the_relevant(
     assert not list((tmp_path / "negatives" / EMBEDDINGS).iterdir())
 
 
+@pytest.mark.slow
 def test_a_round_on_a_gpu_is_that_of_a_cpu(
     rounds: Make,
     retriever: Retriever,

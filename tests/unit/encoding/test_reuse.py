@@ -165,6 +165,7 @@ def test_texts_are_encoded_if_the_earlier_store_is_removed_meanwhile(
     assert second.array()[:100].tobytes() == embeddings.tobytes()
 
 
+@pytest.mark.slow
 def test_an_output_follows_its_data_set(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

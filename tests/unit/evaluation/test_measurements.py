@@ -64,6 +64,7 @@ def fail(*_: object) -> None:
     raise InterruptedError("the encoder is gone")
 
 
+@pytest.mark.slow
 def test_what_was_measured_before_an_interruption_is_used(
     undisturbed: Path, tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

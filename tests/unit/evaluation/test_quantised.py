@@ -38,6 +38,7 @@ def job(tiny_encoder: Path, tiny_dataset: Path, tmp_path: Path, monkeypatch: pyt
     )
 
 
+@pytest.mark.slow
 def test_forms_are_measured_from_one_encoding(
     job: EvaluationJob, tiny_encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

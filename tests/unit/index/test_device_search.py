@@ -58,6 +58,7 @@ def test_equal_scores_have_the_order_of_the_ties(cuda: torch.device) -> None:
         assert_equal_to_the_cpu(embeddings(4, seed=2), documents, k, cuda)
 
 
+@pytest.mark.fast_every(9)
 @pytest.mark.parametrize(("queries", "documents", "width"), [(1, 1, 1), (3, 2, 7), (17, 129, 13), (18, 531, 384)])
 def test_ragged_sizes(queries: int, documents: int, width: int, cuda: torch.device) -> None:
     for k in (1, 600):

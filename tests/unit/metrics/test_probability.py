@@ -182,7 +182,7 @@ def test_right_probabilities_have_no_error() -> None:
     assert abs(np.mean(squared)) < 3 * np.std(squared) / np.sqrt(2_000)
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("slope", "shift"), [(1.0, 0.0), (0.6, 0.3)])
 def test_the_interval_covers(slope: float, shift: float) -> None:
     covered = 0

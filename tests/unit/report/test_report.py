@@ -189,7 +189,7 @@ def test_figures_are_reproducible_and_accept_any_name(tmp_path: Path) -> None:
     assert (tmp_path / "gain.png").read_bytes()[1:4] == b"PNG"
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -321,6 +321,7 @@ def test_dev_chooses_the_arm_and_the_confidence(analysed: tuple[StudyAnalysis, l
     ]
 
 
+@pytest.mark.slow
 def test_figures_at_the_threshold_of_the_best_confidence(
     analysed: tuple[StudyAnalysis, list[SystemMeasures]], tmp_path: Path
 ) -> None:

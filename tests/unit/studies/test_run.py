@@ -195,6 +195,7 @@ def test_the_steps_of_mined_tables_are_results(tmp_path: Path) -> None:
     assert (ends["cl0"], ends["mw0"], ends["mw1"]) == ("-", "none", "8 (5)")
 
 
+@pytest.mark.slow
 def test_the_outcome_is_written_from_the_directories_of_the_arms_alone(tmp_path: Path) -> None:
     finished = finish_study(tmp_path)
     write_study(finished, tmp_path, "smoke", 2)

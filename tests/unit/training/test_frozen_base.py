@@ -76,7 +76,7 @@ def test_another_base_is_refused_and_another_precision_of_it_is_not(make_assignm
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_checkpoint_that_has_the_base_is_continued(make_assignment, tiny_encoder: Path, precision: str) -> None:
     """The form of raytriever 0.2: every weight in float32, and no digest."""

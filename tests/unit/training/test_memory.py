@@ -228,6 +228,7 @@ def test_the_largest_chunk_fits_and_one_more_text_does_not() -> None:
     assert plan.largest(plan.parts(1).total - 1).texts == 0
 
 
+@pytest.mark.slow
 def test_the_whole_batch_needs_no_sum_of_gradients() -> None:
     plan = plan_of(QWEN3, PLAIN)
     assert plan.parts(64).gradients == 0
@@ -301,7 +302,7 @@ def test_a_model_that_cannot_run_without_values_is_refused() -> None:
 ROW_LOSSES = ("infonce", "infonce-symmetric", "triplet", "lsepair")  # the kernel of mw needs a real GPU
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "device"), [*product((*ROW_LOSSES, "mw"), [CPU]), *product(ROW_LOSSES, [CUDA])])
 @pytest.mark.parametrize(("queries", "group", "width"), [(128, 8, 512), (1024, 4, 16)])
 def test_the_bytes_of_the_batch_are_an_upper_bound_of_the_loss(

@@ -115,6 +115,7 @@ def test_a_worker_that_cannot_repeat_a_step_restarts(
     assert recorder.notices[0].endswith(" at a time.")
 
 
+@pytest.mark.slow
 def test_memory_that_another_process_takes_shrinks_the_chunk(
     make_assignment, counts: Counts, expected: Trained, tmp_path: Path
 ) -> None:

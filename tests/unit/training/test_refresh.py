@@ -228,6 +228,7 @@ def test_a_round_that_was_under_way_is_begun_again_when_it_was_due_or_else_with_
     assert first.used_from >= die_at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_round_that_fails_leaves_the_table_in_use_and_says_so(begin: Callable[[str], Run], waits: bool) -> None:
     run, calm = begin("run"), begin("calm")

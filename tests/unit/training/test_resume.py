@@ -246,6 +246,7 @@ def written(writer: loop.CheckpointWriter) -> None:
         writer._thread.join()
 
 
+@pytest.mark.slow
 def test_a_damaged_best_is_named_and_the_best_from_there_counts(
     make_assignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,7 +122,7 @@ def test_loss_and_gradients_equal_those_of_the_library(
     assert difference(gradients, library_gradients) < 1e-5
 
 
-@pytest.mark.fast_every(9)
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [2_048, pytest.param(8_192, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 @pytest.mark.parametrize(("architecture", "pooling"), [("modernbert", "cls"), ("qwen3", "lasttoken")])
 @pytest.mark.parametrize("packs", [False, True], ids=["padded", "packed"])

@@ -290,6 +290,7 @@ def test_a_best_checkpoint_that_is_damaged_gives_way(begin: Callable[[str], Run]
     assert [line for line in run.notices if "step-4" in line and "best checkpoint is chosen from the others" in line]
 
 
+@pytest.mark.slow
 def test_a_broken_checkpoint_of_a_later_step_is_not_evaluated(begin: Callable[[str], Run]) -> None:
     run = begin("run")
     run.live(values=VALUES, die_at=7, lag=(99,))

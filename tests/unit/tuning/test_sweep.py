@@ -72,6 +72,7 @@ def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trial
     assert "the loss \\| is NaN" in page[-1]
 
 
+@pytest.mark.slow
 def test_trials_are_drawn(trials: list[Trial], tmp_path: Path) -> None:
     save_parallel(tmp_path / "parallel.png", trials, METRIC, "nDCG@10")
     save_response(tmp_path / "response.png", trials, METRIC, "nDCG@10", "loss.temperature", "loss.loss", log=True)

@@ -149,16 +149,16 @@ def named(path: str, name: str) -> Maker:
     )
 
 
-def cut_short(words: str, path: str, file: str, fast: bool = False, about: bool = True) -> list[Case]:
+def cut_short(words: str, path: str, file: str, about: bool = True) -> list[Case]:
     """What can happen to any committed directory; `about` where its manifest says what the directory is."""
     manifest = f"{path}/manifest.json"
     cases = [
         Case(f"{path} with a file changed", words, "", (change(f"{path}/{file}", _flip),)),
-        Case(f"{path} with a file cut", words, "incomplete: ", (cut(f"{path}/{file}", -7),), fast=fast),
+        Case(f"{path} with a file cut", words, "incomplete: ", (cut(f"{path}/{file}", -7),)),
         Case(f"{path} without a file", words, "missing, though the manifest names it", (removed(f"{path}/{file}"),)),
         Case(f"{path} with a folder for a file", words, "missing, though", (folder(f"{path}/{file}"),)),
         Case(f"{path} without a manifest", words, "", (removed(manifest),)),
-        Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),), fast=fast),
+        Case(f"{path} with a manifest that is an array", words, "", (write(manifest, b"[]"),)),
         Case(f"{path} with a manifest nested deeply", words, "", (write(manifest, b"[" * 100_000),)),
         Case(f"{path} with a manifest that names a file outside", words, "", (named(path, "../../etc/passwd"),)),
         Case(f"{path} with a manifest that links to itself", words, "", (link(manifest, "manifest.json"),)),
@@ -183,20 +183,20 @@ def _flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def resealed(name: str, words: str, path: str, *makers: Maker, line: str = "", fast: bool = False) -> Case:
+def resealed(name: str, words: str, path: str, *makers: Maker, line: str = "") -> Case:
     """A directory that was altered and has right digests."""
-    return Case(name, words, line, (sealed(path, *makers),), fast=fast)
+    return Case(name, words, line, (sealed(path, *makers),))
 
 
 CASES = of_area(
     "committed",
-    *cut_short(ENCODE, "prepared", "documents/00000-000000.arrow", fast=True),
+    *cut_short(ENCODE, "prepared", "documents/00000-000000.arrow"),
     *cut_short(STORE, "store", "shards/000000/embeddings.npy"),
     *cut_short(INDEX, "index", "embeddings.npy"),
     *cut_short(NEGATIVES, "negatives", PART, about=False),
     Case("scores with a file cut", SCORES, "incomplete: ", (cut(f"scores/{PART}", -7),), leaves=("out*",)),
     Case("scores of another kind", SCORES, "", (of_meta("scores", kind="cake"),), leaves=("out*",)),
-    resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text")), fast=True),
+    resealed("texts as pickled objects", TRAIN, "prepared", arrow(f"{DOCUMENTS}.arrow", pickled("text"))),
     *[
         resealed(f"texts of kind {kind}", ENCODE, "prepared", arrow(f"{DOCUMENTS}.arrow", cast("text", kind)))
         for kind in ("dictionary", "number", "null", "nested")

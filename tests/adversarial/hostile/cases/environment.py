@@ -22,15 +22,15 @@ OTHER_SCRIPTS = tuple(write(name, f"{text}\n") for name, text in LINES.items())
 SHUT = (folder("shut"), mode("shut", 0o555))
 
 
-def tracking(name: str, uri: str, line: str = "", stage: str = TRAIN, fast: bool = False) -> Case:
+def tracking(name: str, uri: str, line: str = "", stage: str = TRAIN) -> Case:
     """An address of MLflow that does not work."""
-    return Case(name, stage, line, env={"MLFLOW_TRACKING_URI": uri}, fast=fast)
+    return Case(name, stage, line, env={"MLFLOW_TRACKING_URI": uri})
 
 
-def cache(name: str, path: str, line: str, *make: Maker, fast: bool = False, unprivileged: bool = False) -> Case:
+def cache(name: str, path: str, line: str, *make: Maker, unprivileged: bool = False) -> Case:
     """A cache that cannot be used."""
     env = {"RAYTRIEVER_CACHE": f"{{here}}/{path}"}
-    return Case(name, ENCODE, line, make, env=env, fast=fast, unprivileged=unprivileged)
+    return Case(name, ENCODE, line, make, env=env, unprivileged=unprivileged)
 
 
 def accepted(name: str, **env: str) -> Case:
@@ -40,7 +40,7 @@ def accepted(name: str, **env: str) -> Case:
 
 CASES = of_area(
     "environment",
-    tracking("a tracking server that does not answer", "http://127.0.0.1:9", "MLflow does not answer", fast=True),
+    tracking("a tracking server that does not answer", "http://127.0.0.1:9", "MLflow does not answer"),
     tracking("a tracking server of no known name", "http://no-such-host.invalid", "MLflow does not answer"),
     tracking("a tracking address of no known scheme", "carrier-pigeon://coop", "unknown scheme"),
     tracking("a tracking address of a port too high", "http://127.0.0.1:99999", "is no address"),
@@ -61,7 +61,7 @@ CASES = of_area(
         (write("jobs/train.py", ""),),
         env={"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9"},
     ),
-    cache("a cache that is a file", "letters/corpus.jsonl", "a part of the path is a file", fast=True),
+    cache("a cache that is a file", "letters/corpus.jsonl", "a part of the path is a file"),
     cache("a cache within a file", "letters/corpus.jsonl/cache", "a part of the path is a file"),
     cache("a cache of 300 letters", "n" * 300, "the name is too long"),
     cache("a cache that links to itself", "circle", "symbolic links lead in a circle", link("circle", "circle")),

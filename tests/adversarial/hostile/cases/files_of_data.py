@@ -77,14 +77,14 @@ def dressed(path: str, before: bytes = b"", after: bytes = b"", line_ends: bytes
     return change(path, lambda file: file.write_bytes(before + file.read_bytes().replace(b"\n", line_ends) + after))
 
 
-def corpus(name: str, line: str, *make: Maker, fast: bool = False) -> Case:
+def corpus(name: str, line: str, *make: Maker) -> Case:
     """A corpus in BEIR layout that `prepare` reads; without a line it is accepted."""
-    return Case(name, PREPARE, line, make, code=2 if line else 0, fast=fast)
+    return Case(name, PREPARE, line, make, code=2 if line else 0)
 
 
-def other(name: str, line: str, *make: Maker, fast: bool = False, code: int = 2) -> Case:
+def other(name: str, line: str, *make: Maker, code: int = 2) -> Case:
     """A folder in another format that `prepare` reads."""
-    return Case(name, SET, line, make, code=code, fast=fast)
+    return Case(name, SET, line, make, code=code)
 
 
 PACKED = f"{CORPUS}.gz"
@@ -103,10 +103,10 @@ READERS = {
 
 CASES = of_area(
     "files",
-    corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS), fast=True),
+    corpus("no corpus", "letters: no corpus.jsonl or corpus.jsonl.gz", removed(CORPUS)),
     corpus("no queries", "letters: no queries.jsonl", removed("letters/queries.jsonl")),
     corpus("a folder of judgements that is empty", "", removed("letters/qrels"), folder("letters/qrels")),
-    corpus("a corpus of no bytes", "no row in it, the file is empty", write(CORPUS, b""), fast=True),
+    corpus("a corpus of no bytes", "no row in it, the file is empty", write(CORPUS, b"")),
     corpus("a corpus of NULs", "not JSON (Expecting value at column 1)", write(CORPUS, bytes(4096))),
     corpus(
         "a corpus in UTF-16",
@@ -116,7 +116,7 @@ CASES = of_area(
     corpus("a corpus with a byte order mark", "", dressed(CORPUS, before=b"\xef\xbb\xbf")),
     corpus("a corpus with lines that end as on Windows", "", dressed(CORPUS, line_ends=b"\r\n")),
     corpus("a corpus that is a folder", "letters: no corpus.jsonl or corpus.jsonl.gz in it", folder(CORPUS)),
-    corpus("a gzip that is cut", "the gzip is broken", packed(CORPUS, 500), fast=True),
+    corpus("a gzip that is cut", "the gzip is broken", packed(CORPUS, 500)),
     corpus("a gzip that is none", "the gzip is broken after row 0", removed(CORPUS), write(PACKED, b"not packed")),
     corpus(
         "a gzip with a wrong checksum",
@@ -148,7 +148,6 @@ CASES = of_area(
         "set: not in one format",
         rows("set/a-train.jsonl", FLAG),
         rows("set/b-train.jsonl", PAIR),
-        fast=True,
     ),
     other("a folder of nothing", "--dataset set: no file in it", folder("set")),
     other("a folder of hidden files", "--dataset set: no file in it", rows("set/.train.jsonl", PAIR)),
@@ -181,7 +180,6 @@ CASES = of_area(
         "a Parquet column of pickled objects",
         "set/train.parquet: column 'positive' is of the extension type 'ray.data.arrow_pickled_obje",
         parquet("set/train.parquet", "pickled"),
-        fast=True,
     ),
     *[
         other(f"a Parquet column of kind {kind}", "", parquet("set/train.parquet", kind))
@@ -189,7 +187,7 @@ CASES = of_area(
     ],
     other("a Parquet column of a dictionary", "", parquet("set/train.parquet", "dictionary"), code=0),
     *[
-        Case(f"a broken corpus for {stage}", words, "not JSON", (write(CORPUS, b"{\n"),), fast=stage == "train")
+        Case(f"a broken corpus for {stage}", words, "not JSON", (write(CORPUS, b"{\n"),))
         for stage, words in READERS.items()
     ],
     Case(
@@ -197,7 +195,6 @@ CASES = of_area(
         "import papers --model model --output out",
         "papers: no document in it; its files end in .exe (1)",
         (write("papers/a.exe", b"MZ"),),
-        fast=True,
     ),
     Case(
         "a PDF file that takes ten minutes to read",

@@ -9,22 +9,22 @@ ANNOTATE = "annotate --dataset letters --llm x --endpoint http://127.0.0.1:9/v1"
 MISLEADS = "so the metrics would mislead; give another split, or --allow-split-overlap"
 
 
-def flag(words: str, line: str, fast: bool = False, name: str = "") -> Case:
+def flag(words: str, line: str, name: str = "") -> Case:
     """A command line that is refused for what it says."""
     shown = words.partition(" ")[2].replace(LETTERS, "").replace("--output out", "")
-    return Case(name or f"the words {shown}", words, line, fast=fast)
+    return Case(name or f"the words {shown}", words, line)
 
 
 CASES = of_area(
     "flags",  # out of range, unknown or contradictory values of each stage are in `tests/unit/cli`
-    flag("prepare --outptu x", "--outptu: unknown flag; did you mean '--output'?", fast=True),
+    flag("prepare --outptu x", "--outptu: unknown flag; did you mean '--output'?"),
     flag("prepare", "missing: --output", name="no words at all"),
-    flag("prepare --output", "--output: has no value", fast=True, name="a flag without its value"),
+    flag("prepare --output", "--output: has no value", name="a flag without its value"),
     flag(f"prepare {LETTERS} --output ''", "the path is empty", name="an empty output"),
     flag("prepare --dataset '' --output out", "the path is empty", name="an empty data set"),
     flag(f"prepare {LETTERS} --output out --query-length 1", "--query-length: 1 is out of range", name="a short query"),
     flag(f"prepare {LETTERS} --output out stray", "unexpected argument 'stray'"),
-    flag(f"train {LETTERS} --batch-size -8", "--batch-size", fast=True),
+    flag(f"train {LETTERS} --batch-size -8", "--batch-size"),
     flag(f"train {LETTERS} --learning-rate 1e999", "--learning-rate"),
     flag(f"train {LETTERS} --dropout 1.5", "--dropout"),
     flag(f"train {LETTERS} --keep 0", "--keep"),
@@ -35,7 +35,6 @@ CASES = of_area(
         flag(
             f"train {LETTERS} {words} --output out",
             f"--{one}-split: the split '{split}' is also that of --{other}-split, {MISLEADS}",
-            fast=one == "train" and split == "test",
         )
         for words, one, split, other in (
             ("--train-split test", "train", "test", "test"),
@@ -45,7 +44,7 @@ CASES = of_area(
         )
     ],
     flag(f"train {LETTERS} --run-name ..", "--run-name"),
-    flag(f"tune {LETTERS} --trials 0", "--trials", fast=True),
+    flag(f"tune {LETTERS} --trials 0", "--trials"),
     flag(f"tune {LETTERS} --searcher bayes", "--searcher"),
     flag(f"tune {LETTERS} --search-space nope", "--search-space"),
     flag(f"tune {LETTERS} --metric nope", "--metric"),
@@ -67,19 +66,19 @@ CASES = of_area(
     flag("export --model model --output out --formats onxn", "--formats"),
     flag("export --model model --output out --licence 'not a licence'", "--licence"),
     flag("export --model model --output out --push-to-hub 'a b c'", "--push-to-hub"),
-    flag("compare", "RUN", fast=True, name="nothing to compare"),
+    flag("compare", "RUN", name="nothing to compare"),
     flag('compare "params.x = \'unclosed"', "no such database", name="a filter that is cut"),
-    flag("study nope --output out", "unknown study 'nope'", fast=True),
+    flag("study nope --output out", "unknown study 'nope'"),
     flag("study ood --output out --spilt nope", "", name="a flag that no study has"),
-    flag("annotate --dataset letters --output out", "--endpoint: is missing", fast=True, name="no service named"),
+    flag("annotate --dataset letters --output out", "--endpoint: is missing", name="no service named"),
     flag("annotate --dataset letters --llm x --endpoint ftp://host/v1 --output out", "--endpoint"),
     flag(f"{ANNOTATE} --timeout 0 --output out", "--timeout"),
     flag(f"{ANNOTATE} --split ../x --output out", "--split"),
     flag(f"{ANNOTATE} --budget -1 --output out", "--budget"),
-    flag("launch --ray-port 0", "--ray-port: 0 is out of range", fast=True),
-    flag("launch --host 0.0.0.0", "--auth", fast=True),
+    flag("launch --ray-port 0", "--ray-port: 0 is out of range"),
+    flag("launch --host 0.0.0.0", "--auth"),
     flag("launch --host 'not a host'", "--host: 'not a host' is no address of this machine"),
-    flag("submit", "STAGE", fast=True, name="no stage to submit"),
+    flag("submit", "STAGE", name="no stage to submit"),
     flag("submit train", "holds no jobs/", name="a folder without jobs"),
-    flag("trian", "did you mean 'train'?", fast=True, name="an unknown stage"),
+    flag("trian", "did you mean 'train'?", name="an unknown stage"),
 )

@@ -10,10 +10,10 @@ LARGE = "larger than allowed"
 SEARCH = f"search is {LETTERS}"
 
 
-def limited(words: str, size: int, fast: bool = False) -> Case:
+def limited(words: str, size: int) -> Case:
     """A command whose files may have so many bytes."""
     stage = words.split()[0]
-    return Case(f"files of {size} bytes at most for {stage}", words, LARGE, limits={"FSIZE": size}, fast=fast)
+    return Case(f"files of {size} bytes at most for {stage}", words, LARGE, limits={"FSIZE": size})
 
 
 def few(words: str, number: int) -> Case:
@@ -25,7 +25,7 @@ def few(words: str, number: int) -> Case:
 
 CASES = of_area(
     "limits",
-    limited(f"prepare {LETTERS} --output out", 2048, fast=True),
+    limited(f"prepare {LETTERS} --output out", 2048),
     limited(f"encode {LETTERS} --output out", 8192),
     limited(f"index {LETTERS} --output out", 8192),
     limited("mine --dataset letters --method bm25 --output out", 2048),
@@ -39,7 +39,6 @@ CASES = of_area(
         "search --help",
         f"standard output: {FULL}",
         shell='"$@" >/dev/full',
-        fast=True,
     ),
     Case(
         "standard output on a full disk for results",

@@ -65,9 +65,9 @@ def setting(name: str, value: Any, line: str = "") -> Case:
     )
 
 
-def with_file(name: str, path: str, content: str | bytes, line: str = "", fast: bool = False) -> Case:
+def with_file(name: str, path: str, content: str | bytes, line: str = "") -> Case:
     """A file of the model replaced."""
-    return Case(name, SEARCH, line, (write(path, content),), fast=fast)
+    return Case(name, SEARCH, line, (write(path, content),))
 
 
 CASES = of_area(
@@ -85,9 +85,8 @@ CASES = of_area(
         SEARCH,
         "model: cannot be loaded",
         (removed(WEIGHTS), write("model/pytorch_model.bin", b"\x80\x04.")),
-        fast=True,
     ),
-    with_file("weights that are cut", WEIGHTS, bytes(8), DAMAGED, fast=True),
+    with_file("weights that are cut", WEIGHTS, bytes(8), DAMAGED),
     with_file("weights of no bytes", WEIGHTS, b"", f"{DAMAGED}header too"),
     with_file("weights that are a pickle", WEIGHTS, b"\x80\x04\x95" + bytes(100), DAMAGED),
     with_file(
@@ -96,7 +95,7 @@ CASES = of_area(
     Case("weights that are a folder", SEARCH, "model: cannot be loaded", (folder(WEIGHTS),)),
     Case("weights that are a pipe", SEARCH, "model: cannot be loaded", (fifo(WEIGHTS),)),
     Case("weights that link to themselves", SEARCH, "model: cannot be loaded", (link(WEIGHTS, "model.safetensors"),)),
-    Case("weights with a tensor missing", SEARCH, "query.weight", (tensors(without),), fast=True),
+    Case("weights with a tensor missing", SEARCH, "query.weight", (tensors(without),)),
     Case(
         "weights with a tensor of another shape",
         SEARCH,

@@ -62,20 +62,18 @@ OTHERS = {
     "the search space": "tune --dataset letters --model model --search-space ./PATH --output out",
     "the TREC run": "score --dataset letters --model cross --run PATH --output out",
 }
-FAST = {"prepare", "train", "export"}
 
 
-def over(what: str, commands: dict[str, str], path: str, line: str, *make: Maker, fast: bool = False) -> list[Case]:
+def over(what: str, commands: dict[str, str], path: str, line: str, *make: Maker) -> list[Case]:
     """One path for every command of a table."""
     return [
-        Case(f"{what} for {name}", words.replace("PATH", path), line, tuple(make), fast=fast and name in FAST)
-        for name, words in commands.items()
+        Case(f"{what} for {name}", words.replace("PATH", path), line, tuple(make)) for name, words in commands.items()
     ]
 
 
-def prepared(name: str, line: str, *make: Maker, fast: bool = False, words: str = "--output out") -> Case:
+def prepared(name: str, line: str, *make: Maker, words: str = "--output out") -> Case:
     """Preparation of a data set or for an output that cannot be used."""
-    return Case(name, f"prepare {LETTERS} {words}", line, make, fast=fast)
+    return Case(name, f"prepare {LETTERS} {words}", line, make)
 
 
 def forbidden(name: str, words: str, path: str, bits: int = 0, *make: Maker) -> Case:
@@ -93,14 +91,14 @@ SHUT = {
 }
 CASES = of_area(
     "paths",
-    *over("an output of 300 letters", WRITES, LONG, TOO_LONG, fast=True),
+    *over("an output of 300 letters", WRITES, LONG, TOO_LONG),
     *over("an output that links to itself", WRITES, "circle/out", "circle", link("circle", "circle")),
     *over("an output within a file", WRITES, f"{CORPUS}/out", "a part of the path is a file"),
     *over("an output on a file system of the kernel", WRITES, "/proc/nowhere/out", "/proc/nowhere"),
     *over("data of 300 letters", DATA, LONG, TOO_LONG),
     *over("data that link to themselves", DATA, "circle", CIRCLE, link("circle", "circle")),
     *over("data that are a pipe", DATA, "pipe.jsonl", PIPE, fifo("pipe.jsonl")),
-    *over("data that are no folder", DATA, "nowhere/at/all", "nowhere/at/all", fast=True),
+    *over("data that are no folder", DATA, "nowhere/at/all", "nowhere/at/all"),
     *over("a model of 300 letters", MODEL, LONG, TOO_LONG),
     *over("a model that links to itself", MODEL, "./circle", CIRCLE, link("circle", "circle")),
     *over("300 letters", OTHERS, LONG, TOO_LONG),
@@ -114,10 +112,10 @@ CASES = of_area(
             ("the device of nothing", "/dev/null", PIPE, ()),
         )
     ],
-    Case("data that are a device", "prepare --dataset /dev/zero --model model --output out", PIPE, fast=True),
+    Case("data that are a device", "prepare --dataset /dev/zero --model model --output out", PIPE),
     prepared("an output that is a device", "/dev/null: a part of the path is a file", words="--output /dev/null"),
     Case("a page that is a pipe", "compare results --output pipe", PIPE, (fifo("pipe"),)),
-    prepared("a corpus that is a pipe", PIPE, fifo(CORPUS), fast=True),
+    prepared("a corpus that is a pipe", PIPE, fifo(CORPUS)),
     prepared("a corpus that is a socket", PIPE, socket_file(CORPUS)),
     prepared("a corpus that links to itself", CIRCLE, link(CORPUS, "corpus.jsonl")),
     prepared("a corpus that links to nothing", "no such file or folder", link(CORPUS, "gone")),
@@ -148,6 +146,5 @@ CASES = of_area(
         "search x --dataset letters --model model",
         "model: the hub cannot be reached and the model is not in its local cache",
         (removed("model"),),
-        fast=True,
     ),
 )

@@ -44,7 +44,6 @@ CASES = of_area(
             f"{name} in an address",
             FLAGS["prepare"].replace("X", address),
             REFUSED,
-            fast=name in ("a password", "a key"),
         )
         for name, address in ADDRESSES.items()
     ],
@@ -53,7 +52,6 @@ CASES = of_area(
             f"a signature in a flag of {stage}",
             words.replace("X", ADDRESSES["a signature of Azure"]),
             REFUSED,
-            fast=stage in ("train", "search"),
         )
         for stage, words in FLAGS.items()
         if stage != "prepare"
@@ -63,7 +61,6 @@ CASES = of_area(
         "train --config mine.yaml",
         REFUSED,
         (write("mine.yaml", f"data: {{dataset: 's3://k:{CANARY}@b/x'}}"),),
-        fast=True,
     ),
     Case(
         "a secret in the settings of a stage",
@@ -85,13 +82,12 @@ CASES = of_area(
         REFUSED,
         (write("jobs/train.py", ""),),
     ),
-    Case("a secret in a traceback", f"train --dataset https://k:{CANARY}@host/x --debug", REFUSED, fast=True),
+    Case("a secret in a traceback", f"train --dataset https://k:{CANARY}@host/x --debug", REFUSED),
     Case(
         "a secret in the address of tracking",
         f"train {LETTERS} --output out --max-steps 2",
         "http://***@127.0.0.1:9",
         env={"MLFLOW_TRACKING_URI": f"http://ada:{CANARY}@127.0.0.1:9"},
-        fast=True,
     ),
     Case(
         "a secret as a token of tracking",

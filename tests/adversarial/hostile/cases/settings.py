@@ -11,9 +11,9 @@ LAUGHS = "".join(
 )
 
 
-def yaml(name: str, content: str | bytes, line: str = "", fast: bool = False) -> Case:
+def yaml(name: str, content: str | bytes, line: str = "") -> Case:
     """A file of settings for training."""
-    return Case(name, TRAIN, line, (write("mine.yaml", content),), fast=fast)
+    return Case(name, TRAIN, line, (write("mine.yaml", content),))
 
 
 def space(name: str, content: str, line: str) -> Case:
@@ -27,7 +27,7 @@ LARGE = "mine.yaml: is larger than 1 MB, too large for a file of settings"
 CASES = of_area(
     "settings",
     yaml("settings of no bytes", "", "holds no sections"),
-    yaml("a section twice", "loss: {loss: mw}\nloss: {loss: infonce}\n", "is given twice", fast=True),
+    yaml("a section twice", "loss: {loss: mw}\nloss: {loss: infonce}\n", "is given twice"),
     yaml("a list as section", "? [a]\n: 1", "mine.yaml: is not YAML"),
     yaml("a batch of a date", "training: {batch_size: 2024-01-01}", "batch_size is"),
     yaml("a batch in base sixty", "training: {batch_size: 1:4}", "batch_size is '1:4'"),
@@ -39,14 +39,13 @@ CASES = of_area(
         "an object of Python",
         "loss: {loss: !!python/object/apply:os.system ['touch HACKED']}",
         "is not YAML",
-        fast=True,
     ),
     yaml("a tag that is not known", "loss: !evil {loss: mw}", "is not YAML"),
     yaml("a tab as indentation", "loss:\n\tloss: mw", "is not YAML"),
     yaml("two documents", "loss: {loss: mw}\n---\nloss: {loss: infonce}\n", "is not YAML"),
     yaml("bytes that are no UTF-8", b"loss: {loss: \xff}", "is not YAML"),
     yaml("a control character", "loss: {loss: 'm\x07w'}", "is not YAML"),
-    yaml("lists nested deeply", "[" * 20_000, "mine.yaml: line 1: lists and mappings are nested more than", fast=True),
+    yaml("lists nested deeply", "[" * 20_000, "mine.yaml: line 1: lists and mappings are nested more than"),
     yaml("mappings nested deeply", "".join(f"{' ' * i}a:\n" for i in range(3000)), LARGE),
     yaml("a billion laughs", f"a: &a [x]\n{LAUGHS}", "mine.yaml: line 6: there are more than 100,000 values, with"),
     yaml("an anchor that holds itself", "loss: &a {loss: *a}", "mine.yaml: line 1: *a is used inside of what it names"),

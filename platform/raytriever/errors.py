@@ -17,6 +17,11 @@ from typing import Self
 # A setting in the text of an error: `name`, `name=text` or `name?True`, between two characters that no terminal shows.
 _SETTING = re.compile("\x0e(\\w+)(?:([=?])([^\x0e\x0f]*))?\x0f")
 
+# What CUDA says of a GPU that failed. Other errors of CUDA, such as an illegal address, are defects of a program.
+_LOST_GPU = re.compile(
+    "CUDA error: (?:unspecified launch failure|uncorrectable (?:ECC|NVLink) error|hardware stack error|unknown error|"
+    "the launch timed out|no CUDA-capable device|.*busy or unavailable).*"
+)
 
 _translations: list[Callable[[str], str]] = []
 
@@ -66,6 +71,12 @@ def flag_of(name: str, value: str | bool | None = None) -> str:
     """Return a setting as a flag: `batch_size` is `--batch-size`."""
     flag = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
     return flag if value is None or isinstance(value, bool) else f"{flag} {value}"
+
+
+def lost_gpu(error: BaseException) -> str:
+    """Return what CUDA says of a GPU that failed, such as `CUDA error: unknown error`; empty for any other error."""
+    found = _LOST_GPU.search(str(error)) if isinstance(error, RuntimeError) else None
+    return found[0] if found else ""
 
 
 class UserError(Exception):

@@ -1,8 +1,8 @@
 """Entry point of `raytriever STAGE` and of `python jobs/STAGE.py`.
 
-A user error ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job stop`, or the SIGHUP of
-a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback, because it is a defect
-of raytriever. `--debug` shows the traceback of user errors, too.
+A user error, or a GPU that fails, ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job
+stop`, or the SIGHUP of a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback,
+because it is a defect of raytriever. `--debug` shows the traceback of user errors, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from raytriever import __version__
 from raytriever.activity import activity
 from raytriever.cli.suggestions import suggest_for_stage
 from raytriever.cluster.working_directory import enter_lasting_folder
-from raytriever.errors import ConfigError, StorageError, UserError
+from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
 from raytriever.interruption import interruptible
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
@@ -131,6 +131,12 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
         if debug:
             _report(traceback.format_exc().rstrip("\n"))
         _report(_error_line(str(error)))
+        return 2
+    except RuntimeError as error:
+        if not (reason := lost_gpu(error)):
+            raise
+        remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
+        _report(_error_line(f"the GPU failed ({reason}); {remedy}"))
         return 2
     except FileNotFoundError as error:
         if error.filename is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from raytriever.cli.main import run
 from raytriever.config import Config, dump_config
@@ -198,6 +199,20 @@ def test_a_defect_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("raytriever.cli.train.check_curriculum", broken)
     with pytest.raises(ZeroDivisionError):
         run("train", [])
+
+
+def test_a_gpu_that_fails_ends_in_one_line(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(*words: object) -> None:
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nFor debugging ...")
+
+    monkeypatch.setattr("raytriever.cli.train.check_curriculum", lost)
+    assert run("train", []) == 2
+    line = (
+        "error: the GPU failed (CUDA error: unspecified launch failure); look at nvidia-smi and the log of the kernel, "
+    )
+    assert capsys.readouterr().err.splitlines()[-1].startswith(line)
 
 
 def damage(file: Path, row: int, content: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 from raytriever.cluster.event_queue import IDLE_RESTARTS, RestartPolicy
 from raytriever.cluster.train.controller import Failures, GroupReports
@@ -69,6 +70,14 @@ def test_the_host_is_named_whose_worker_the_others_lost(said: str) -> None:
     )
     assert recorded({0: error}) == ("worker 0 on host h2 lost its connection to host h3", True)
     assert recorded({1: error}) == ("worker 1 on host h3 lost its connection to another worker", True)
+
+
+def test_a_gpu_that_fails_is_named_with_its_host() -> None:
+    lost = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nCompile with ...")
+    first = "worker 1 on host h3 lost its GPU (CUDA error: uncorrectable ECC error encountered)"
+    assert recorded({0: RuntimeError("NCCL error"), 1: lost}) == (f"{first}\nworker 0: RuntimeError: NCCL error", True)
+    defect = torch.AcceleratorError("CUDA error: device-side assert triggered")
+    assert recorded({1: defect}) == ("worker 1: AcceleratorError: CUDA error: device-side assert triggered", False)
 
 
 def recorded(errors: dict[int, Exception]) -> tuple[str, bool]:

@@ -18,7 +18,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 from raytriever.cluster.events import GroupStarted, GroupWanted, LostWorker
 from raytriever.cluster.placement import room_for
 from raytriever.cluster.train.network import LOST_PEER, choose_interface
-from raytriever.errors import ConfigError
+from raytriever.errors import ConfigError, lost_gpu
 
 
 class GroupReports(ControllerCallback, WorkerGroupCallback):
@@ -130,6 +130,9 @@ class Failures(UserCallback):
             elif peer := LOST_PEER.search(str(cause)):  # the others notice a killed worker before Ray does
                 died = True
                 reasons.append(f"{self._named(rank)} lost its connection to {self._at(peer[1] or peer[2], rank)}")
+            elif reason := lost_gpu(cause):
+                died = True
+                reasons.insert(0, f"{self._named(rank)} lost its GPU ({reason})")
             else:
                 died |= "OutOfMemory" in type(cause).__name__  # as if the system had ended it
                 reasons.append(f"worker {rank}: {type(cause).__name__}: {cause}")

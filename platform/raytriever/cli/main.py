@@ -2,7 +2,7 @@
 
 A user error, or a GPU that fails, ends in one line and exit code 2. An interruption (Ctrl-C, the SIGTERM of `ray job
 stop`, or the SIGHUP of a closed terminal) ends in one line and exit code 130. Any other exception keeps its traceback,
-because it is a defect of raytriever. `--debug` shows the traceback of user errors, too.
+because it is a defect of raytriever. `--debug` shows all tracebacks.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool
         _report(_error_line(str(error)))
         return 2
     except RuntimeError as error:
-        if not (reason := lost_gpu(error)):
+        if debug or not (reason := lost_gpu(error)):
             raise
         remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
         _report(_error_line(f"the GPU failed ({reason}); {remedy}"))

@@ -213,6 +213,8 @@ def test_a_gpu_that_fails_ends_in_one_line(
         "error: the GPU failed (CUDA error: unspecified launch failure); look at nvidia-smi and the log of the kernel, "
     )
     assert capsys.readouterr().err.splitlines()[-1].startswith(line)
+    with pytest.raises(torch.AcceleratorError):
+        run("train", ["--debug"])
 
 
 def damage(file: Path, row: int, content: bytes) -> None:

@@ -160,11 +160,11 @@ def checkpoints(work: Path, every: int) -> tuple[dict[str, End], dict[str, objec
             rows = [json.loads(line)["measured"] for line in (path / "steps.jsonl").read_text().splitlines()]
         rows = [row for row in rows if "checkpoint_seconds" in row]
         seconds[place] = [[round(row["step_seconds"], 2), round(row["checkpoint_seconds"], 2)] for row in rows]
-    waits = {place: sum(row[1] for row in rows) for place, rows in seconds.items()}
+    waits = {place: median([row[1] for row in rows if row[1]] or [0.0]) for place, rows in seconds.items()}
     steps = {place: median(row[0] for row in rows) for place, rows in seconds.items()}
     ends = {
-        "XLM-R Base: seconds that steps waited for checkpoints, disk": End(waits["disk"], "reported", True),
-        "XLM-R Base: seconds that steps waited for checkpoints, bucket": End(waits["bucket"], "reported", True),
+        "XLM-R Base: seconds that a step waits for a checkpoint, disk": End(waits["disk"], "reported", True),
+        "XLM-R Base: seconds that a step waits for a checkpoint, bucket": End(waits["bucket"], "reported", True),
         "XLM-R Base: median seconds of a step, disk": End(steps["disk"], "reported", True),
         "XLM-R Base: median seconds of a step, bucket": End(steps["bucket"], "reported", True),
     }

@@ -278,9 +278,9 @@ def _restarts_error(end: RestartsExhausted) -> Exception:
     first = end.reason.split("\n")[0]
     if not end.process_died:
         return RuntimeError(f"the workers failed at every restart after step {end.last_step}:\n{end.reason}")
-    needs = f"the memory (a smaller {setting('grad_cache_chunk')} or {setting('batch_size')} needs less)"
     return TrainingError(
         f"{first}, and so did each restart before a new step",
         f"after step {end.last_step}",
-        f"check {'it by nvidia-smi' if ' lost its GPU' in first else needs}, then run the same command again",
+        f"check the GPUs (nvidia-smi) and the memory (a smaller {setting('grad_cache_chunk')} or "
+        f"{setting('batch_size')} needs less), then run the same command again",
     )

@@ -1,4 +1,4 @@
-"""Kernels of a training step: the largest ones, how many there are, and how long the device waits for the next one."""
+"""Kernels of a training step and of a search: the largest, their number, and how long the device waits for the next one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from on_gpu import losses, training
+from on_gpu import losses, retrieval, training
 from on_gpu.measuring import Cases, Figures, reported, synchronize
 from on_gpu.models import write_model
 
@@ -20,9 +20,11 @@ NAMESPACES = re.compile(r"void |at::native::|\(anonymous namespace\)::|pytorch_f
 
 
 def cases(device: torch.device, size: str, scratch: Path) -> Cases:
-    """Yield the MW loss alone, and the cases of the training section that fit without gradient caching."""
+    """Yield the MW loss alone, searches, and the cases of the training section that fit without gradient caching."""
     sizes = losses.SIZES[size]
     yield "mw", of_loss(sizes, device)
+    for k in retrieval.SIZES[size].k:
+        yield f"search-{k}", of_search(retrieval.SIZES[size], k, device)
     for case in training.CASES[size]:
         if case.queries <= 64:
             yield case.name, of_training(case, scratch, device)
@@ -32,6 +34,13 @@ def of_loss(sizes: losses.Size, device: torch.device) -> Figures:
     """Profile the loss alone, forward and backward."""
     step = losses.ours("mw", "bf16", *losses.embeddings(sizes.batch, sizes.width, device))
     yield from profiled("mw, bf16", lambda number: step(), device)
+
+
+def of_search(sizes: retrieval.Size, k: int, device: torch.device) -> Figures:
+    """Profile an exact search of the retrieval section."""
+    documents, queries = retrieval.vectors(sizes)
+    corpus = retrieval.resident(documents, device)
+    yield from profiled(f"search, k = {k}", lambda number: corpus.top_k(queries, k), device)
 
 
 def of_training(case: training.Case, scratch: Path, device: torch.device) -> Figures:

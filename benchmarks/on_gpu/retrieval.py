@@ -105,13 +105,13 @@ def search(sizes: Size, device: torch.device) -> Figures:
     """Compare exact search in documents on the device, and upload included, with products and `torch.topk`."""
     documents, queries = vectors(sizes)
     ties = np.arange(sizes.documents)
-    resident = torch.from_numpy(documents).to(device, torch.bfloat16)
+    right = torch.from_numpy(documents).to(device, torch.bfloat16)
     left = torch.from_numpy(queries).to(device, torch.bfloat16)
-    corpus = Corpus(lambda: [(0, documents)], TieOrder.of(ties), device)
+    corpus = resident(documents, device)
     for k, most in sizes.k.items():
 
         def plain(k: int = k) -> list[torch.Tensor]:
-            return [torch.topk(rows @ resident.T, k).indices for rows in left.split(1_024)]
+            return [torch.topk(rows @ right.T, k).indices for rows in left.split(1_024)]
 
         def ours(k: int = k) -> tuple[ndarray, ndarray]:
             return corpus.top_k(queries, k)
@@ -127,6 +127,11 @@ def search(sizes: Size, device: torch.device) -> Figures:
     k = min(sizes.k)
     whole = seconds_of(lambda: top_k(queries, documents, k, ties, device=device), device, repeats=1)
     yield f"search, k = {k}: raytriever, upload included (s)", reported(whole)
+
+
+def resident(documents: ndarray, device: torch.device) -> Corpus:
+    """Return a corpus that its first search copies to the device."""
+    return Corpus(lambda: [(0, documents)], TieOrder.of(np.arange(len(documents))), device)
 
 
 def mining(sizes: Size, device: torch.device) -> Figures:

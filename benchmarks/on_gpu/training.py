@@ -1,7 +1,8 @@
 """Training steps of raytriever and sentence-transformers on the same batches, with random weights.
 
-Both get tokens, so neither waits for a tokenizer. Batches have five hard negatives a query and lengths like those of
-real texts. raytriever runs `mw`, with cached gradients where it needs them. sentence-transformers runs InfoNCE by the
+Both get tokens, so neither waits for a tokenizer. Steps follow each other without a wait for the device, as in a
+training; a thread prepares our next batch, as the loader does, and theirs are ready. Batches have five hard negatives a
+query and lengths like those of real texts. raytriever runs `mw`, with cached gradients where it needs them. sentence-transformers runs InfoNCE by the
 fastest of its ways that fit: without gradient caching, or with mini-batches of so many texts or tokens, each with SDPA
 and, where the package is installed, with flash attention and no padding. Each way is tried for some steps, and the
 fastest is timed again. MFU counts the forward and the backward pass of real tokens once, of the same peak rate for all:
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -133,10 +135,12 @@ def prepare(case: Case, directory: Path, device: torch.device) -> tuple[Callable
     strategy = build_strategy("ddp", objective, build_optimizer(objective, RATE, 0.01), ALONE, device, 1.0)
     throughput = Throughput(retriever.query.backbone, retriever.passage.backbone, "bf16", device, ALONE)
     batches = [_batch(case, retriever, seed) for seed in range(2)]
-    stager = Stager(objective, throughput.count, device)
+    stager, loader = Stager(objective, throughput.count, device), ThreadPoolExecutor(1)
+    staged = deque([loader.submit(stager.stage, batches[0])])
 
     def step(number: int) -> None:
-        strategy.step(stager.receive(stager.stage(batches[number % 2])), RATE, number)
+        staged.append(loader.submit(stager.stage, batches[(number + 1) % 2]))
+        strategy.step(stager.receive(staged.popleft().result()), RATE, number)
 
     return step, throughput, batches[0], chunk.tokens or 0 if chunk else 0
 
@@ -234,12 +238,13 @@ def _their_batch(case: Case, directory: Path, seed: int) -> Iterator[dict[str, t
 
 
 def _seconds_a_step(step: Callable[[int], Any], steps: int, device: torch.device) -> float:
-    durations = []
+    """Return the mean seconds of steps that follow each other."""
     warm = 2
-    for number in range(warm + steps):
-        synchronize(device)
-        began = time.perf_counter()
+    for number in range(warm):
         step(number)
-        synchronize(device)
-        durations.append(time.perf_counter() - began)
-    return median(durations[warm:])
+    synchronize(device)
+    began = time.perf_counter()
+    for number in range(warm, warm + steps):
+        step(number)
+    synchronize(device)
+    return (time.perf_counter() - began) / steps

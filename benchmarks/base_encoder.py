@@ -47,6 +47,7 @@ from text_sources import is_held_out, pack, read_source
 
 ENCODER, FIGURES, CHECKPOINT = "encoder", "figures.json", "checkpoint.pt"
 MASKED, MEASURED = 0.2, 8_192  # share of the tokens; held-out tokens that are measured
+MINILM_SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 IGNORED = -100  # label of a token that is not masked
 
 
@@ -247,14 +248,13 @@ def _line(point: Mapping[str, float], steps: int) -> str:
     )
 
 
-def new_model(plan: Plan, **sizes: int) -> tuple[Any, Any]:
-    """Return a BERT with random weights and the tokenizer of the embedded MiniLM, whose sizes it has by default."""
+def new_model(plan: Plan, tokenizer_folder: Path | None = None, **sizes: int) -> tuple[Any, Any]:
+    """Return a BERT with random weights, by default of MiniLM's sizes, and a tokenizer, by default MiniLM's."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-    minilm = embedded_minilm()
-    sizes = {"max_position_embeddings": plan.length, **sizes}
-    config = BertConfig.from_pretrained(minilm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
-    tokenizer = AutoTokenizer.from_pretrained(minilm, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder or embedded_minilm(), trust_remote_code=False)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": plan.length, **MINILM_SIZES, **sizes}
+    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **sizes)
     tokenizer.model_max_length = plan.length
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     torch.manual_seed(plan.seed)
@@ -269,9 +269,11 @@ def begin_with_frequencies(model: Any, sequences: Tensor) -> None:
         bias.copy_((counts / counts.sum()).log())
 
 
-def prepare(sources: Sequence[str], plan: Plan, **sizes: int) -> tuple[MaskedTraining, dict[str, Any]]:
+def prepare(
+    sources: Sequence[str], plan: Plan, tokenizer_folder: Path | None = None, **sizes: int
+) -> tuple[MaskedTraining, dict[str, Any]]:
     """Return the training on some sources, and facts about its texts."""
-    model, tokenizer = new_model(plan, **sizes)
+    model, tokenizer = new_model(plan, tokenizer_folder, **sizes)
     texts, facts = list[str](), []
     for source in sources:
         own = read_source(source)
@@ -297,11 +299,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4000, help="length of the training (default: 4000)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end this call earlier")
     parser.add_argument("--length", type=int, default=128, help="longest text of the encoder, in tokens (default: 128)")
+    parser.add_argument("--tokens", type=int, default=2_048, help="tokens of a step (default: 2048)")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="a tokenizer (default: that of all-MiniLM-L6-v2)")
     parser.add_argument("--seed", type=int, default=0, help="of weights, order and masks (default: 0)")
     arguments = parser.parse_args()
     try:
         with one_writer(arguments.output):
-            training, facts = prepare(arguments.sources, Plan(arguments.steps, arguments.seed, arguments.length))
+            plan = Plan(arguments.steps, arguments.seed, arguments.length, arguments.tokens)
+            training, facts = prepare(arguments.sources, plan, arguments.tokenizer)
             training.resume(arguments.output)
             print(json.dumps(facts), flush=True)
             training.train(arguments.output, facts, lambda line: print(line, flush=True), arguments.minutes)

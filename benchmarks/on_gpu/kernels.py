@@ -1,4 +1,4 @@
-"""Kernels of a training step and of a search: the largest, their number, and how long the device waits for the next one."""
+"""Kernels of training steps and searches: the largest, their number, and how long the device waits for the next one."""
 
 from __future__ import annotations
 

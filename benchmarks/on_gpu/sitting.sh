@@ -1,11 +1,13 @@
 #!/bin/bash
-# Everything that a new kind of GPU is asked, in two sittings of five minutes each:
+# Everything that a new kind of GPU is asked, in three sittings, the first two of five minutes and the third of eight:
 #
 #     OUT=results bash benchmarks/on_gpu/sitting.sh right    # the probe, the tests, a whole training killed and continued
 #     OUT=results bash benchmarks/on_gpu/sitting.sh worth    # the figures, most worth first, each kept as it is measured
+#     OUT=results bash benchmarks/on_gpu/sitting.sh longer   # losses.yaml: MW and InfoNCE trained until dev stops improving
 #
 # The machine needs PyTorch, transformers, numba, scipy and pyarrow, and no network; `wheels.py .whl` makes the folder of
-# what else a training on Ray needs. PARTS names other figures, as SECTION:SECONDS:CASE,CASE.
+# what else a training on Ray needs. PARTS names other figures, as SECTION:SECONDS:CASE,CASE. `longer` reads from DATA the
+# data set `squad`, with the splits train and test, and the folder `tokenizer` of an encoder.
 export PYTHONPATH=platform PYTHONUNBUFFERED=1 HF_HUB_DISABLE_PROGRESS_BARS=1 RAY_USAGE_STATS_ENABLED=0
 WORK=${WORK:-/tmp/raytriever} PYTHON=${PYTHON:-python3} DEVICE=${DEVICE:-cuda} SHAPE=${SHAPE:-minilm} SIZE=${SIZE:-short}
 export RAYTRIEVER_CACHE=$WORK/cache NUMBA_CACHE_DIR=$WORK/numba
@@ -20,8 +22,12 @@ section() {
 		--output $OUT 2>&1 | grep -v 'it/s\|LOAD REPORT\|MISSING\|^Key\|^---\|^Notes\|^$\|tried:' | cut -c1-150
 }
 
-right() {
+install() {
 	[ -d .whl ] && $PYTHON -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target $WORK/site .whl/*.whl
+}
+
+right() {
+	install
 	# It waits for processes more than for the card, so the tests run at the same time.
 	(
 		$PYTHON benchmarks/on_gpu/mission_data.py $WORK/mission --shape $SHAPE --documents 1000 >$OUT/mission_data.txt 2>&1
@@ -46,6 +52,20 @@ right() {
 worth() {
 	local parts="losses:45:mw,errors training:95:xlm-r-large-1024,minilm-64 retrieval:60:search,encode-minilm kernels:40:"
 	for part in ${PARTS:-$parts}; do section $part; done
+}
+
+longer() {
+	install
+	export PYTHONPATH=$PWD/platform:$WORK/site
+	local house=$PWD out=$(realpath $OUT) data=$(realpath ${DATA:-.whl}) study=$(realpath ${STUDY:-benchmarks/on_gpu/losses.yaml})
+	mkdir -p $WORK/longer/data && cd $WORK/longer && ln -sfn $data/squad data/squad
+	mark "base encoder"
+	$PYTHON $house/benchmarks/base_encoder.py data/squad --output data/base-encoder --tokenizer $data/tokenizer --length 64 \
+		--tokens ${TOKENS:-131072} --steps ${STEPS:-900} --minutes 2 2>&1 | grep -E '^step|rror'
+	mark "study"
+	timeout 330 $PYTHON $house/jobs/study.py $study ${TRIAL_GPUS---trial-gpus 0.2} --tracker none --output study >study.txt 2>&1
+	tail -3 study.txt | cut -c1-200
+	cp study/study.md study/results.json $out/
 }
 
 command -v nvidia-smi >/dev/null && nvidia-smi -L

@@ -2,11 +2,12 @@
 
 Both get tokens, so neither waits for a tokenizer. Steps follow each other without a wait for the device, as in a
 training; a thread prepares our next batch, as the loader does, and theirs are ready. Batches have five hard negatives a
-query and lengths like those of real texts. raytriever runs `mw`, with cached gradients where it needs them. sentence-transformers runs InfoNCE by the
-fastest of its ways that fit: without gradient caching, or with mini-batches of so many texts or tokens, each with SDPA
-and, where the package is installed, with flash attention and no padding. Each way is tried for some steps, and the
-fastest is timed again. MFU counts the forward and the backward pass of real tokens once, of the same peak rate for all:
-padding and what gradient caching computes again are not useful work. Caching therefore reaches 6/8 at most.
+query and lengths like those of real texts. raytriever runs `mw`, with cached gradients where it needs them.
+sentence-transformers runs InfoNCE by the fastest of its ways that fit: without gradient caching, or with mini-batches
+of so many texts or tokens, each with SDPA and, where the package is installed, with flash attention and no padding.
+Each way is tried for some steps, and the fastest is timed again. MFU counts the forward and the backward pass of real
+tokens once, of the same peak rate for all: padding and what gradient caching computes again are not useful work.
+Caching therefore reaches 6/8 at most.
 """
 
 from __future__ import annotations

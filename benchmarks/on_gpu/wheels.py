@@ -53,7 +53,7 @@ def main() -> int:
 def slim(wheel: Path) -> None:
     """Leave the parts of Ray out of its wheel that a training does not read."""
     smaller = wheel.with_suffix(".part")
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as new:
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(smaller, "w", zipfile.ZIP_LZMA) as new:
         for one in old.infolist():
             if one.filename.startswith(DROPPED):
                 continue
@@ -64,7 +64,7 @@ def slim(wheel: Path) -> None:
                 csv.writer(kept, lineterminator="\n").writerows(rows)
                 content = kept.getvalue().encode()
             info = zipfile.ZipInfo(one.filename, one.date_time)
-            info.external_attr, info.compress_type = one.external_attr, zipfile.ZIP_DEFLATED
+            info.external_attr, info.compress_type = one.external_attr, new.compression
             new.writestr(info, content)
     smaller.replace(wheel)
 

@@ -255,7 +255,8 @@ def test_a_failed_submission_is_one_line(head: Head, settings: list[str]) -> Non
         large.unlink()
     assert code == 2
     assert "Traceback" not in out
-    assert "notes.txt 105.9 MB; list files that are not code in .rayignore" in out.splitlines()[-1]
+    assert "the limit is 100 MB: notes.txt 105.9 MB, " in out.splitlines()[-1]
+    assert "; list files that are not code in .rayignore" in out.splitlines()[-1]
     [port] = free_ports(1)
     code, out = head.ends(sys.executable, "jobs/submit.py", f"--address=http://127.0.0.1:{port}", "train")
     assert code == 2

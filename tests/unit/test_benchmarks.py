@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from beir import write_beir
+
+from raytriever.models.source import embedded_minilm
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
@@ -96,23 +100,48 @@ def test_a_missing_gpu_is_one_line(section: ModuleType, monkeypatch: pytest.Monk
     assert str(ended.value) == f"benchmarks/gpu.py: {line}"
 
 
+def sit(name: str, own: dict[str, str]) -> str:
+    """Return what a sitting prints."""
+    command = ["bash", str(BENCHMARKS / "on_gpu" / "sitting.sh"), name]
+    done = subprocess.run(
+        command, env={**os.environ, **own}, cwd=BENCHMARKS.parent, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_study_of_a_gpu_runs_without_one(tmp_path: Path) -> None:
+    study = (BENCHMARKS / "on_gpu" / "losses.yaml").read_text()
+    for large, small in (("batch_size: 512, max_steps: 240", "batch_size: 4, max_steps: 4"), ("seeds: 3", "seeds: 1")):
+        assert large in study
+        study = study.replace(large, small)
+    (tmp_path / "losses.yaml").write_text(
+        study.replace("eval_steps: 40", "eval_steps: 2").replace("steps: 20", "steps: 1")
+    )
+    texts = [f"the station of line {n} opens in {1900 + n}" for n in range(200)]
+    pairs = [(n, n) for n in range(200)]
+    write_beir(
+        tmp_path / "squad", texts, [f"when does line {n} open" for n in range(200)], train=pairs[:150], test=pairs[150:]
+    )
+    (tmp_path / "tokenizer").symlink_to(embedded_minilm())
+    own = {"PYTHON": sys.executable, "OUT": str(tmp_path), "WORK": str(tmp_path / "work"), "DATA": str(tmp_path)}
+    printed = sit(
+        "longer", own | {"STUDY": str(tmp_path / "losses.yaml"), "TOKENS": "512", "STEPS": "2", "TRIAL_GPUS": ""}
+    )
+    assert "step 2 of 2" in printed
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert len(found["rows"]) == 6, printed
+    assert len(found["claims"]) == 4
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_both_sittings_on_a_gpu_run_without_one(tmp_path: Path) -> None:
     own = {"DEVICE": "cpu", "SIZE": "tiny", "SHAPE": "tiny", "STRATEGIES": "zero1", "MARK": "not gpu", "WORKERS": "2"}
     own |= {"TESTS": "tests/unit/models/test_varlen.py", "PARTS": "losses:60:mw retrieval:60:search kernels:60:mw"}
     own |= {"PYTHON": sys.executable, "OUT": str(tmp_path / "out"), "WORK": str(tmp_path / "work")}
-    printed = {
-        name: subprocess.run(
-            ["bash", str(BENCHMARKS / "on_gpu" / "sitting.sh"), name],
-            env={**os.environ, **own},
-            cwd=BENCHMARKS.parent,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for name in ("right", "worth")
-    }
+    printed = {name: sit(name, own) for name in ("right", "worth")}
     assert "5 of 5 checks ran" in printed["right"]
     assert re.search(r"\d+ passed in", printed["right"])
     assert "same bits True" in printed["right"], printed["right"]

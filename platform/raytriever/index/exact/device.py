@@ -8,7 +8,7 @@
 
 If the corpus does not fit in the free memory of the device, it is searched in parts: each is copied once, and every
 query is searched in it. The rankings are in the memory of the host. For each part and tile of queries there is one copy
-to the device and one back.
+to the device and one back, which the next tile does not wait for.
 
 The bound of `index.score`, score <= q'·d' + a |d| + b |s| + c = [q', a, b, c] · [d', |d|, |s|, 1], is itself a dot
 product. So factors with three more columns give the upper bounds of all pairs in one product with float32 sums, and no
@@ -195,6 +195,24 @@ class _Staging:
         self._turn = 1 - self._turn
 
 
+class _Copy:
+    """Copy of a tensor to the host, which the constructor starts."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values, self._event = tensor, None
+        if tensor.is_cuda:
+            self._values = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> ndarray:
+        """Return the values; waits until the device has computed them."""
+        if self._event is not None:
+            self._event.synchronize()
+        values: ndarray = self._values.numpy()
+        return values
+
+
 def _columns(width: int) -> int:
     return -(-(width + _MORE) // _ALIGNED) * _ALIGNED
 
@@ -270,29 +288,44 @@ class TorchScan:
         """Search some queries; `wanted` documents of the highest upper bounds are kept for each."""
         wanted = min(wanted, self._part.count)
         step = max(1, min(QUERY_TILE, self._tile_bytes // (64 * max(wanted, self._best.shape[1], 1))))
-        for start in range(0, len(rows), step):
-            some = rows[start : start + step]
-            results = self._search_tile(some, wanted).cpu().numpy()
-            is_proven = results[:, -1] == 1
-            self._best[some[is_proven]] = from_signed(results[is_proven, :-1])
-            if not is_proven.all():
-                self._search(some[~is_proven], _GROWTH * wanted)
+        tiles = (rows[start : start + step] for start in range(0, len(rows), step))
+        before: tuple[Int64[ndarray, " some"], _Copy] | None = None
+        for some in tiles:
+            # The device searches this tile while the host reads the one before.
+            now = some, _Copy(self._search_tile(some, wanted))
+            if before is not None:
+                self._keep(*before, wanted)
+            before = now
+        if before is not None:
+            self._keep(*before, wanted)
+
+    def _keep(self, rows: Int64[ndarray, " some"], copy: _Copy, wanted: int) -> None:
+        """Keep the rankings of queries that are proven, and search the others again."""
+        results = copy.read()
+        is_proven = results[:, -1] == 1
+        self._best[rows[is_proven]] = from_signed(results[is_proven, :-1])
+        if not is_proven.all():
+            self._search(rows[~is_proven], _GROWTH * wanted)
 
     def _search_tile(self, rows: Int64[ndarray, " some"], wanted: int) -> Int64[Tensor, "some k+1"]:
         """Return the rankings of queries as signed keys, with one more column: 1 where the ranking is proven."""
         part, k = self._part, self._best.shape[1]
-        queries = torch.from_numpy(self._queries[rows]).to(self._device)
-        excluded = torch.from_numpy(self._excluded[rows]).to(self._device)
+        queries, excluded = self._send(self._queries[rows]), self._send(self._excluded[rows])
         candidates, limit = self._candidates(queries, wanted)
         pairs = max(256, self._tile_bytes // (20 * max(1, queries.shape[1])))
         keys = part.keys(queries, candidates, excluded, pairs)
         if self._is_first:
             before = keys.new_full((len(keys), max(0, k - wanted)), SIGNED_NONE)
         else:
-            before = torch.from_numpy(to_signed(self._best[rows])).to(self._device)
+            before = self._send(to_signed(self._best[rows]))
         best = torch.cat([keys, before], dim=1).sort(dim=1).values[:, :k]
         is_proven = (limit < signed_scores(best[:, -1])) | (limit == -torch.inf)
         return torch.cat([best, is_proven[:, None].long()], dim=1)
+
+    def _send(self, values: ndarray) -> Tensor:
+        """Copy values to the device. A copy from memory that is not pinned waits for all tiles before."""
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
     def _candidates(
         self, queries: Float32[Tensor, "some width"], wanted: int

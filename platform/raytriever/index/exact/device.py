@@ -288,9 +288,9 @@ class TorchScan:
         """Search some queries; `wanted` documents of the highest upper bounds are kept for each."""
         wanted = min(wanted, self._part.count)
         step = max(1, min(QUERY_TILE, self._tile_bytes // (64 * max(wanted, self._best.shape[1], 1))))
-        tiles = (rows[start : start + step] for start in range(0, len(rows), step))
         before: tuple[Int64[ndarray, " some"], _Copy] | None = None
-        for some in tiles:
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
             # The device searches this tile while the host reads the one before.
             now = some, _Copy(self._search_tile(some, wanted))
             if before is not None:
@@ -325,7 +325,7 @@ class TorchScan:
     def _send(self, values: ndarray) -> Tensor:
         """Copy values to the device. A copy from memory that is not pinned waits for all tiles before."""
         tensor = torch.from_numpy(values)
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+        return (tensor.pin_memory() if self._device.type == "cuda" else tensor).to(self._device, non_blocking=True)
 
     def _candidates(
         self, queries: Float32[Tensor, "some width"], wanted: int

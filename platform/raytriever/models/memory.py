@@ -1,4 +1,4 @@
-"""Memory of a device: what is free, models that have to fit, and the one error of what does not fit."""
+"""Memory of a device: what is free, models that have to fit, the one error of what does not, and copies to the host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import torch
-from torch import nn
+from numpy import ndarray
+from torch import Tensor, nn
 
 from raytriever.errors import ConfigError, setting
 from raytriever.machine import free_system_memory
@@ -80,3 +81,21 @@ def move_to(module: ModuleT, device: torch.device) -> ModuleT:
         left = f"of whose {total / 1e9:.1f} GB only {free / 1e9:.1f} GB are free"
     what = f"the model has {size / 1e9:.1f} GB and does not fit into the memory of this GPU, {left}"
     raise memory_error(what, device)
+
+
+class HostCopy:
+    """Copy of a tensor to the host, which the constructor starts. Nothing waits for the device before `read`."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._values, self._copied = tensor, None
+        if tensor.is_cuda:
+            self._values = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record(torch.cuda.current_stream(tensor.device))
+
+    def read(self) -> ndarray:
+        """Return the values; waits until the device has computed them."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values: ndarray = self._values.numpy()
+        return values

@@ -39,7 +39,7 @@ from raytriever.index.score import (
     refuse_forked,
     refuse_not_finite,
 )
-from raytriever.models.memory import free_memory, memory_error
+from raytriever.models.memory import HostCopy, free_memory, memory_error
 
 UNIT_ON_DEVICE = 4 * UNIT
 # Embeddings that are copied at a time through a pinned buffer.
@@ -195,24 +195,6 @@ class _Staging:
         self._turn = 1 - self._turn
 
 
-class _Copy:
-    """Copy of a tensor to the host, which the constructor starts."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._values, self._event = tensor, None
-        if tensor.is_cuda:
-            self._values = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensor.device))
-
-    def read(self) -> ndarray:
-        """Return the values; waits until the device has computed them."""
-        if self._event is not None:
-            self._event.synchronize()
-        values: ndarray = self._values.numpy()
-        return values
-
-
 def _columns(width: int) -> int:
     return -(-(width + _MORE) // _ALIGNED) * _ALIGNED
 
@@ -288,18 +270,18 @@ class TorchScan:
         """Search some queries; `wanted` documents of the highest upper bounds are kept for each."""
         wanted = min(wanted, self._part.count)
         step = max(1, min(QUERY_TILE, self._tile_bytes // (64 * max(wanted, self._best.shape[1], 1))))
-        before: tuple[Int64[ndarray, " some"], _Copy] | None = None
+        before: tuple[Int64[ndarray, " some"], HostCopy] | None = None
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
             # The device searches this tile while the host reads the one before.
-            now = some, _Copy(self._search_tile(some, wanted))
+            now = some, HostCopy(self._search_tile(some, wanted))
             if before is not None:
                 self._keep(*before, wanted)
             before = now
         if before is not None:
             self._keep(*before, wanted)
 
-    def _keep(self, rows: Int64[ndarray, " some"], copy: _Copy, wanted: int) -> None:
+    def _keep(self, rows: Int64[ndarray, " some"], copy: HostCopy, wanted: int) -> None:
         """Keep the rankings of queries that are proven, and search the others again."""
         results = copy.read()
         is_proven = results[:, -1] == 1

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raytriever.errors import UserError, setting
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.loss import LossOutput
+from raytriever.models.memory import HostCopy
 from raytriever.training.batch import Batch, CutBatch
 from raytriever.training.parallel.model_state import MOMENTS, STEP, Slice, replicated_state, restore_replicated
 from raytriever.training.parallel.objective import Objective
@@ -165,20 +166,11 @@ class Readout:
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
         self._names = list(scalars)
         values = torch.stack([scalar.detach().double().reshape(()) for scalar in scalars.values()])
-        self._copied: torch.cuda.Event | None = None
-        if values.is_cuda:
-            self._values = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record(torch.cuda.current_stream(values.device))
-        else:
-            self._values = values
+        self._copy = HostCopy(values)
 
     def read(self) -> dict[str, float]:
         """Return the numbers; waits until the device has computed them."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return dict(zip(self._names, self._values.tolist(), strict=True))
+        return dict(zip(self._names, self._copy.read().tolist(), strict=True))
 
 
 class UpdateGuard:

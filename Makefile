@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help quickstart test test-all test-gpu check format docs house bench dashboards dist clean
+.PHONY: help quickstart test test-all test-sittings test-gpu check format docs house bench dashboards dist clean
 
 help:
 	@echo "make quickstart  train on the docstrings of this Python, measure, print a table"
@@ -51,6 +51,18 @@ test: $(VENV)/.tests
 
 test-all: $(VENV)/.tests
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not gpu"
+	@if $(OTHER_PYTHON) -c '' 2> /dev/null; then $(MAKE) test-sittings; else echo "no $(OTHER_PYTHON): make test-sittings was not run"; fi
+
+# With the Python and the torch of the machine whose GPU was measured: its sittings and the files of its tests, on a CPU.
+OTHER_PYTHON ?= python3.12
+$(VENV)/sittings/.tests: pyproject.toml constraints.txt
+	$(OTHER_PYTHON) -m venv $(@D)
+	grep -vE '^(torch|triton|nvidia|cuda)' constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt torch==2.11.0 -e '.[dev]'
+	@touch $@
+test-sittings: $(VENV)/sittings/.tests
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(<D)/bin/python -m pytest -m "not gpu" -o filterwarnings=default \
+		--numprocesses 3 --dist loadfile tests/unit/test_benchmarks.py $(GPU_TESTS)
 
 # On a plain machine with a GPU: torch, transformers, triton, numba, jaxtyping, scipy, pyarrow and pytest; nothing is installed.
 # Warnings of versions that are not pinned are no errors. With pytest-xdist, six files at a time.

@@ -1,5 +1,5 @@
 """Training on three hosts of a network, from a bucket into a bucket: the same loss curve as on one, and what goes wrong
-on one host: a lost cable, a full disk, another version of raytriever.
+on one host: a lost cable, a full disk, another version of raytriever, a wrong clock.
 
 Run alone: `python -m pytest -m hosts tests/hosts`. Needs root."""
 
@@ -20,6 +20,17 @@ import raytriever
 sys.path += [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parent)]
 from clusters import STEPS, Cluster, Lines
 from network import Hosts
+
+# Of Python on a host, before any import. Compiled parts of Ray and of the store's client keep the right time.
+CLOCK = """
+import sys, time
+from pathlib import Path
+if any("default_worker" in word for word in sys.orig_argv):
+    Path(__file__).with_name("worker").touch()
+now, nanoseconds = time.time, time.time_ns
+time.time = lambda: now() + {seconds}
+time.time_ns = lambda: nanoseconds() + {seconds} * 10**9
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.hosts, pytest.mark.timeout(1500)]
 
@@ -87,6 +98,19 @@ def test_another_version_of_raytriever_is_named_with_its_host(cluster: Cluster, 
     line = refused(cluster.train("older", "--num-workers=3"))
     assert line.startswith("error: the Ray cluster: host h4 has raytriever 0.0.1, and the command has")
     cluster.join("h4")
+
+
+def test_clocks_ten_minutes_off_change_nothing(cluster: Cluster, one: dict[int, float], folder: Path) -> None:
+    for name, seconds in (("h2", -600), ("h3", 600)):
+        site = folder / f"clock-{name}"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(CLOCK.format(seconds=seconds))
+        cluster.join(name, PYTHONPATH=str(site))
+    finished(cluster.train("clocks", "--num-workers=3", "--checkpoint-steps=2"))
+    assert cluster.losses("clocks") == pytest.approx(one, rel=2e-4)
+    for name in ("h2", "h3"):
+        assert (folder / f"clock-{name}" / "worker").exists()  # Ray's workers have read it
+        cluster.join(name)
 
 
 def test_a_lost_host_is_named_and_its_steps_are_done_again(cluster: Cluster) -> None:

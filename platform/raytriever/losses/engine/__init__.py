@@ -1,1 +1,0 @@
-"""Earlier home of `losses.rows`, from which losses in users' files import."""

@@ -17,6 +17,7 @@ import pytest
 from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
+from raytriever.data.formats.rows import numbered_rows
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.evaluation.request import EvaluatedModel
@@ -482,3 +483,17 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
     assert state != "closed" or "s3://bucket: the store does not answer (" in capsys.readouterr().err
     where = rf"{uri}/\.probe-[0-9-]+: no object store: " if answers else "s3://bucket: the store has not answered for "
     assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_silent_while_an_input_is_read_is_waited_for(
+    machine: Callable[[str], None], uri: str, server: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = b'{"text": "' + b"x" * 1000 + b'"}\n'
+    objects.write_object(path_of(uri) / "rows.jsonl", 3000 * row)
+    read = numbered_rows(f"{uri}/rows.jsonl")
+    assert next(read)[0] == 1
+    server.pause()
+    threading.Timer(14, server.resume).start()  # after the first message
+    assert [number for number, _ in read][-1] == 3000
+    assert "s3://bucket: the store does not answer (" in capsys.readouterr().err

@@ -29,7 +29,7 @@ from raytriever.reading.regular import check_regular, open_regular
 from raytriever.store.cache import cache_folder, hold
 from raytriever.store.commit import committed_directory
 from raytriever.store.disk import disk_errors
-from raytriever.store.objects import LOCAL, is_uri, open_file_system
+from raytriever.store.objects import LOCAL, SCHEMES, PatientFile, is_uri, open_file_system
 from raytriever.store.parts import make_once
 
 _FORM = re.compile(r"hf://datasets/(?P<name>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?P<folder>/.*)?")
@@ -99,13 +99,18 @@ class SourceFile:
 
 
 def open_raw(where: str) -> Any:
-    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`."""
+    """Return the raw bytes of a file, as a `pyarrow.NativeFile` that can seek; raises `DataError`.
+
+    A store that stops answering while the file is read is waited for (`StorageError` after minutes)."""
+    from pyarrow import PythonFile
     from pyarrow.fs import LocalFileSystem
 
     with _reaching(where), disk_errors(where, reading=True):
         if is_uri(where):
             file_system, path = _file_system(where)
-            return file_system.open_input_file(path)
+            if where.partition("://")[0] not in SCHEMES:
+                return file_system.open_input_file(path)
+            return PythonFile(PatientFile(file_system, path, where.partition("?")[0]), mode="r")
         check_regular(where.removeprefix(LOCAL))
         return LocalFileSystem().open_input_file(where.removeprefix(LOCAL))
 

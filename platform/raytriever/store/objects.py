@@ -9,6 +9,7 @@ region and endpoint from the usual variables of the environment. One that does n
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import threading
@@ -162,8 +163,9 @@ def open_file_system(uri: str) -> tuple[Any, str]:
     options += ["allow_delayed_open=true"] if scheme == "s3" else []
     # Otherwise a request waits for 15 minutes, without a word and deaf to signals.
     options += ["retry_limit_seconds=10"] if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query else []
-    opened: tuple[Any, str] = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
-    return opened
+    store, path = FileSystem.from_uri(f"{address}{'?' + '&'.join(options) if options else ''}")
+    # The store of a URI asks a silent S3 server for 100 s before it returns; its copy asks three times, in 12 s.
+    return (copy(store) if scheme == "s3" else store), path
 
 
 @lru_cache(maxsize=16)
@@ -171,27 +173,38 @@ def _store(scheme: str, bucket: str) -> tuple[Any, str]:
     """Return the file system of a bucket, and the path of the bucket in it."""
     name, _, query = bucket.partition("?")
     store, path = open_file_system(f"{scheme}://{name}/?{query}")
-    # The store of a URI asks a silent S3 server for 100 s before it returns; its copy asks three times, in 12 s.
-    return (copy(store) if scheme == "s3" else store), path.rstrip("/")
+    return store, path.rstrip("/")
 
 
 def ask(path: Path, request: Callable[[Any, str], T]) -> T:
-    """Return the answer of a store to a request about the object of a copy; ask again while it does not answer.
+    """Return the answer of a store to a request about the object of a copy; see `patiently` for the errors."""
+    scheme, bucket, *parts = inside(path) or ()
+
+    def answer() -> T:
+        store, root = _store(scheme, bucket)
+        return request(store, "/".join([root, *parts]))
+
+    return patiently(answer, f"{scheme}://{bucket.partition('?')[0]}", address_of(path))
+
+
+def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
+    """Return the answer to a request; make it again while the store does not answer.
+
+    Args:
+        uri: the bucket, for messages.
+        where: the object, for messages.
 
     Raises:
         StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`, or the disk of the copies fails.
     """
-    scheme, bucket, *parts = inside(path) or ()
     began, pause = time.monotonic(), 0.5
     while True:
         try:
-            store, root = _store(scheme, bucket)
-            return request(store, "/".join([root, *parts]))
+            return request()
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
-            uri = f"{scheme}://{bucket.partition('?')[0]}"
             if isinstance(error, OSError) and (error.filename is not None or error.errno in _OF_DISK):
                 raise StorageError(
                     f"the copies of {uri} cannot be written or read ({error.strerror})",
@@ -199,7 +212,7 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
                     f"free some space there, or name another folder in {COPIES}",
                 ) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
-                raise StorageError(f"the store refuses ({reason})", address_of(path), _REFUSED) from error
+                raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
             waited = time.monotonic() - began
             if waited > PATIENCE_SECONDS:
                 raise StorageError(
@@ -213,6 +226,45 @@ def ask(path: Path, request: Callable[[Any, str], T]) -> T:
             check_interrupted()
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
+
+
+class PatientFile(io.RawIOBase):
+    """Bytes of an object, from any place; reading waits for a store that does not answer (see `patiently`)."""
+
+    def __init__(self, store: Any, path: str, where: str) -> None:
+        self._file, self._where, self._place = store.open_input_file(path), where, 0
+        scheme, _, rest = where.partition("://")
+        self._bucket = f"{scheme}://{rest.partition('/')[0]}"
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place, and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._file.size()}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        """Return the place."""
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Read bytes, and return their number; raises `StorageError`."""
+        read = patiently(lambda: self._file.read_at(len(buffer), self._place), self._bucket, self._where)
+        buffer[: len(read)] = read
+        self._place += len(read)
+        return len(read)
+
+    def close(self) -> None:
+        """Close the object."""
+        self._file.close()
+        super().close()
 
 
 def _write(store: Any, key: str, content: bytes) -> None:

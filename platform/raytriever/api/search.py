@@ -74,12 +74,12 @@ class Index:
         Args:
             queries: the questions, none of them blank.
             top_k: how many passages, at least 1.
-            threshold: lowest score that is returned, such as one that `evaluate(..., calibrate=...)` has chosen.
+            threshold: lowest score that is returned; it decides instead of the one of `calibration.json`.
 
         Returns:
             For each query its `Hits`: a list, best first. There are fewer than `top_k` where the index has fewer
             passages or the threshold removes some. If the model has a `calibration.json` for these passages, every
-            hit has a `probability`, and `answerable` is False if the best score is below the threshold.
+            hit has a `probability`, and `answerable` says whether the confidence reaches the threshold.
 
         Raises:
             ConfigError: `queries` is no list of texts, a query is blank, a number is out of range, or the index is

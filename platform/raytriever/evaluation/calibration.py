@@ -7,6 +7,7 @@ on the split on which it was chosen; with few questions, on folds that had no pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from raytriever.data.statistics import MOST_SHARED, overlaps
 from raytriever.errors import DataError, StorageError
 from raytriever.evaluation.decision import ModelDecision
 from raytriever.evaluation.measurements import DatasetMeasurement
+from raytriever.evaluation.protocol import aim_text, is_missed
 from raytriever.evaluation.request import EvaluationJob
 from raytriever.metrics.answering import AnswerAim, AnswerDecision
 from raytriever.metrics.calibration import ScoredPools, ranked_pairs
@@ -37,7 +39,15 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.resolution import resolve_model
 from raytriever.models.source import MINILM
 from raytriever.paths import expanded
-from raytriever.search.calibration import FILE, FORMAT, AnswerThreshold, Calibration, encoder_digest, sample_of
+from raytriever.search.calibration import (
+    FILE,
+    FORMAT,
+    AnswerThreshold,
+    Calibration,
+    encoder_digest,
+    read_calibration,
+    sample_of,
+)
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import check_writable
 
@@ -216,13 +226,25 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
     if config.model == MINILM or not expanded(config.model).is_dir():
         remedy = "`raytriever export` makes one"
         return f"{FILE} is only in the results, because {config.model} is no model directory of yours; {remedy}"
-    directory = resolve_model(config.model, config.revision)
+    file = resolve_model(config.model, config.revision) / FILE
     try:
-        check_writable(directory)
-        write_atomically(directory / FILE, calibration.to_json())
+        if calibration.threshold is None and (earlier := _earlier_threshold(file, calibration)) is not None:
+            aim = aim_text(earlier.aim, earlier.wanted)
+            return f"{file}: no aim was reached; the earlier threshold {earlier.score:.4f}, chosen for {aim}, stays"
+        check_writable(file.parent)
+        write_atomically(file, calibration.to_json())
     except StorageError as error:
         return f"{FILE} is only in the results: {error}"
-    return f"{directory / FILE}: {describe_calibration(calibration)}"
+    return f"{file}: {describe_calibration(calibration)}"
+
+
+def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
+    """Return the threshold that a file has for the same weights and corpus."""
+    with suppress(StorageError):  # a damaged file has none
+        earlier = read_calibration(file)
+        if earlier and (earlier.model, earlier.corpus) == (calibration.model, calibration.corpus):
+            return earlier.threshold
+    return None
 
 
 def describe_calibration(calibration: Calibration) -> str:
@@ -236,8 +258,11 @@ def describe_calibration(calibration: Calibration) -> str:
     kinds = "".join(
         f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
     )
+    aim, aimed = aim_text(threshold.aim, threshold.wanted), threshold.aimed
+    missed = aimed is not None and is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
     return (
-        f"threshold {threshold.score:.4f} of {calibration.confidence.name}; {checked}{calibration.checked_on} "
+        f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
+        f"{', which it misses' * missed}; {checked}{calibration.checked_on} "
         f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
         f"{right.whole:,} shown are relevant{precision}"
     )

@@ -20,7 +20,7 @@ from raytriever.data.keys import key_of
 from raytriever.errors import DataError
 from raytriever.evaluation.evaluate import Evaluation, UnansweredRanking
 from raytriever.evaluation.measurements import DatasetMeasurement, pool_scores
-from raytriever.evaluation.protocol import ANSWER_AIMS, PAIR_AIMS, REMOVED, JudgedQueries, WantedAim
+from raytriever.evaluation.protocol import ANSWER_AIMS, PAIR_AIMS, REMOVED, JudgedQueries, WantedAim, is_missed
 from raytriever.metrics.answering import (
     CONFORMAL,
     FEWEST_ANSWERED,
@@ -316,6 +316,11 @@ def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str
         return [f"No pair of {judged} scores at or above the threshold, so there is no precision."]
     if row["shown_answers"] == 0:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
+    if is_missed(aim, wanted, row["low"], row["high"]):
+        return [
+            f"The aim is missed on {judged}: {row['checked']:.3f} ({row['low']:.3f} to {row['high']:.3f}). Give a stricter "
+            f"aim, or more questions to choose on."
+        ]
     if (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
         return [
             f"Few answers: {row['shown_answers']:,} of {row['questions']:,} questions of {judged} have one. Below "

@@ -53,7 +53,7 @@ def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> Cells
             f"on {on}": (chosen_text(row, places), chosen_value(row)),
             **{SHARE_TITLES[name]: (share_text(row, name), share_of(row, name)[0]) for name in names},
             **{KIND_TITLES[kind]: _kind_cell((row.get("unanswerable") or {}).get(kind)) for kind in kinds},
-            "calibration error": (calibration_error_text(row), row["calibration_error"]),
+            "calibration error of pairs": (calibration_error_text(row), row["calibration_error"]),
         }
         for row in rows
     ]

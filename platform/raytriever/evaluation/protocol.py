@@ -300,6 +300,13 @@ def parse_aims(words: Sequence[str]) -> list[WantedAim]:
     return aims
 
 
+def is_missed(aim: str, wanted: float | None, low: float | None, high: float | None) -> bool:
+    """Return whether an aim lies outside the 95 % interval of what its threshold achieves, on the wrong side."""
+    if wanted is None or low is None or high is None:
+        return False
+    return low > wanted if aim in CONFORMAL else high < wanted
+
+
 def aim_text(aim: str, wanted: float | None) -> str:
     """Return an aim as text, such as `top-precision 0.9`."""
     return aim.replace("_", "-") + ("" if wanted is None else f" {wanted:g}")

@@ -384,7 +384,8 @@ def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:
 def _foreign(path: str, split: str, max_bad_rows: float) -> list[str]:
     """Return the questions of a split of another data set."""
     other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
-    texts = [str(other.queries.texts[query]) for query in other.relevant_queries(split).tolist()]
+    asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
+    texts = [str(other.queries.texts[query]) for query in asked]
     if not texts:
         raise DataError(
             "has no question", f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}"

@@ -160,11 +160,9 @@ class AnswersAchieved:
 
     def of(self, aim: str) -> Proportion:
         """Return the share that an aim wants."""
-        if aim == "missed":
-            one = self.answered
-            return Proportion(one.whole - one.part, one.whole, 1 - one.high, 1 - one.low)
         return {
             "answered": self.answered,
+            "missed": self.answered.rest,
             "top_precision": self.top_precision,
             "wrong_answers": self.wrong,
             "f1": self.f1,

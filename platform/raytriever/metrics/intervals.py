@@ -27,6 +27,11 @@ class Proportion:
         """The share, part / whole."""
         return self.part / self.whole if self.whole else float("nan")
 
+    @property
+    def rest(self) -> Proportion:
+        """Share of the other cases."""
+        return Proportion(self.whole - self.part, self.whole, 1 - self.high, 1 - self.low)
+
 
 def wilson(successes: float, trials: float) -> tuple[float, float]:
     """Compute Wilson's (1927) 95 % interval of a share of independent cases; 0 and 1 without trials.

@@ -76,6 +76,12 @@ class AnswerThreshold:
     wrong: Proportion | None = None
     unanswerable: dict[str, Proportion] = field(default_factory=dict)
 
+    @property
+    def aimed(self) -> Proportion | None:
+        """The share that the aim wants; None for F1."""
+        shares = {"top_precision": self.top_precision, "wrong_answers": self.wrong}
+        return {**shares, "answered": self.answered, "missed": self.answered.rest}.get(self.aim)
+
 
 @dataclass(frozen=True)
 class Calibration:

@@ -42,7 +42,6 @@ from raytriever.models.config import ModelConfig
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.models.retriever import Retriever
 from raytriever.reading.arrays import read_array
-from raytriever.search.calibration import FILE as CALIBRATION
 from raytriever.search.calibration import Calibration, Decider, after_changes, current_calibration
 from raytriever.store.disk import disk_errors
 from raytriever.store.parts import Parts, Savepoint
@@ -244,18 +243,17 @@ def hits_of(
 
 
 def format_hits(hits: Hits) -> str:
-    """Format the hits of a query as text: a line if there is no answer, then each passage with score and probability.
-
-    If the threshold of the search has removed all passages, the line says so.
-    """
+    """Format the hits of a query as text: a line on the answer if there is a threshold, then each passage with score and
+    probability."""
     lines = []
     if not hits and hits.threshold is not None:
-        return f"no passage scores {hits.threshold:g} or more"
-    if hits.answerable is False:
+        return f"no answer: no passage scores {hits.threshold:g} or more"
+    if hits.answerable is not None:
         name = "the best score" if hits.confidence_name == SCORE else f"the confidence ({hits.confidence_name})"
-        below = f"{name} {hits.confidence:.4f} is below the threshold {hits.threshold:.4f} of {CALIBRATION}"
+        found, is_at = ("answer", "reaches") if hits.answerable else ("no answer", "is below")
         doubt = f" (doubtful: {hits.stale})" if hits.stale else ""
-        lines.append(f"no answer: {below}{doubt}; the nearest passages are")
+        compared = f"{name} {hits.confidence:.4f} {is_at} the threshold {hits.threshold:.4f}{doubt}"
+        lines.append(f"{found}: {compared}; {'passages' if hits.answerable else 'the nearest passages are'}")
     for hit in hits:
         title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
         probability = "" if hit.probability is None else f"  p={hit.probability:.2f}"

@@ -69,7 +69,7 @@ def test_passages_below_the_threshold_are_hidden(
     assert result[3] > result[4]
     assert scores("--threshold", str(between)) == result[:4]
     assert run("search", [*words, "--threshold", "7"]) == 0
-    assert capsys.readouterr().out == "no passage scores 7 or more\n"
+    assert capsys.readouterr().out == "no answer: no passage scores 7 or more\n"
 
 
 @pytest.mark.slow

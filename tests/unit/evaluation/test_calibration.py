@@ -74,7 +74,7 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert "| 0 of 60 = 0.000 (0.000 to 0.060) | none | 0 of 60" in text
     assert "| out of reach | 0.333 at best | - | - | - | - |" in text
     assert "without an answer, answered" in text
-    assert "pairs" not in text
+    assert "recall of pairs" not in text
     assert "- d, m, top-precision 1: Few answers" in text
     assert text in format_results(Results(calibration=[few, none, out]))
     page = threshold_table([few, none, out])[0]
@@ -83,6 +83,17 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     points = {point.name: point.value for point in decision_points([few, none, out], [], 0, 0)}
     assert all(value == value for value in points.values())
     assert points["calibration/m/d/top-precision-1/unanswerable_given"] == 0
+
+
+def test_an_aim_that_its_threshold_misses_is_named() -> None:
+    choosing, checking = questions([0.9] * 40 + [0.2] * 20, 40), questions([0.9] * 40 + [0.2] * 20, 30)
+    [missed, wrong] = rows_of_answers(choosing, checking, ("top_precision", 0.9), ("wrong_answers", 0.05))
+    assert missed["notes"] == [
+        "The aim is missed on test: 0.750 (0.598 to 0.858). Give a stricter aim, or more questions to choose on."
+    ]
+    assert wrong["notes"] == [missed["notes"][0].replace("0.750 (0.598 to 0.858)", "0.167 (0.093 to 0.280)")]
+    [kept] = rows_of_answers(choosing, choosing, ("top_precision", 0.9))
+    assert kept["notes"] == []
 
 
 def test_a_threshold_of_pairs_that_none_reaches_is_explained() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 
 from raytriever.data.dataset import Documents, Queries, RetrievalDataset
 from raytriever.errors import StorageError
+from raytriever.evaluation.calibration import describe_calibration, save_calibration
 from raytriever.metrics.confidence import COMBINED, FEATURES, Confidence, RankedQuestions
 from raytriever.metrics.intervals import Proportion
 from raytriever.metrics.probability import IsotonicMap, PlattMap
+from raytriever.models.config import ModelConfig
 from raytriever.search.calibration import (
     FILE,
     AnswerThreshold,
@@ -64,11 +67,41 @@ def test_hits_have_probabilities_and_the_query_an_answer_or_none() -> None:
     assert answered.answerable is True
     assert (unanswered.answerable, len(unanswered)) == (False, 2)
     assert unanswered[0].probability == pytest.approx(0.5, abs=1e-6)
-    assert format_hits(answered).splitlines()[0] == "  0.6000  p=0.90  d1  Graz"
+    assert format_hits(answered).splitlines()[:2] == [
+        "answer: the best score 0.6000 reaches the threshold 0.5000; passages",
+        "  0.6000  p=0.90  d1  Graz",
+    ]
     assert format_hits(unanswered).splitlines()[:2] == [
-        "no answer: the best score 0.4000 is below the threshold 0.5000 of calibration.json; the nearest passages are",
+        "no answer: the best score 0.4000 is below the threshold 0.5000; the nearest passages are",
         "  0.4000  p=0.50  d2",
     ]
+
+
+def test_the_aim_that_decides_is_named_and_whether_it_is_missed() -> None:
+    line = describe_calibration(CALIBRATION)
+    assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9; on test 40 of 60 queries")
+    low = replace(CALIBRATION.thresholds[0], top_precision=Proportion(32, 40, 0.65, 0.89))
+    line = describe_calibration(replace(CALIBRATION, thresholds=[low]))
+    assert line.startswith("threshold 0.5000 of score, chosen for top-precision 0.9, which it misses; on test")
+    line = describe_calibration(replace(CALIBRATION, thresholds=[AnswerThreshold("missed", 0.1, 0.5, SHARE, SHARE)]))
+    assert "chosen for missed 0.1, which it misses;" in line  # 20 of 60, and at least 0.23
+    line = describe_calibration(replace(CALIBRATION, thresholds=CALIBRATION.thresholds[1:]))
+    assert line.startswith("threshold 0.3000 of score, chosen for f1; on test")
+
+
+def test_an_aim_out_of_reach_takes_no_threshold_from_a_model(tiny_encoder: Path, tmp_path: Path) -> None:
+    model = ModelConfig(model=str(shutil.copytree(tiny_encoder, tmp_path / "model")))
+    file, without = tmp_path / "model" / FILE, replace(CALIBRATION, thresholds=[])
+    save_calibration(CALIBRATION, model)
+    stays = f"{file}: no aim was reached; the earlier threshold 0.5000, chosen for top-precision 0.9, stays"
+    assert save_calibration(without, model) == stays
+    assert read_calibration(file) == CALIBRATION
+    other = replace(without, model="3" * 64)
+    assert save_calibration(other, model) == f"{file}: probabilities, but no threshold, because no aim was reached"
+    assert read_calibration(file) == other
+    file.write_text("{")
+    save_calibration(without, model)
+    assert read_calibration(file) == without
 
 
 def test_the_threshold_of_the_search_counts_before_that_of_the_model() -> None:
@@ -77,7 +110,7 @@ def test_the_threshold_of_the_search_counts_before_that_of_the_model() -> None:
     assert (hits.answerable, len(hits)) == (True, 2)
     [none] = hits_of(DATASET, scores, ranking, 0.7, CALIBRATION, np.array([0.9]))
     assert (none.answerable, none.best_score, list(none)) == (False, pytest.approx(0.4), [])
-    assert format_hits(none) == "no passage scores 0.7 or more"
+    assert format_hits(none) == "no answer: no passage scores 0.7 or more"
 
 
 def test_without_a_calibration_or_a_threshold_nothing_is_said_of_an_answer() -> None:
@@ -104,14 +137,14 @@ def test_another_confidence_than_the_score_decides() -> None:
         "entropy",
     )
     assert high.answerable is True
-    assert format_hits(low).startswith("no answer: the confidence (entropy) 0.2000 is below the threshold 0.5000 of")
+    assert format_hits(low).startswith("no answer: the confidence (entropy) 0.2000 is below the threshold 0.5000")
 
 
 def test_a_stale_calibration_decides_and_is_marked() -> None:
     scores, ranking = np.array([[0.4, 0.3, 0.2]], np.float32), np.array([[2, 0, 1]])
     [hits] = hits_of(DATASET, scores, ranking, None, replace(CALIBRATION, stale="a third is new"), scores[:, 0])
     assert (hits.answerable, hits.stale, hits[0].probability) == (False, "a third is new", None)
-    assert "of calibration.json (doubtful: a third is new); the nearest" in format_hits(hits)
+    assert "0.5000 (doubtful: a third is new); the nearest" in format_hits(hits)
 
 
 @pytest.mark.parametrize("changed", [0.0, 0.05, 0.1, 0.3])

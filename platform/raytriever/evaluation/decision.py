@@ -317,10 +317,8 @@ def _notes(row: Mapping[str, Any], threshold: Threshold, asked: int, judged: str
     if row["shown_answers"] == 0:
         return [f"No question of {judged} reaches the threshold, so none is answered, and there is no precision."]
     if is_missed(aim, wanted, row["low"], row["high"]):
-        return [
-            f"The aim is missed on {judged}: {row['checked']:.3f} ({row['low']:.3f} to {row['high']:.3f}). Give a stricter "
-            f"aim, or more questions to choose on."
-        ]
+        found = f"{row['checked']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        return [f"The aim is missed on {judged}: {found}. Give a stricter aim, or more questions to choose on."]
     if (row["shown_answers"] or FEWEST_ANSWERED) < FEWEST_ANSWERED:
         return [
             f"Few answers: {row['shown_answers']:,} of {row['questions']:,} questions of {judged} have one. Below "

@@ -243,8 +243,7 @@ def hits_of(
 
 
 def format_hits(hits: Hits) -> str:
-    """Format the hits of a query as text: a line on the answer if there is a threshold, then each passage with score and
-    probability."""
+    """Format the hits of a query as text: a line on the answer if there is a threshold, then each passage."""
     lines = []
     if not hits and hits.threshold is not None:
         return f"no answer: no passage scores {hits.threshold:g} or more"

@@ -27,7 +27,7 @@ from programs import (
     wait_for,
 )
 from raytriever.errors import ConfigError, UserError
-from raytriever.store.commit import cache_folder
+from raytriever.store.cache import cache_folder
 
 
 def watch(folder: Path, ray_temp: Path, port: int, grafana_port: int) -> None:

@@ -59,6 +59,8 @@ def write_evaluation(
             np.savez(
                 folder / "scores" / f"{dataset}.{model.replace('/', '_')}.npz",
                 **{k: v.astype(np.float32) for k, v in scores.items()},
+                positive_queries=np.arange(queries),
+                negative_queries=np.arange(2000) % queries,
             )
             if index:
                 for metric in METRICS:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -438,9 +439,12 @@ def test_an_interrupted_sweep_has_its_finished_trial(files: Path) -> None:
 
 @pytest.mark.slow
 def test_finished_trials_of_an_interrupted_sweep_are_not_run_again(files: Path) -> None:
-    trial = state_of(iter([files / "sweeping" / "trials" / "000"]))
+    folder = files / "sweeping" / "trials" / "000"
+    trial, steps = state_of(iter([folder])), (folder / "steps.jsonl").read_bytes()
     assert run("tune", [*commands.SWEEP, "--output", "sweeping"]) == 0
-    assert state_of(iter([files / "sweeping" / "trials" / "000"])) == trial
+    assert (folder / "steps.jsonl").read_bytes().startswith(steps)  # the figures of the best trial follow
+    os.utime(folder / "steps.jsonl", ns=(0, trial[(folder / "steps.jsonl").stat().st_ino]))
+    assert state_of(iter([folder])) == trial
     for one, other in zip(read_trials(files / "sweeping"), read_trials(files / "sweep"), strict=True):
         assert one.metrics == pytest.approx(other.metrics, abs=1e-5)
 

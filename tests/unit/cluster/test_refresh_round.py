@@ -136,7 +136,7 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     assert (table.documents == expected.documents).mean() > 0.99  # the last bits of embeddings may differ
     assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
     copies = [number for line, number in counts.pinned.items() if "index/exact/device" in line]
-    assert copies == [1], counts.table()
+    assert sum(copies) == 3, counts.table()  # the documents, the queries, and the best ones so far
 
 
 def local_client(rounds: Make) -> ThreadClient[dict[str, float]]:

@@ -111,7 +111,7 @@ def test_they_run_until_they_are_ended(tmp_path: Path, watching: list[subprocess
     assert words[0] == "server"
     assert programs.grafana_settings(port, grafana_port).items() <= environment.items()
     rules = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/rules", timeout=10))
-    assert len(rules["data"]["groups"][0]["rules"]) == 13
+    assert len(rules["data"]["groups"][0]["rules"]) == 14
 
     # The port is in use now: one error line, and no process remains.
     other = watch(tmp_path / "other", port, grafana_port, str(Path(program).parent))

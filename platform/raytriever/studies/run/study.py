@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +41,7 @@ from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE,
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
+from raytriever.training.config import MAY_CHANGE
 
 SETTINGS, DATA = "study.json", "data"
 NICENESS = "RAY_worker_niceness"  # which Ray reads when it starts
@@ -107,7 +108,7 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
         return
     stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
     for name in sorted(stored.keys() | arms.keys()):
-        if _without_none(stored.get(name)) != _without_none(arms.get(name)):
+        if _deciding(stored.get(name, {})) != _deciding(arms.get(name, {})):
             how = "is new" if name not in stored else "is missing now" if name not in arms else "differs"
             raise ConfigError(
                 f"holds this study with other settings (arm {name} {how})",
@@ -116,10 +117,16 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
             )
 
 
-def _without_none(settings: Any) -> Any:
-    """Return settings without those that are None: an earlier version may not have had them."""
+def _deciding(arm: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an arm without those of the training that change no result, which a later version adds."""
+    return {key: _without(value, MAY_CHANGE if key == "trained" else ()) for key, value in arm.items()}
+
+
+def _without(settings: Any, names: Collection[str]) -> Any:
+    """Return settings without some names, and without those that are None: an earlier version may not have had them."""
     if isinstance(settings, dict):
-        return {key: _without_none(value) for key, value in settings.items() if value is not None}
+        kept = {key: value for key, value in settings.items() if value is not None and key not in names}
+        return {key: _without(value, names) for key, value in kept.items()}
     return settings
 
 

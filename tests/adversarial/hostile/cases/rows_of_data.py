@@ -64,7 +64,11 @@ CASES = of_area(
     corpus("a document with an empty id", {"_id": "", "text": "x"}, 'empty "_id"'),
     renamed("a document with a NUL in its id", "d\x00"),
     corpus("a document of invalid UTF-8", b'{"_id": "d2", "text": "caf\xe9"}', "byte 0xe9"),
-    corpus("a document with half of a surrogate pair", '{"_id": "d2", "text": "\\ud800"}', "half of a surrogate pair"),
+    corpus(
+        "a document with half of a surrogate pair",
+        '{"_id": "d2", "text": "\\ud800"}',
+        '"text" holds half of a surrogate pair',
+    ),
     corpus("a document with the id of another one", {"_id": "d1", "text": "another"}, "id 'd1' was used before"),
     corpus(
         "a document nested a million levels deep",
@@ -91,7 +95,13 @@ CASES = of_area(
     other("a positive without text", "train.jsonl", "positive_passages", [{}], 'no field "text"'),
     other("positives as text", "train.jsonl", "positive_passages", "x", '"positive_passages" is str, not a list'),
     other("a positive of null", "dpr-train.jsonl", "positive_ctxs", [None], '"positive_ctxs[0]" is NoneType, not an'),
-    other("scores that do not go along", "flag-train.jsonl", "neg_scores", [1, 2, 3], '3 scores for 1 in "neg"'),
+    other(
+        "scores that do not go along",
+        "flag-train.jsonl",
+        "neg_scores",
+        [1, 2, 3],
+        '"neg_scores" has 3 scores for 1 in "neg"',
+    ),
     other("a label of 7", "pairs-train.jsonl", "label", 7, "label '7' is none of entailment, neutral, contradiction"),
     other("a split that leads out", "pairs-train.jsonl", "split", "../../x", ""),
     other("an anchor of null", "st-train.jsonl", "anchor", None, '"anchor" is NoneType, not a string'),

@@ -252,7 +252,7 @@ def format_hits(hits: Hits) -> str:
         found, is_at = ("answer", "reaches") if hits.answerable else ("no answer", "is below")
         doubt = f" (doubtful: {hits.stale})" if hits.stale else ""
         compared = f"{name} {hits.confidence:.4f} {is_at} the threshold {hits.threshold:.4f}{doubt}"
-        lines.append(f"{found}: {compared}; {'passages' if hits.answerable else 'the nearest passages are'}")
+        lines.append(f"{found}: {compared}; the {'best' if hits.answerable else 'nearest'} passages are")
     for hit in hits:
         title = f"  {one_line(hit.title)}" if hit.title not in ("", hit.document_id) else ""
         probability = "" if hit.probability is None else f"  p={hit.probability:.2f}"

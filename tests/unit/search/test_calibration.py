@@ -68,7 +68,7 @@ def test_hits_have_probabilities_and_the_query_an_answer_or_none() -> None:
     assert (unanswered.answerable, len(unanswered)) == (False, 2)
     assert unanswered[0].probability == pytest.approx(0.5, abs=1e-6)
     assert format_hits(answered).splitlines()[:2] == [
-        "answer: the best score 0.6000 reaches the threshold 0.5000; passages",
+        "answer: the best score 0.6000 reaches the threshold 0.5000; the best passages are",
         "  0.6000  p=0.90  d1  Graz",
     ]
     assert format_hits(unanswered).splitlines()[:2] == [

@@ -37,13 +37,15 @@ class ObjectStore:
         ]
         (folder / "keys.json").write_text(json.dumps({"identities": identities}))
         program = shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed"
-        ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-        self.endpoint = f"http://{host}:{ports['s3']}"
+        # Of every program that `weed mini` starts, so that several servers run at once.
+        flags = [f"{name}.port" for name in ("master", "volume", "filer", "s3", "admin", "webdav")]
+        ports = {flag: free_port() for flag in (*flags, "s3.port.iceberg", "s3.port.lance")}
+        self.endpoint = f"http://{host}:{ports['s3.port']}"
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
                 [
                     *(*enter, program, "mini", f"-dir={folder}", f"-s3.config={folder / 'keys.json'}", f"-ip={host}"),
-                    *(f"-{name}.port={port}" for name, port in ports.items()),
+                    *(f"-{flag}={port}" for flag, port in ports.items()),
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -136,7 +136,8 @@ def test_a_round_on_a_gpu_is_that_of_a_cpu(
     assert (table.documents == expected.documents).mean() > 0.99  # the last bits of embeddings may differ
     assert any(line.startswith("to the host encoding/") for line in counts.pinned), counts.table()
     copies = [number for line, number in counts.pinned.items() if "index/exact/device" in line]
-    assert sum(copies) == 3, counts.table()  # the documents, the queries, and the best ones so far
+    # The documents; the queries, and the document that each leaves out.
+    assert sorted(copies) == [1, 2], counts.table()
 
 
 def local_client(rounds: Make) -> ThreadClient[dict[str, float]]:

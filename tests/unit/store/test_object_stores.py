@@ -1,23 +1,18 @@
-"""Results in an object store: what other machines see, who may write, and what a lost or forbidden store says.
+"""Results in an object store: what other machines see, and who may write.
 
 The store is a real S3 server. A machine is a folder of copies of its own."""
 
 from __future__ import annotations
 
-import http.server
 import os
-import re
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
-from raytriever.data.formats.rows import numbered_rows
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import ConfigError, DataError, StorageError
 from raytriever.evaluation.request import EvaluatedModel
@@ -39,31 +34,6 @@ from raytriever.store.commit import (
 from raytriever.store.disk import check_writable
 from raytriever.store.lock import InUseError, acquire, check_owner
 from raytriever.store.objects import address_of, copy_of
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with object_store(tmp_path_factory.mktemp("store")) as running:
-        yield running
-
-
-@pytest.fixture
-def machine(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Continue on a machine of this name, with copies of its own."""
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    objects._store.cache_clear()
-
-    def move(name: str) -> None:
-        monkeypatch.setenv(objects.COPIES, str(tmp_path / name))
-
-    move("one")
-    return move
-
-
-@pytest.fixture
-def uri(request: pytest.FixtureRequest) -> str:
-    return f"s3://bucket/{request.node.name.partition('[')[0]}/mine"
 
 
 def write(path: Path, content: str = "content", name: str = "data.txt") -> None:
@@ -411,89 +381,3 @@ def test_a_command_that_has_lost_its_lease_commits_nothing(machine: Callable[[st
     with pytest.raises(InUseError):
         check_owner(path_of(uri))
     lock.release()
-
-
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("credentials", [READER, ("nobody", "wrong")])
-def test_credentials_that_may_not_write_are_found_first(
-    server: ObjectStore,
-    machine: Callable[[str], None],
-    uri: str,
-    monkeypatch: pytest.MonkeyPatch,
-    credentials: tuple[str, str],
-) -> None:
-    for name, value in server.environment(credentials).items():
-        monkeypatch.setenv(name, value)
-    objects._store.cache_clear()
-    with pytest.raises(StorageError, match=rf"^{uri}/\.probe.*: the store refuses \(.*; check the name of the bucket"):
-        check_writable(path_of(uri))
-
-
-def test_a_store_that_is_away_for_some_seconds_is_waited_for(
-    server: ObjectStore, machine: Callable[[str], None], uri: str
-) -> None:
-    write_atomically(path_of(uri) / "a", "1")
-    server.pause()
-    threading.Timer(2, server.resume).start()
-    began = time.monotonic()
-    write_atomically(path_of(uri) / "a", "2")
-    assert time.monotonic() - began > 1.5
-    machine("two")
-    complete(path_of(uri))
-    assert (path_of(uri) / "a").read_text() == "2"
-
-
-class _Html(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>no store</html>")
-
-    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("state", ["answers HTML", "closed", "silent"])
-def test_an_endpoint_that_is_no_store_ends_in_one_line(
-    machine: Callable[[str], None],
-    uri: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    state: str,
-) -> None:
-    answers = state == "answers HTML"
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 8.0 if state == "closed" else 1.0)
-    began = time.monotonic()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
-        if answers:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-        if state == "closed":
-            server.server_close()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-        objects._store.cache_clear()
-        with pytest.raises(StorageError) as caught:
-            check_writable(path_of(uri))
-        if answers:
-            server.shutdown()
-    assert time.monotonic() - began < 60  # a silent server is asked three times, not thirty
-    assert state != "closed" or "s3://bucket: the store does not answer (" in capsys.readouterr().err
-    where = rf"{uri}/\.probe-[0-9-]+: no object store: " if answers else "s3://bucket: the store has not answered for "
-    assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))
-
-
-@pytest.mark.slow
-def test_a_store_that_goes_silent_while_an_input_is_read_is_waited_for(
-    machine: Callable[[str], None], uri: str, server: ObjectStore, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = b'{"text": "' + b"x" * 1000 + b'"}\n'
-    objects.write_object(path_of(uri) / "rows.jsonl", 3000 * row)
-    read = numbered_rows(f"{uri}/rows.jsonl")
-    assert next(read)[0] == 1
-    server.pause()
-    threading.Timer(14, server.resume).start()  # after the first message
-    assert [number for number, _ in read][-1] == 3000
-    assert "s3://bucket: the store does not answer (" in capsys.readouterr().err

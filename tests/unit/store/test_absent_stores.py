@@ -1,0 +1,105 @@
+"""What a command says of a store that refuses, is away, is silent, or is none; the store is a real S3 server."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from object_store import READER, ObjectStore
+
+from raytriever.api.models import path_of
+from raytriever.data.formats.rows import numbered_rows
+from raytriever.errors import StorageError
+from raytriever.store import objects
+from raytriever.store.commit import (
+    complete,
+    write_atomically,
+)
+from raytriever.store.disk import check_writable
+
+
+@pytest.mark.parametrize("credentials", [READER, ("nobody", "wrong")])
+def test_credentials_that_may_not_write_are_found_first(
+    server: ObjectStore,
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: tuple[str, str],
+) -> None:
+    for name, value in server.environment(credentials).items():
+        monkeypatch.setenv(name, value)
+    objects._store.cache_clear()
+    with pytest.raises(StorageError, match=rf"^{uri}/\.probe.*: the store refuses \(.*; check the name of the bucket"):
+        check_writable(path_of(uri))
+
+
+def test_a_store_that_is_away_for_some_seconds_is_waited_for(
+    server: ObjectStore, machine: Callable[[str], None], uri: str
+) -> None:
+    write_atomically(path_of(uri) / "a", "1")
+    server.pause()
+    threading.Timer(2, server.resume).start()
+    began = time.monotonic()
+    write_atomically(path_of(uri) / "a", "2")
+    assert time.monotonic() - began > 1.5
+    machine("two")
+    complete(path_of(uri))
+    assert (path_of(uri) / "a").read_text() == "2"
+
+
+class _Html(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>no store</html>")
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["answers HTML", "closed", "silent"])
+def test_an_endpoint_that_is_no_store_ends_in_one_line(
+    machine: Callable[[str], None],
+    uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+) -> None:
+    answers = state == "answers HTML"
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 8.0 if state == "closed" else 1.0)
+    began = time.monotonic()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
+        if answers:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        if state == "closed":
+            server.server_close()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        objects._store.cache_clear()
+        with pytest.raises(StorageError) as caught:
+            check_writable(path_of(uri))
+        if answers:
+            server.shutdown()
+    assert time.monotonic() - began < 60  # a silent server is asked three times, not thirty
+    assert state != "closed" or "s3://bucket: the store does not answer (" in capsys.readouterr().err
+    where = rf"{uri}/\.probe-[0-9-]+: no object store: " if answers else "s3://bucket: the store has not answered for "
+    assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))
+
+
+@pytest.mark.slow
+def test_a_store_that_goes_silent_while_an_input_is_read_is_waited_for(
+    machine: Callable[[str], None], uri: str, server: ObjectStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = b'{"text": "' + b"x" * 1000 + b'"}\n'
+    objects.write_object(path_of(uri) / "rows.jsonl", 3000 * row)
+    read = numbered_rows(f"{uri}/rows.jsonl")
+    assert next(read)[0] == 1
+    server.pause()
+    threading.Timer(14, server.resume).start()  # after the first message
+    assert [number for number, _ in read][-1] == 3000
+    assert "s3://bucket: the store does not answer (" in capsys.readouterr().err

@@ -146,7 +146,7 @@ def command_route(folder: Path) -> Step:
     words_of_process, sys.argv = sys.argv, ["raytriever", "train", *words.split(), *settings.split()]
     try:
         with route.following(), suppress(SystemExit):
-            main.entry()
+            main.run()
     finally:
         train.Stages, sys.argv = stages, words_of_process  # type: ignore[misc]
     return route

@@ -77,7 +77,7 @@ def test_an_error_line_holds_no_control_characters(
     ],
 )
 def test_standard_streams_that_fail(redirection: str, code: int, message: str) -> None:
-    program = "import time; time.sleep(0.3); from raytriever.cli.main import entry; entry()"
+    program = "import time; time.sleep(0.3); from raytriever.cli.main import run; raise SystemExit(run())"
     line = f'"$0" -c "$1" search --help {redirection}'
     done = subprocess.run(
         ["bash", "-c", line, sys.executable, program], capture_output=True, text=True, timeout=60, check=False
@@ -90,6 +90,6 @@ def test_standard_streams_that_fail(redirection: str, code: int, message: str) -
 
 
 def test_an_error_whose_reader_has_gone_keeps_its_exit_code() -> None:
-    program = "import time; time.sleep(0.3); from raytriever.cli.main import entry; entry()"
+    program = "import time; time.sleep(0.3); from raytriever.cli.main import run; raise SystemExit(run())"
     line = '"$0" -c "$1" search x --nonsense 2>&1 >/dev/null | true; exit ${PIPESTATUS[0]}'
     assert subprocess.run(["bash", "-c", line, sys.executable, program], timeout=60, check=False).returncode == 2

@@ -40,7 +40,7 @@ def test_the_wheel_holds_every_file_of_the_package(unpacked: Path) -> None:
 @pytest.mark.slow
 def test_every_command_shows_its_help_from_the_wheel(unpacked: Path, tmp_path: Path) -> None:
     [entry_points] = unpacked.glob("*.dist-info/entry_points.txt")
-    assert "raytriever = raytriever.cli.main:entry" in entry_points.read_text()
+    assert "raytriever = raytriever.cli.main:run" in entry_points.read_text()
     program = (
         "from raytriever.cli.main import STAGES, run\nfor stage in STAGES:\n    try:\n        run(stage, ['--help'])\n"
         "    except SystemExit as ended:\n        assert not ended.code, stage"

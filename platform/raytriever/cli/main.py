@@ -13,9 +13,9 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from raytriever import __version__
 from raytriever.activity import activity
@@ -65,29 +65,31 @@ TASKS = {
 STAGES = {name: text for stages in TASKS.values() for name, text in stages.items()}
 
 
-def run(stage: str, words: Sequence[str] | None = None) -> int:
-    """Run one stage with these words, or those of this process, and return its exit code."""
+def run(stage: str | None = None, words: Sequence[str] | None = None) -> int:
+    """Run one stage and return its exit code. The console script `raytriever` calls it without arguments.
+
+    Args:
+        stage: by default the first word.
+        words: flags of the stage; by default the words of this process.
+    """
     arguments = list(sys.argv[1:] if words is None else words)
+    if stage is None and arguments and arguments[0] in STAGES:
+        stage = arguments.pop(0)
     # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
     atexit.register(gc.freeze)
-    return _exit_code(partial(_run_stage, stage, arguments), f"raytriever {stage}", "--debug" in arguments)
-
-
-def entry() -> None:
-    """The console script `raytriever`."""
-    words = sys.argv[1:]
-    sys.exit(run(words[0], words[1:]) if words and words[0] in STAGES else _exit_code(partial(_show_overview, words)))
+    with _ending(f"raytriever {stage or ''}".rstrip(), "--debug" in arguments) as ending:
+        if stage is None:
+            _show_overview(arguments)
+        else:
+            arguments = enter_lasting_folder(arguments, warn)
+            with activity(_Work(stage).line), released_at_end():
+                importlib.import_module(module_of_stage(stage)).main([word for word in arguments if word != "--debug"])
+    return ending.code
 
 
 def module_of_stage(stage: str) -> str:
     """Return the dotted name of the module of a stage."""
     return f"raytriever.cli.{'operate.' if stage in TASKS['Operate'] else ''}{stage}"
-
-
-def _run_stage(stage: str, arguments: list[str]) -> None:
-    arguments = enter_lasting_folder(arguments, warn)
-    with activity(_Work(stage).line), released_at_end():
-        importlib.import_module(module_of_stage(stage)).main([word for word in arguments if word != "--debug"])
 
 
 class _Work:
@@ -116,40 +118,48 @@ def _show_overview(words: list[str]) -> None:
     show("\n".join([*lines, "", "`raytriever STAGE --help` shows the flags of a stage"]))
 
 
-def _exit_code(action: Callable[[], None], name: str = "raytriever", debug: bool = False) -> int:
-    """Call an action and return the exit code for the way in which it ends.
+@dataclass
+class _Ending:
+    """Exit code of a command that has ended."""
+
+    code: int = 0
+
+
+@contextmanager
+def _ending(name: str, debug: bool) -> Iterator[_Ending]:
+    """Print an error as one line, and set the exit code.
 
     A system error (a full disk, too many open files) ends in one line, too. Its line begins with `name` if the error
     has no path.
     """
+    ending = _Ending()
     open_missing_streams()
     try:
         with interruptible(), disk_errors(name):
             _check_working_directory()
-            action()
+            yield ending
     except UserError as error:
         if debug:
             _report(traceback.format_exc().rstrip("\n"))
         _report(_error_line(str(error)))
-        return 2
+        ending.code = 2
     except RuntimeError as error:
         if debug or not (reason := lost_gpu(error)):
             raise
         remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
         _report(_error_line(f"the GPU failed ({reason}); {remedy}"))
-        return 2
+        ending.code = 2
     except FileNotFoundError as error:
         if error.filename is None:
             raise
         line = f"{error.filename}: no such file or folder; give a path that exists, and keep it until the command ends"
         _report(_error_line(line))
-        return 2
+        ending.code = 2
     except KeyboardInterrupt:
         warn("interrupted; run the same command again to continue")
-        return 130
+        ending.code = 130
     except BrokenPipeError:
-        return 141  # the reader of standard output has gone: nothing more can be printed
-    return 0
+        ending.code = 141  # the reader of standard output has gone: nothing more can be printed
 
 
 def _report(text: str) -> None:

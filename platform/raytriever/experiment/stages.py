@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,47 +65,6 @@ def find_negatives(
     return tables[0] if len(tables) == 1 else NegativesTable.chained(tables, starts)
 
 
-def train_into(
-    folder: Path,
-    stage: OpenStage,
-    config: Config,
-    negatives: NegativesTable | None,
-    tracker: Spool,
-    here: bool = False,
-    gpus: float = 1.0,
-) -> Recorder:
-    """Train in a new Ray session; write checkpoints, `steps.jsonl` and `model/` to a folder.
-
-    Args:
-        config: its settings, with the encoder to start from.
-        here: whether a single worker runs in this process.
-        gpus: GPUs of each worker; see `train_on_cluster`.
-    """
-    prepared = [dataset.location for dataset in stage.training_data.datasets if dataset.location]
-    here = here and config.training.workers[1] == 1
-    # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
-    limits = stage.total_steps, config.training.checkpoint_minutes, config.refresh.refresh_every
-    with (
-        Recorder(tracker, folder, stage.total_steps) as recorder,
-        ray_session(config.training.workers[1]),
-        recorder.gauges.training(*limits),
-    ):
-        logged_step = max((step for step, _ in recorder.curve("loss")), default=0)
-        train_on_cluster(
-            config,
-            prepared,
-            negatives,
-            stage.total_steps,
-            folder,
-            recorder.record,
-            logged_step,
-            stage.dev_sets,
-            here,
-            gpus=gpus,
-        )
-    return recorder
-
-
 def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float | str]]:
     """Return the checkpoint that became `model/`, for `metrics.json`; empty if the dev loss decided."""
     training = config.training
@@ -113,34 +73,6 @@ def best_checkpoint(folder: Path, config: Config) -> dict[str, dict[str, float |
     if training.best_metric == DEV_LOSS or not summary.best_step:
         return {}
     return {"best": {"metric": training.best_metric, "step": summary.best_step, "value": summary.value}}
-
-
-def train_as_child(
-    run: RunDirectory,
-    stage: OpenStage,
-    config: Config,
-    negatives: NegativesTable | None,
-    tracker: Spool,
-    log: Callable[[str], None],
-    here: bool = False,
-    gpus: float = 1.0,
-) -> None:
-    """Train a stage in its own directory and tracked run, see `train_into`; `metrics.json` is written last."""
-    with closing(tracker):
-        dataset, data = stage.training_data.datasets[0], config.data
-        quarantine = dataset.quarantine.write(run.path)
-        if quarantine.total:
-            log(str(quarantine))
-        record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
-        tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(run.path.resolve())}
-        tracker.describe(resolved_config(config, stage.description), record, tags)
-        recorder = train_into(run.path, stage, config, negatives, tracker, here, gpus)
-        tracker.log_file(run.path / CONFIG)
-        # An earlier call that was killed at the end of training may have stored all or none of the steps.
-        steps = max((step for step, _ in recorder.curve("loss")), default=None)
-        dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
-        metrics = {"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss}
-        run.finish({**metrics, **best_checkpoint(run.path, config)})
 
 
 class Stages:
@@ -190,26 +122,70 @@ class Stages:
         Names of child runs begin with `run_name`.
         """
         for number in self._remaining:
-            stage, run, negatives = self._opened.stages[number], self._directories[number], self._negatives[number]
+            stage, run = self._opened.stages[number], self._directories[number]
             config = replace(stage.stage.config, model=stage.model(stage.stage.config.model))
-            if run is self._run:
-                train_into(run.path, stage, config, negatives, tracker, self._here, self._gpus)
-                continue
-            self._log(
-                f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps"
-            )
             if number:
                 config = replace(config, model=stage.model_after(self._directories[number - 1].path / MODEL))
-            with stage_errors(stage.stage):
-                run.begin(dump_config(config))
-                child = tracker.child(f"{run_name}/{run.path.name}", run.path)
-                train_as_child(run, stage, config, negatives, child, self._log, self._here, self._gpus)
+            is_only = run is self._run
+            recording = self._recording(0, tracker) if is_only else self._child(number, config, tracker, run_name)
+            with recording as recorder:
+                train_on_cluster(
+                    config,
+                    [dataset.location for dataset in stage.training_data.datasets if dataset.location],
+                    self._negatives[number],
+                    stage.total_steps,
+                    run.path,
+                    recorder.record,
+                    max((step for step, _ in recorder.curve("loss")), default=0),
+                    stage.dev_sets,
+                    self._here and config.training.workers[1] == 1,
+                    gpus=self._gpus,
+                )
         if self._directories[-1] is not self._run:
             # Copied, so that the run keeps the model when a stage's directory is removed.
             meta = {"config": self._opened.curriculum.hash}
             with committed_directory(self._run.path / MODEL, meta, replace=True) as folder:
                 source = self._directories[-1].path / MODEL
                 shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+
+    @contextmanager
+    def _recording(self, number: int, tracker: Spool) -> Iterator[Recorder]:
+        """Record what is trained in a new Ray session: `steps.jsonl`, the tracker's points and the gauges."""
+        stage, folder = self._opened.stages[number], self._directories[number].path
+        training, refresh = stage.stage.config.training, stage.stage.config.refresh
+        limits = stage.total_steps, training.checkpoint_minutes, refresh.refresh_every
+        # The session ends before the recorder: workers that still train would write checkpoints of unrecorded steps.
+        with (
+            Recorder(tracker, folder, stage.total_steps) as recorder,
+            ray_session(training.workers[1]),
+            recorder.gauges.training(*limits),
+        ):
+            yield recorder
+
+    @contextmanager
+    def _child(self, number: int, config: Config, parent: Spool, run_name: str) -> Iterator[Recorder]:
+        """Record a stage in its own directory and tracked run; `metrics.json` is written last."""
+        stage, run, data = self._opened.stages[number], self._directories[number], config.data
+        self._log(f"stage {number + 1} of {len(self._directories)}, {stage.stage.name}: {stage.total_steps:,} steps")
+        with stage_errors(stage.stage):
+            run.begin(dump_config(config))
+            tracker = parent.child(f"{run_name}/{run.path.name}", run.path)
+            with closing(tracker):
+                dataset = stage.training_data.datasets[0]
+                quarantine = dataset.quarantine.write(run.path)
+                if quarantine.total:
+                    self._log(str(quarantine))
+                record = DatasetRecord(dataset.name, data.dataset, dataset.digest, dataset.counts())
+                tags = {STAGE: "train", "config_hash": config.hash, "run_directory": str(run.path.resolve())}
+                tracker.describe(resolved_config(config, stage.description), record, tags)
+                with self._recording(number, tracker) as recorder:
+                    yield recorder
+                tracker.log_file(run.path / CONFIG)
+                # An earlier call that was killed at the end of training may have stored all or none of the steps.
+                steps = max((step for step, _ in recorder.curve("loss")), default=None)
+                dev_loss = min((loss for _, loss in recorder.curve("dev_loss")), default=None)
+                metrics = {"dataset": dataset.name, "split": data.dev_split, "steps": steps, "dev_loss": dev_loss}
+                run.finish({**metrics, **best_checkpoint(run.path, config)})
 
     def _open(self, number: int, stage: OpenStage) -> RunDirectory:
         if not stage.stage.name:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -136,9 +136,9 @@ _PACKED_MODES: dict[str, Callable[[_Packed], Pooled]] = {
 }
 
 
-def _mean(states: States, weights: Mask, exponent: float = 1.0) -> Pooled:
+def _mean(states: States, kept: Mask, places: Mask, exponent: float = 1.0, weighted: bool = False) -> Pooled:
     """Return the sum of the states, divided by a power of the sum of their weights."""
-    weight = weights.unsqueeze(-1).to(torch.float32)
+    weight = (kept * places if weighted else kept).unsqueeze(-1).to(torch.float32)
     return (states.to(torch.float32) * weight).sum(1) / weight.sum(1).clamp(min=1) ** exponent
 
 
@@ -154,13 +154,13 @@ def _at(states: States, tokens: Int64[Tensor, " texts"]) -> Pooled:
 
 # Functions of the states, the tokens that are pooled, and the number of each token in its text, counted from 1.
 MODES: dict[str, Callable[[States, Mask, Mask], Pooled]] = {
-    "mean": lambda states, kept, places: _mean(states, kept),
+    "mean": _mean,
     "cls": lambda states, kept, places: _at(states, kept.to(torch.int8).argmax(1)),
     "last": lambda states, kept, places: _at(states, (kept * places).argmax(1)),
     "max": lambda states, kept, places: _max(states, kept),
-    "mean_sqrt_len": lambda states, kept, places: _mean(states, kept, exponent=0.5),
+    "mean_sqrt_len": partial(_mean, exponent=0.5),
     # The nth token of a text has the weight n (Muennighoff 2022, arXiv:2202.08904).
-    "weightedmean": lambda states, kept, places: _mean(states, kept * places),
+    "weightedmean": partial(_mean, weighted=True),
 }
 
 

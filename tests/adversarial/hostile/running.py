@@ -143,7 +143,7 @@ class Runner:
     def _shell(
         self, words: list[str], case: Case, folder: Path, environment: dict[str, str], out: Path, err: Path
     ) -> tuple[int | None, bool]:
-        program = "from raytriever.cli.main import entry; entry()"
+        program = "from raytriever.cli.main import run; raise SystemExit(run())"
         command = ["bash", "-c", case.shell, "case", sys.executable, "-c", program, *words]
         with out.open("wb") as first, err.open("wb") as second:
             try:

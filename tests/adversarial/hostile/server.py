@@ -132,9 +132,9 @@ def _command(request: dict[str, Any]) -> None:
     sys.argv = ["raytriever", *request["words"]]
     code = 1
     try:
-        from raytriever.cli.main import entry
+        from raytriever.cli.main import run
 
-        entry()
+        code = run()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
     except BaseException:

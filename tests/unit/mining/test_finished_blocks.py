@@ -83,7 +83,7 @@ def test_mining_goes_on_where_no_block_can_be_written(
 
 COMMAND = """
 import os, signal, sys
-from raytriever.cli.main import entry
+from raytriever.cli.main import run
 from raytriever.mining import miner
 
 miner.BM25_QUERIES = 7
@@ -98,7 +98,7 @@ def write(self, name, save):
         os.kill(os.getpid(), signal.SIGKILL)
 
 miner.Parts.write = write
-entry()
+sys.exit(run())
 """
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -35,7 +37,7 @@ from raytriever.machine import usable_cores
 from raytriever.models.memory import move_to
 from raytriever.models.precision import base_type, choose_precision
 from raytriever.models.prepare import prepare_for_training
-from raytriever.models.retriever import load_retriever
+from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
 from raytriever.store.commit import committed_directory, is_committed
 from raytriever.store.objects import is_uri, report_to
@@ -84,8 +86,18 @@ def train_worker(job: WorkerJob) -> None:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     if not _may_start(queue, device) or not _is_needed(job, device):
         return
+    with _user_errors_sent(queue):
+        setup = _open_setup(job, device)
+        train(setup)
+        _report_status(queue, "writing the model")
+        if setup.workers.rank == 0:
+            _write(job, setup.retriever.eval())
+
+
+@contextmanager
+def _user_errors_sent(queue: EventQueue) -> Iterator[None]:
     try:
-        _train(job, device)
+        yield
     except UserError as error:
         # With a cause, the error is one of the disk of this worker.
         is_of_disk = isinstance(error, StorageError) and error.__cause__ is not None and current_workers().size > 1
@@ -115,7 +127,13 @@ def _is_needed(job: WorkerJob, device: torch.device) -> bool:
     return size == available or regroup(size, device)
 
 
-def _train(job: WorkerJob, device: torch.device) -> None:
+def _report_status(queue: EventQueue, text: str) -> None:
+    if current_workers().rank == 0:
+        queue.send(StatusMessage(text))
+
+
+def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
+    """Load the model and open the data."""
     config, settings, queue = job.config, job.config.training, job.queue
     report_to(lambda line: queue.send(LogMessage(line)))
     job.driver.enter()  # Ray starts workers elsewhere, and paths may be relative
@@ -124,16 +142,11 @@ def _train(job: WorkerJob, device: torch.device) -> None:
         # Ray gives a process one thread; the workers on a node share its cores.
         local = ray.train.get_context().get_local_world_size() if workers.size > 1 else 1
         torch.set_num_threads(max(1, usable_cores() // (local * job.runs_per_node)))
-
-    def report_status(text: str) -> None:
-        if workers.rank == 0:
-            queue.send(StatusMessage(text))
-
-    report_status("loading the encoder in the workers")
+    _report_status(queue, "loading the encoder in the workers")
     precision = choose_precision(settings.precision, device)
     retriever = move_to(load_retriever(config.model, base_type(config.model.lora_rank, precision)), device)
     prepare_for_training(retriever, config.model, settings.seed)
-    report_status("opening the data in the workers")
+    _report_status(queue, "opening the data in the workers")
     for path in job.datasets:
         if not is_uri(path) and not is_committed(Path(path)):
             remedy = "set RAYTRIEVER_CACHE to a folder that all nodes see, or to one of an object store"
@@ -145,35 +158,35 @@ def _train(job: WorkerJob, device: torch.device) -> None:
     source = data.train(negatives)
     if data.teacher is not None and workers.rank == 0:
         queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, source.examples)}"))
-    report_status("the first step, which compiles what all steps run")
-    train(
-        TrainingSetup(
-            retriever=retriever,
-            train=source,
-            dev=data.dev(),
-            loss=config.loss,
-            training=settings,
-            total_steps=job.total_steps,
-            precision=precision,
-            device=device,
-            workers=workers,
-            folder=job.folder / "checkpoints",
-            on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
-            log=lambda text: queue.send(LogMessage(text)),
-            before_commit=lambda step: queue.flush(CheckpointEvent(step)),
-            data_digest=data.digest(negatives),
-            refresh=_refresh_plan(job, data, negatives, workers, device),
-            validation=_validation_plan(job, workers, device),
-            guide=data.guide,
-        )
+    _report_status(queue, "the first step, which compiles what all steps run")
+    return TrainingSetup(
+        retriever=retriever,
+        train=source,
+        dev=data.dev(),
+        loss=config.loss,
+        training=settings,
+        total_steps=job.total_steps,
+        precision=precision,
+        device=device,
+        workers=workers,
+        folder=job.folder / "checkpoints",
+        on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
+        log=lambda text: queue.send(LogMessage(text)),
+        before_commit=lambda step: queue.flush(CheckpointEvent(step)),
+        data_digest=data.digest(negatives),
+        refresh=_refresh_plan(job, data, negatives, workers, device),
+        validation=_validation_plan(job, workers, device),
+        guide=data.guide,
     )
-    report_status("writing the model")
-    if workers.rank == 0:
-        with committed_directory(job.folder / "model", {"config": config.hash}, replace=True) as hidden:
-            write_model(retriever.eval(), hidden)
-        if config.model.save_adapters:
-            with committed_directory(job.folder / "adapters", {"config": config.hash}, replace=True) as hidden:
-                write_model(retriever.eval(), hidden, adapters_of=config.model)
+
+
+def _write(job: WorkerJob, retriever: Retriever) -> None:
+    """Write the trained model, and its adapters if they are wanted."""
+    with committed_directory(job.folder / "model", {"config": job.config.hash}, replace=True) as hidden:
+        write_model(retriever, hidden)
+    if job.config.model.save_adapters:
+        with committed_directory(job.folder / "adapters", {"config": job.config.hash}, replace=True) as hidden:
+            write_model(retriever, hidden, adapters_of=job.config.model)
 
 
 def _miner(

@@ -111,6 +111,7 @@ class Grid:
         starts: left end of each run, in units of tau.
         widths: width of the cells of each run.
         counts: number of cells of each run.
+        firsts: first cell of each run.
         width: width of the cells near positives.
         reach: number of cells between a score and a positive from which they count as far apart.
         tail: number of cells below a positive from which a score counts as 0.
@@ -122,6 +123,7 @@ class Grid:
     starts: Float[Tensor, " runs"]
     widths: Float[Tensor, " runs"]
     counts: Int64[Tensor, " runs"]
+    firsts: Int64[Tensor, " runs"]
     width: float
     reach: int
     tail: int
@@ -135,11 +137,6 @@ class Grid:
         return (self.first_subcell - 0.5) / SUBCELLS * self.width
 
     @property
-    def firsts(self) -> Int64[Tensor, " runs"]:
-        """First cell of each run."""
-        return self.counts.cumsum(0) - self.counts
-
-    @property
     def node_scores(self) -> Float[Tensor, "cells nodes"]:
         """Scores of the nodes."""
         run = torch.repeat_interleave(self.counts, output_size=self.cells)
@@ -150,20 +147,14 @@ class Grid:
     def locate(
         self, scores: Float[Tensor, "*shape"], parts: int = 1
     ) -> tuple[Int64[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-        """Return the cell of each score, or one of `parts` equal parts of it, and the position in it, from 0 to 1."""
+        """Return the cell of each score, or its part of `parts` equal ones, and the position in it, from 0 to 1.
+
+        Parts are counted over the whole grid.
+        """
         run = torch.searchsorted(self.starts, scores, right=True).sub_(1).clamp_(min=0)
         along = (scores - self.starts[run]) * (parts / self.widths[run])
         step = torch.minimum(along.long().clamp_(min=0), self.counts[run] * parts - 1)
         return self.firsts[run] * parts + step, along - step
-
-    def subcells(self, scores: Float[Tensor, "*shape"]) -> tuple[Tensor, Float[Tensor, "*shape"]]:
-        """Return the subcell of each score, counted over the whole grid, and the position in it, from 0 to 1."""
-        return self.locate(scores, SUBCELLS)
-
-    def weights(self, scores: Float[Tensor, " scores"]) -> tuple[Tensor, Float[Tensor, "scores nodes"]]:
-        """Return the cell of each score, and the weights that interpolate a function there from its node values."""
-        cells, along = self.locate(scores)
-        return cells, lagrange(2 * along - 1, chebyshev(NODES, scores.device))
 
 
 def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: float, dtype: torch.dtype) -> Grid:
@@ -207,10 +198,11 @@ def build_grid(positives: Float[Tensor, " positives"], lowest: float, highest: f
 
 
 @lru_cache(maxsize=4)
-def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return start, width and number of the cells of one run; steps of cosine scores share one."""
+def _one_run(start: float, width: float, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return start, width, number and first of the cells of one run; steps of cosine scores share one."""
     starts = torch.full((1,), start, dtype=torch.float64, device=device)
-    return starts, torch.full_like(starts, width), torch.full_like(starts, count).long()
+    counts = torch.full_like(starts, count).long()
+    return starts, torch.full_like(starts, width), counts, torch.zeros_like(counts)
 
 
 def fill_empty(positives: Float[Tensor, " positives"]) -> Float[Tensor, " positives"]:
@@ -234,7 +226,7 @@ def _near_positives(
     starts, order = torch.cat([firsts, gap_starts]).sort()
     widths = torch.cat([torch.full_like(firsts, width), gap_ends - gap_starts])[order]
     runs = torch.cat([counts, torch.ones_like(gap_starts)])[order].long()
-    return Grid(starts, widths, runs, width, _cells_across(REACH, width), tail, int(runs.sum()))
+    return Grid(starts, widths, runs, runs.cumsum(0) - runs, width, _cells_across(REACH, width), tail, int(runs.sum()))
 
 
 def _cells_across(distance: float, width: float) -> int:
@@ -253,12 +245,12 @@ def kernel_sums(
     grid: Grid, positives: Float[Tensor, "cells nodes"]
 ) -> tuple[Float[Tensor, "cells nodes"], Float[Tensor, "cells nodes"]]:
     """Compute G and G' at every node from the positives' weights."""
-    difference = _differences(grid)
+    device = positives.device
+    difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
     softplus = torch.logaddexp(difference, torch.zeros_like(difference))
     # The cells of the band are ordered by ascending positive: the difference of cells decreases.
     both = torch.cat([softplus, torch.sigmoid(difference)], 1).flip(0).transpose(1, 2).flatten(0, 1)
     total, slope = _banded(positives, both, grid.reach).split(NODES, 1)
-    nodes = _nodes(grid)
     tail = _tail(grid, positives @ torch.exp(-nodes))[:, None] * torch.exp(nodes)
     # Measured from a point below the lowest positive, so that an offset of all scores costs no digits.
     offsets = grid.node_scores - grid.starts[:2][-1]
@@ -271,8 +263,9 @@ def kernel_sums_at_positives(
     grid: Grid, negatives: Float[Tensor, "cells nodes"], cells: Int64[Tensor, " positives"]
 ) -> Float[Tensor, "positives nodes"]:
     """Compute F at the nodes of the positives' cells from the negatives' weights."""
-    nodes = _nodes(grid)
-    sigmoid = torch.sigmoid(_differences(grid)).flatten(0, 1)
+    device = negatives.device
+    difference, nodes = _differences(grid.reach, grid.width, device), _nodes(grid.width, device)
+    sigmoid = torch.sigmoid(difference).flatten(0, 1)
     tail = _tail(grid, (negatives @ torch.exp(nodes)).flip(0)).flip(0)
     above = _far_below(negatives.sum(1).flip(0), grid.reach).flip(0)
     if len(cells) < grid.cells:
@@ -282,16 +275,18 @@ def kernel_sums_at_positives(
     return near + tail[cells, None] * torch.exp(-nodes) + above[cells, None]
 
 
-def _nodes(grid: Grid) -> Float[Tensor, " nodes"]:
+@cache
+def _nodes(width: float, device: torch.device) -> Float[Tensor, " nodes"]:
     """Return the nodes of a cell near positives, relative to its middle."""
-    return chebyshev(NODES, grid.starts.device) * grid.width / 2
+    return chebyshev(NODES, device) * width / 2
 
 
-def _differences(grid: Grid) -> Float[Tensor, "band nodes nodes"]:
+@cache
+def _differences(reach: int, width: float, device: torch.device) -> Float[Tensor, "band nodes nodes"]:
     """Return node minus node for two cells `reach` to -`reach` apart: [cells apart, upper node, lower node]."""
-    nodes = _nodes(grid)
-    cells = torch.arange(-grid.reach, grid.reach + 1, dtype=torch.float64, device=grid.starts.device)
-    return cells[:, None, None] * grid.width + (nodes[:, None] - nodes)
+    nodes = _nodes(width, device)
+    cells = torch.arange(-reach, reach + 1, dtype=torch.float64, device=device)
+    return cells[:, None, None] * width + (nodes[:, None] - nodes)
 
 
 def _tail(grid: Grid, factors: Float[Tensor, " cells"]) -> Float[Tensor, " cells"]:

@@ -29,13 +29,16 @@ from raytriever.losses.batch import BatchIds, Candidates
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.mw.grid import (
+    NODES,
     SUBCELLS,
     TERMS,
     Grid,
     build_grid,
+    chebyshev,
     fill_empty,
     kernel_sums,
     kernel_sums_at_positives,
+    lagrange,
     refinement,
 )
 from raytriever.losses.scores import Panel, Sparse, add_rows
@@ -71,7 +74,7 @@ class TensorWalk:
             is_in_block = (rows >= start) & (rows < start + height)
             excluded.zero_()
             excluded.index_put_((torch.where(is_in_block, rows - start, height), columns), is_in_block.new_ones(()))
-            subcell, x = self._grid.subcells(scores[block].double() * self._scale)
+            subcell, x = self._grid.locate(scores[block].double() * self._scale, SUBCELLS)
             terms = torch.stack([torch.ones_like(x), x, x * x, x * x * x], -1)
             terms.masked_fill_(excluded[: len(x), :, None], 0)
             derivatives[block] = (self._cubics[subcell] * terms).sum(-1)
@@ -159,9 +162,10 @@ class PairwiseSums:
         # An empty slot is a positive of weight 0.
         self._is_used = (~positives.isnan()).double()
         self._positives = fill_empty(positives)
-        self._cells, weights = self._grid.weights(self._positives)
+        self._cells, along = self._grid.locate(self._positives)
+        weights = lagrange(2 * along - 1, chebyshev(NODES, positives.device))
         self._weights = weights * self._is_used[:, None]
-        by_cell = add_rows(weights.new_zeros(self._grid.cells, weights.shape[1]), self._cells, self._weights)
+        by_cell = add_rows(weights.new_zeros(self._grid.cells, NODES), self._cells, self._weights)
         total, slope = kernel_sums(self._grid, by_cell)
         self._total, self._slope = total * weight, slope * weight
 
@@ -190,7 +194,7 @@ class PairwiseSums:
         share = (self._to_nodes(own) * self._total).sum(0).sum()
         at_nodes = kernel_sums_at_positives(self._grid, self._to_nodes(all), self._cells)
         by_positive = -(at_nodes * self._weights).sum(1) * self._weight
-        subcell, x = self._grid.subcells(self._positives)
+        subcell, x = self._grid.locate(self._positives, SUBCELLS)
         positives = add_rows(all.new_zeros(len(all), 2), subcell, torch.stack([self._is_used, self._is_used * x], 1))
         area = auc(positives[:, 0], positives[:, 1], all[:, 0], all[:, 1])
         return PairwiseResult(share, by_positive, area)

@@ -95,20 +95,25 @@ class Objective(nn.Module):
             with precision():
                 return self.retriever.encode(part, side).float()
 
-        def reduce(embeddings: Tensor) -> LossOutput:
-            """Return the loss of the embeddings of all parts."""
-            output: LossOutput = self.loss(*_in_order(embeddings, passes, whole), whole.ids, workers, guide)
-            return output
-
+        in_order, others = partial(_in_order, passes=passes, batch=whole), (whole.ids, workers, guide)
         if self.chunk is None or not torch.is_grad_enabled():
             # Weights are cast once a part: cast once a batch, the parts' gradients would be added up in bf16.
-            return reduce(torch.cat([encode(part, side) for part, side in parts]))
+            output: LossOutput = self.loss(*in_order(torch.cat([encode(part, side) for part, side in parts])), *others)
+            return output
         # Parts that communicate are encoded in the same order on all workers.
         keep = 1 if self.parts_communicate else self.chunk.holds([part for part, _ in parts])
         encoder = None if self.parts_communicate else _trained(self.retriever)
         agreement = None if self.parts_communicate else self._agreement
         return cached_loss(
-            parts, encode, precision, reduce, encoder, _trained(self.loss), agreement, keep, self.leaves_part
+            parts,
+            encode,
+            precision,
+            lambda embeddings: self.loss(*in_order(embeddings), *others),
+            encoder,
+            _trained(self.loss),
+            agreement,
+            keep,
+            self.leaves_part,
         )
 
     def _guide_chunk(self) -> ChunkSizes | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytriever.evaluation.decision import SHARES
 from raytriever.evaluation.protocol import PAIR_AIMS, aim_text, metric_title
-from raytriever.terminal import markdown_cell, markdown_table
+from raytriever.terminal import markdown_cell, markdown_table, one_line
 from raytriever.tracking.tracker import Point
 
 SHARE_TITLES = {
@@ -66,6 +66,20 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = threshold_cells(rows)
     notes = [f"- {markdown_cell(line)}\n" for line in calibration_notes(rows)]
     return _markdown(cells) + ("\n" + "".join(notes) if notes else "")
+
+
+def calibration_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format the rows for a terminal: a paragraph for each threshold, and the notes."""
+    paragraphs = []
+    for line in threshold_cells(rows):
+        dataset, model, wanted, confidence, threshold, *others = [
+            (name, one_line(text)) for name, (text, _) in line.items()
+        ]
+        shown = [(name, text) for name, text in others if text != "-"]
+        head = f"{dataset[1]}, {model[1]}, {wanted[1]}: threshold {threshold[1]} ({confidence[1]})\n"
+        width = max((len(name) for name, _ in shown), default=0)
+        paragraphs.append(head + "".join(f"  {name:<{width}}  {text}\n" for name, text in shown))
+    return "\n".join(paragraphs) + "".join(f"\n- {one_line(line)}\n" for line in calibration_notes(rows))
 
 
 def confidence_cells(rows: Sequence[Mapping[str, Any]]) -> Cells:

@@ -108,10 +108,10 @@ def write_summary_files(
         )
     if results.pairs:
         text += "\n" + "\n".join(pair_lines(results.pairs, most=None)) + "\n"
-    if results.confidences:
-        text += f"\nConfidences\n\n{confidence_table(results.confidences)}"
     if results.calibration:
         text += f"\nThresholds\n\n{calibration_table(results.calibration)}"
+    if results.confidences:
+        text += f"\nConfidences\n\n{confidence_table(results.confidences)}"
     if results.forms:
         text += f"\nStored forms\n\n{form_table(results.forms)}"
     if results.missing:

@@ -21,7 +21,7 @@ from raytriever.errors import flag_of
 from raytriever.evaluation.calibration import Calibrated, check_apart, save_calibrations, write_calibrations
 from raytriever.evaluation.datasets import EvaluationDataset, check_file_names, rename_duplicates
 from raytriever.evaluation.decision import calibration_rows, confidence_rows, decide_dataset
-from raytriever.evaluation.decision_tables import calibration_table, confidence_table, decision_points, form_table
+from raytriever.evaluation.decision_tables import calibration_text, confidence_table, decision_points, form_table
 from raytriever.evaluation.differences.significance import (
     best_models,
     best_rows,
@@ -55,6 +55,7 @@ from raytriever.evaluation.request import (
 from raytriever.evaluation.results import Results, bm25_analysers, bm25_warnings, check_output
 from raytriever.evaluation.systems import Bm25System, DenseSystem, Encoders, RetrievalBackend
 from raytriever.evaluation.tables import metrics_table, systems_note
+from raytriever.metrics.confidence import SCORE
 from raytriever.mining.analyser import Analyser, Analysis
 from raytriever.models.precision import choose_precision, default_device
 from raytriever.search.exact import search_store
@@ -170,7 +171,9 @@ def format_results(results: Results) -> str:
         notes.append(f"{', '.join(signs)}: paired t-test, p < 0.05 after Holm's correction over the data sets")
     notes += pair_lines(results.pairs)
     notes += auc_lines(results.auc_intervals)
-    tables = ((confidence_table, results.confidences), (calibration_table, results.calibration))
+    # The files of the results have all confidences.
+    main = [row for row in results.confidences if row["decides"] or row["confidence"] == SCORE]
+    tables = ((calibration_text, results.calibration), (confidence_table, main))
     notes += [f"\n{table(rows)}" for table, rows in tables if rows]
     if results.forms:
         notes.append(f"\n{form_table(results.forms)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +77,11 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert "without an answer, answered" in text
     assert "recall of pairs" not in text
     assert "- d, m, top-precision 1: Few answers" in text
-    assert text in format_results(Results(calibration=[few, none, out]))
+    shown = format_results(Results(calibration=[few, none, out]))
+    shown = re.sub(" +", " ", shown)
+    assert "\nd, m, top-precision 1: threshold 0.9 (score)\n on dev 1.000\n queries answered 1 of 50 =" in shown
+    assert "\nd, m, top-precision 0.9: threshold out of reach (score)\n on dev 0.333 at best\n" in shown
+    assert "\n- d, m, top-precision 1: Few answers" in shown
     page = threshold_table([few, none, out])[0]
     assert "Few answers: 1 of 60" in page.note
     assert Cell("1 of 50 = 0.020 (0.004 to 0.105)", 1 / 50) in page.rows[0]
@@ -130,7 +135,11 @@ def test_confidences_are_compared_where_they_are_chosen_and_checked() -> None:
     assert score["low"] <= score["area"] <= score["high"]
     text = confidence_table(rows)
     assert "| score (decides) |" in text
-    assert text in format_results(Results(confidences=rows))
+    shown = format_results(Results(confidences=[{**row, "decides": row["confidence"] == "nqc"} for row in rows]))
+    assert [line.split(" | ")[2] for line in shown.splitlines() if line.startswith("| d ")] == [
+        "score",
+        "nqc (decides)",
+    ]
     assert next(row[2] for row in page_of_confidences(rows)[0].rows) == "score (decides)"
 
 

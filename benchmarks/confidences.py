@@ -71,7 +71,7 @@ def measure(root: Path, pack: str, split: str, passages: int) -> dict[str, objec
         questions = []
         for name in ("dev", "test"):
             judged = select_judged_queries(dataset, name, Protocol())
-            questions.append(questions_of(judged, system.evaluate(name, Protocol(), judged), index, removed=True))
+            questions.append(questions_of(judged, system.evaluate(name, Protocol(), judged), index, removed=0.5))
     dev, test = questions
     weights = resampling_weights([len(test)], SAMPLES, 0)
     areas = {

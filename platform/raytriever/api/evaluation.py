@@ -154,8 +154,8 @@ def evaluate(
         calibration_split: where they are chosen; `split` itself, to divide its queries into ten folds.
         confidence: what decides whether a query is answered, one of `score`, `margin`, `softmax`, `entropy`,
             `deviation`, `nqc`, `wig` and `combined`; by default the best one where thresholds are chosen.
-        unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"`,
-            `"hard"`, or data sets of other domains.
+        unanswerable: queries without an answer that are made, next to those that the data sets have: `"removed"` or
+            `"removed=0.2"`, `"hard"`, or data sets of other domains.
         relevance_level: grade from which on a passage is relevant.
         drop_own_id: whether a passage with the query's own id is left out of its results, as BEIR does.
         dtype: types of stored embeddings that are measured from one encoding, such as `["int8", "binary"]`.
@@ -206,7 +206,9 @@ def evaluate(
     from raytriever.evaluation.request import build_evaluation_job
 
     trackers = read_trackers(tracker)
-    made = [one if one in MADE_KINDS else source_of(one) for one in unanswerable]
+    made = [
+        one if isinstance(one, str) and one.partition("=")[0] in MADE_KINDS else source_of(one) for one in unanswerable
+    ]
     rate = max((one.max_bad_rows for one in sets if isinstance(one, Dataset)), default=0.01)
     job = build_evaluation_job(
         evaluated, [source_of(one) for one in sets], config, baselines, calibrate, made, arithmetic, rate, warn

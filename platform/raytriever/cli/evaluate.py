@@ -130,8 +130,9 @@ def _parser() -> Parser:
         "--unanswerable",
         UNANSWERABLE,
         "KIND",
-        "make queries without an answer, which thresholds take into account: removed (every second query loses its "
-        "answers), hard (an entity of a query is replaced), or data sets of other domains; their shares are measured",
+        "make queries without an answer, which thresholds take into account: removed (half of the queries lose their "
+        "answers; removed=0.2: a fifth), hard (an entity of a query is replaced), or data sets of other domains; their "
+        "shares are measured",
         nargs="+",
         default=[],
     )

@@ -84,14 +84,14 @@ class ModelDecision:
 
 @activity("choosing the thresholds")
 def decide_dataset(
-    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str | None = None, removed: bool = False
+    measured: DatasetMeasurement, aims: Sequence[WantedAim], confidence: str | None = None, removed: float = 0.0
 ) -> list[ModelDecision]:
     """Choose and check thresholds of each model.
 
     Args:
         aims: what the thresholds aim at; without any there is no decision.
         confidence: name of the confidence that decides; None for the best one where it is chosen.
-        removed: whether every second question takes part without its answers.
+        removed: share of the questions that take part without their answers.
     """
     of_answers = [(aim, wanted) for aim, wanted in aims if aim in ANSWER_AIMS]
     decisions = []
@@ -141,12 +141,12 @@ def decide_questions(
 
 
 def questions_of(
-    judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None = None, removed: bool = False
+    judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None = None, removed: float = 0.0
 ) -> RankedQuestions:
     """Return the questions of a split with the rankings of a model: those with an answer, and those without.
 
-    BM25 is asked too where there is an index. With `removed`, every second question with an answer, by its hash, counts
-    without its relevant documents.
+    BM25 is asked too where there is an index. A share of the questions with an answer, `removed`, counts without its
+    relevant documents; a larger share has the questions of a smaller one.
     """
     count = len(evaluation.queries)
     right = right_answers(pool_scores([evaluation]), count)
@@ -156,12 +156,18 @@ def questions_of(
     parts = [asked]
     if removed:
         names = (judged.dataset.queries.ids[query] for query in evaluation.queries.tolist())
-        turned = np.array([key_of(name)[0] % 2 == 1 for name in names], bool)
+        turned = np.array([_place_of(name) >= 1 - removed for name in names], bool)
         parts = [asked.where(~turned), _without_answers(judged, evaluation, index).where(turned)]
     for kind, ranked in evaluation.unanswered.items():
         if kind != REMOVED:
             parts.append(_of_kind(kind, ranked, np.zeros(len(ranked.queries), bool), judged, index))
     return _joined(parts)
+
+
+def _place_of(name: str) -> float:
+    """Return a number from 0 to 1, evenly spread over names: the bits of a hash, the lowest one first."""
+    bits = f"{int.from_bytes(key_of(name)[:8], 'little'):064b}"
+    return int(bits[::-1], 2) / 2**64
 
 
 def _without_answers(judged: JudgedQueries, evaluation: Evaluation, index: Bm25Index | None) -> RankedQuestions:

@@ -42,7 +42,7 @@ from raytriever.evaluation.measurements import (
     auc_rows,
     format_copies,
 )
-from raytriever.evaluation.protocol import AUC, REMOVED, format_absent
+from raytriever.evaluation.protocol import AUC, format_absent, removed_share
 from raytriever.evaluation.quantised import FormSystem, check_samples, form_rows
 from raytriever.evaluation.request import (
     EvaluatedModel,
@@ -128,7 +128,7 @@ def run_evaluation(
                     for model in measured.models:
                         on_result(model, one.name, results.models[model][one.name])
                 results.auc_intervals += auc_rows(measured)
-                decisions = decide_dataset(measured, job.aims, job.confidence, REMOVED in job.unanswerable)
+                decisions = decide_dataset(measured, job.aims, job.confidence, removed_share(job.unanswerable))
                 results.calibration += calibration_rows(measured, decisions, job.calibration_split)
                 results.confidences += confidence_rows(measured, decisions, job.calibration_split)
                 calibrations += write_calibrations(folder, measured, decisions, job, log, int8=precision == "int8")

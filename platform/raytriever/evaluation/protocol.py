@@ -7,7 +7,7 @@ the run files, 100, when a user gives none. So trec_eval computes the same figur
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
@@ -298,6 +298,30 @@ def parse_aims(words: Sequence[str]) -> list[WantedAim]:
             raise ConfigError(f"{word!r} allows everything", CALIBRATE, "give a share below 1")
         aims.append((aim, None if aim == "f1" else wanted))
     return aims
+
+
+def asks_removed(word: str) -> bool:
+    """Return whether a word of `--unanswerable` is `removed` or `removed=SHARE`."""
+    return word.partition("=")[0] == REMOVED
+
+
+def removed_share(words: Iterable[str]) -> float:
+    """Return the share of the questions that lose their answers: 0.5 for `removed`, 0.2 for `removed=0.2`, else 0."""
+    share = 0.0
+    for word in filter(asks_removed, words):
+        _, sign, number = word.partition("=")
+        try:
+            given = float(number) if sign else 0.5
+        except ValueError:
+            given = float("nan")
+        if share or not 0 < given < 1:
+            raise ConfigError(
+                "is given twice" if share else "is no share of the questions",
+                setting("unanswerable", word),
+                "give one share above 0 and below 1, such as removed=0.2",
+            )
+        share = given
+    return share
 
 
 def is_missed(aim: str, wanted: float | None, low: float | None, high: float | None) -> bool:

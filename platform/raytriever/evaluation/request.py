@@ -3,8 +3,9 @@
 A data set may name questions without an answer in the corpus (kind `given`). `--unanswerable removed hard PATH` makes
 others:
 
-- `removed`: every second question loses its answers: its relevant documents, and their copies, are not searched. It
-  needs no new text, so all questions without their answers are measured at every threshold in any case.
+- `removed`: half of the questions (a fifth with `removed=0.2`) lose their answers: their relevant documents, and the
+  copies of these, are not searched. It needs no new text, so all questions without their answers are measured at every
+  threshold in any case.
 - `hard`: an entity of a question is replaced by another one of the corpus; see `data.unanswerable`.
 - `foreign`: the questions of another data set, which no document of this corpus answers.
 """
@@ -33,14 +34,15 @@ from raytriever.evaluation.protocol import (
     FOREIGN,
     HARD,
     PAIR_AIMS,
-    REMOVED,
     JudgedQueries,
     Protocol,
     WantedAim,
     aim_text,
+    asks_removed,
     check_answers,
     parse_aims,
     read_metrics,
+    removed_share,
     select_judged_queries,
 )
 from raytriever.metrics.answering import check_enough
@@ -313,6 +315,7 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
+    removed_share(unanswerable)
     models = add_forms(pin_models(models), config)
     job = EvaluationJob(
         models=models,
@@ -346,7 +349,7 @@ def add_unanswerable(
     for split in judged:
         made = dict(judged[split].unanswerable)
         for number, word in enumerate(kinds):
-            if word == REMOVED:
+            if asks_removed(word):
                 continue
             kind = HARD if word == HARD else FOREIGN
             texts = (

@@ -24,7 +24,7 @@ import numpy as np
 
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.evaluation.config import EvaluationConfig
-from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics
+from raytriever.evaluation.protocol import metric_title, parse_aims, read_metrics, removed_share
 from raytriever.evaluation.request import BM25, EvaluatedModel, pin_models
 from raytriever.evaluation.systems import Encoders, RetrievalBackend
 from raytriever.models.precision import choose_precision, default_device
@@ -68,6 +68,7 @@ def build_mteb_job(
     for model in models:
         if model.config is None:
             raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
+    removed_share(unanswerable)
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")

@@ -33,10 +33,11 @@ from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import (
     AUC,
     PAIR_AIMS,
-    REMOVED,
     JudgedQueries,
     Protocol,
     WantedAim,
+    asks_removed,
+    removed_share,
     select_judged_queries,
 )
 from raytriever.evaluation.request import OpenPart, add_unanswerable
@@ -182,9 +183,9 @@ class TaskSearch(MtebEncoder):
         are not used. Return scores by query and document.
         """
         kinds = self.measures.unanswerable
-        if top_ranked is not None and set(kinds) - {REMOVED}:
+        if top_ranked is not None and not all(map(asks_removed, kinds)):
             self.log(f"{self.task.metadata.name}: queries that are made have no candidates, so they are left out")
-            kinds = [kind for kind in kinds if kind == REMOVED]
+            kinds = list(filter(asks_removed, kinds))
         protocol = Protocol(self.measures.metrics, drop_own=self.task.ignore_identical_ids)
         data = self._splits(hf_subset)[hf_split]
         opened = self._open(self._corpus, queries, data["relevant_docs"], protocol, kinds, hf_split)
@@ -265,7 +266,7 @@ class TaskSearch(MtebEncoder):
         )
         aims = self.measures.aims if chosen_on else ()
         try:
-            decisions = decide_dataset(measured, aims, self.measures.confidence, REMOVED in kinds)
+            decisions = decide_dataset(measured, aims, self.measures.confidence, removed_share(kinds))
         except DataError as error:
             self.log(f"{error}, so there are no thresholds")
             decisions = []

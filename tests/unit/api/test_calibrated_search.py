@@ -292,6 +292,12 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
         # Every second query has lost its answers.
         assert kinds["removed"]["whole"] + row["queries"] == 60
         assert row["questions"] == 60 + 20 + 80
+    lost = {}
+    for share in ("removed=0.5", "removed=0.2"):
+        once = evaluate(["bm25"], [letters], ["f1"], Path(share), confidence="score", unanswerable=[share])
+        lost[share] = once.calibration[0]["unanswerable"]["removed"]["whole"]
+    assert lost["removed=0.5"] == kinds["removed"]["whole"]
+    assert 5 <= lost["removed=0.2"] <= 19
     # The metrics of rankings are those of the queries with an answer.
     assert results.models["tuned"]["letters"] == calibrated.results.models["tuned"]["letters"]
     made = read_calibration(model / FILE)

@@ -22,7 +22,7 @@ from raytriever.evaluation.datasets import (
 from raytriever.evaluation.differences.significance import collect_marks, significance_rows
 from raytriever.evaluation.job import format_results, run_evaluation
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics
+from raytriever.evaluation.protocol import metric_title, parse_aims, read_best_metric, read_metrics, removed_share
 from raytriever.evaluation.request import EvaluationJob, choose_baselines, read_models
 from raytriever.models.config import ModelConfig
 from raytriever.report.evaluation import about_lines
@@ -150,6 +150,16 @@ def test_aims() -> None:
     for wrong in ("precision", "precision=0", "recall=1.1", "f1=0.5", "recall=nan", "recall=x"):
         with pytest.raises(ConfigError, match=r"write top-precision=0\.9, wrong-answers=0\.05, missed=0\.1, ans"):
             parse_aims([wrong])
+
+
+def test_the_share_of_questions_that_lose_their_answers() -> None:
+    shares = [removed_share(words) for words in ([], ["hard", "other"], ["removed"], ["hard", "removed=0.2"])]
+    assert shares == [0, 0, 0.5, 0.2]
+    for wrong in ("removed=0", "removed=1", "removed=", "removed=x", "removed=nan"):
+        with pytest.raises(ConfigError, match=r"is no share of the questions; give one share above 0 and below 1"):
+            removed_share([wrong])
+    with pytest.raises(ConfigError, match="is given twice"):
+        removed_share(["removed", "removed=0.2"])
 
 
 def test_a_folder_of_data_sets_is_one_of_several_parts(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ PLANTED = {".env": "canary", "runs/old/config.yaml": "canary", "mlflow.db": "can
 # A worker writes where its code lies: an editable install names another folder than the upload.
 CODE_RECORD = """
 
-_train_as_it_is = _train
+_open_setup_as_it_is = _open_setup
 
 
-def _train(job, device):
+def _open_setup(job, device):
     (job.folder / "worker_code").write_text(__file__)
-    _train_as_it_is(job, device)
+    return _open_setup_as_it_is(job, device)
 """
 
 

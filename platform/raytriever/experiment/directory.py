@@ -76,9 +76,13 @@ class RunDirectory:
         if self.state == "new" and (self.path / CONFIG).is_file():
             remove(self.path, whole=True)
         write_atomically(self.path / CONFIG, config_yaml)
+        texts = dict[str, str]()
         for own in (own for loss in losses for own in loss.files):
+            name, text = own.file.name, own.read()
+            while texts.setdefault(name, text) != text:  # a file of this name in another folder
+                name = f"_{name}"
             (self.path / LOSSES).mkdir(exist_ok=True)
-            write_atomically(self.path / LOSSES / own.file.name, own.read())
+            write_atomically(self.path / LOSSES / name, text)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json`, which marks the run as finished."""

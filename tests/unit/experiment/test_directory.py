@@ -13,6 +13,7 @@ from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
 from raytriever.experiment.directory import RunDirectory, check_same_settings
+from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationConfig
 
@@ -39,6 +40,17 @@ def test_a_run_is_new_then_interrupted_then_finished(tmp_path: Path) -> None:
     run.finish(METRICS)
     run = opened(path)
     assert (run.state, run.metrics()) == ("finished", METRICS)
+
+
+def test_files_of_losses_that_share_a_name_are_all_kept(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "own.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(f"def {file.parent.name}(scores, positives, negatives): ...\n")
+    losses = [LossConfig("+".join(f"{file}:{file.parent.name}" for file in files))] * 2  # of two stages
+    opened(tmp_path / "run").begin(TEXT, losses)
+    stored = {file.name: file.read_text() for file in (tmp_path / "run" / "losses").iterdir()}
+    assert stored == {"own.py": files[0].read_text(), "_own.py": files[1].read_text()}
 
 
 @pytest.mark.parametrize("finished", [False, True])

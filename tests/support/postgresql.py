@@ -7,6 +7,7 @@ import os
 import pwd
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from raytriever.cluster.launch import free_port
 
@@ -47,12 +48,15 @@ class PostgreSQL:
         self._run("pg_ctl", "-D", "data", "-m", "immediate", "stop")
 
     def _run(self, program: str, *words: str) -> None:
-        subprocess.run(
-            [self._programs / program, *words],
-            cwd=self._folder,
-            user=self._user,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with TemporaryFile("w+") as errors:  # no pipe: the server would keep it open
+            done = subprocess.run(
+                [self._programs / program, *words],
+                cwd=self._folder,
+                user=self._user,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+            )
+            errors.seek(0)
+            assert done.returncode == 0, f"{program}: {errors.read()}"

@@ -147,6 +147,15 @@ claims:
     assert results["claims"][0]["text"] == "MW is above untrained in AUC"
     assert r"\toprule" in (tmp_path / "mine" / "table.tex").read_text()
     assert "InfoNCE" in out
+    assert "All pairs: t-test over queries and seeds" in (tmp_path / "mine" / "study.md").read_text()
+    assert {(row["model"], row["metric"]) for row in results["pairs"]} >= {("MW", "auc")}
+    arms = [f"mine/arms/{name}/seed-0" for name in ("MW-Letters", "InfoNCE-Letters")]
+    process = line.start("compare", *arms, "--output", "page.html")
+    started.append(process)
+    assert process.wait(120) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "MW-Letters seed-0" in page
+    assert page.count("AUC") > 3
 
 
 @pytest.mark.timeout(900)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 from urllib.parse import quote
 
 import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
 
 from raytriever.activity import activity
 from raytriever.data.columns import texts_at
@@ -21,7 +23,7 @@ from raytriever.evaluation.decision_tables import calibration_table, confidence_
 from raytriever.evaluation.differences.significance import collect_marks, pair_lines, read_best_rows
 from raytriever.evaluation.evaluate import Evaluation
 from raytriever.evaluation.measurements import DatasetMeasurement, PartMeasurement, format_copies
-from raytriever.evaluation.protocol import Protocol, format_absent
+from raytriever.evaluation.protocol import AUC, Protocol, format_absent
 from raytriever.evaluation.results import RESULTS, Results, bm25_warnings
 from raytriever.evaluation.tables import latex, markdown, paper_tables
 from raytriever.metrics.calibration import ScoredPools
@@ -32,6 +34,7 @@ from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
 
 PER_QUERY = "per_query"
+MEASURED = "measured"  # folder of the evaluations of a run that a study trained
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
 FAMILIES = ("ndcg", "map", "recall", "precision", "mrr")
@@ -47,10 +50,20 @@ _RUN_QUERIES = 64  # whose lines of a run are in memory at a time
 
 
 class QueryMetrics(TypedDict):
-    """One model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query."""
+    """One model in `per_query/DATASET.json`: values of each metric by query, and the best documents of each query.
+
+    `auc` are the pseudo-values of the pooled AUC, by which it is tested.
+    """
 
     metrics: dict[str, list[Any]]
     top: list[list[Any]]
+    auc: NotRequired[list[Any]]
+
+
+def values_of(model: QueryMetrics) -> dict[str, Float64[ndarray, " queries"]]:
+    """Return the values of each query for every metric that can be tested, NaN for none."""
+    auc = {AUC: model["auc"]} if "auc" in model else {}
+    return {name: np.array(values, np.float64) for name, values in {**model["metrics"], **auc}.items()}
 
 
 class QueryValues(TypedDict):
@@ -173,6 +186,7 @@ def per_query_content(measured: DatasetMeasurement) -> str:
 
         {"queries": [id], "texts": [text],
          "models": {NAME: {"metrics": {metric: [value of each query]},
+                           "auc": [pseudo-value of the pooled AUC of each query],
                            "top": [[[document id, title, first 300 characters, score, grade or null], ... 5], ...]}},
          "relevant": [[[document id, title, first 300 characters, grade], ... 3], ...]}
 
@@ -197,6 +211,10 @@ def per_query_content(measured: DatasetMeasurement) -> str:
                 entry["metrics"].setdefault(name, []).extend(
                     value if np.isfinite(value) else None for value in values.tolist()
                 )
+    for model, entry in content["models"].items():
+        auc = measured.testable_values(model).get(AUC)
+        if auc is not None:
+            entry["auc"] = [value if np.isfinite(value) else None for value in auc.tolist()]
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
@@ -208,6 +226,7 @@ def read_per_query(file: Path, remedy: str = "evaluate again") -> QueryValues:
     lists: dict[str, list[Any]] = {"texts": content["texts"], "relevant": content["relevant"]}
     lists |= {f"models.{name}.top": model["top"] for name, model in models}
     lists |= {f"models.{name}.metrics.{key}": row for name, model in models for key, row in model["metrics"].items()}
+    lists |= {f"models.{name}.metrics.{AUC}": model["auc"] for name, model in models if "auc" in model}
     for name, entries in lists.items():
         if len(entries) != len(content["queries"]):
             reason = f"{name!r} has {len(entries)} entries for {len(content['queries'])} queries"

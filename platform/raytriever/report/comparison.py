@@ -12,7 +12,6 @@ so only several seeds say whether their settings differ.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +22,12 @@ import numpy as np
 from numpy import ndarray
 
 from raytriever.activity import activity
-from raytriever.evaluation.differences.seeds import SeedComparison, SeededResults, SeedMetrics
+from raytriever.evaluation.differences.seeds import SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import best_models, pair_rows, significance_rows
+from raytriever.evaluation.files import QueryMetrics, values_of
 from raytriever.evaluation.names import distinct_names, unique_names
-from raytriever.evaluation.protocol import metric_title
-from raytriever.metrics.significance import LEVEL, holm
+from raytriever.evaluation.protocol import AUC, metric_title
+from raytriever.metrics.significance import LEVEL
 from raytriever.report.evaluation import gain_pictures
 from raytriever.report.figures import save_curves, styles_of
 from raytriever.report.finished_runs import NOT_SETTINGS, Figures, FinishedRun, MlflowRuns, read_directory
@@ -95,6 +95,7 @@ def write_comparison(path: Path, runs: Sequence[FinishedRun]) -> None:
         *_settings(runs),
     ]
     about = [f"{len(runs)} runs: {', '.join(run.name for run in runs)}.", *others]
+    about += _untested(figures, values)
     if sum(run.trained for run in runs) > 1 and not over_seeds:
         about.append(ONE_SEED)
     with TemporaryDirectory() as folder:
@@ -185,10 +186,12 @@ def _queries(
             order = [row[query] for query in whole["queries"]]
             for model, values in content["models"].items():
                 name = names.get((index, model))
-                if name is not None:
+                if name is not None and "auc" not in whole["models"].get(name, {}):  # a shared row may have it
+                    auc = values.get("auc")
                     whole["models"][name] = {
                         "metrics": {metric: [one[i] for i in order] for metric, one in values["metrics"].items()},
                         "top": [values["top"][i] for i in order],
+                        **({"auc": [auc[i] for i in order]} if auc else {}),
                     }
     for whole in merged.values():
         # The page compares with the first model by default.
@@ -201,10 +204,17 @@ def _values(figures: Figures, queries: Mapping[str, Mapping[str, Any]]) -> dict[
     values: dict[str, dict[str, dict[str, ndarray]]] = {model: {} for model in figures}
     for dataset, whole in queries.items():
         for model, content in whole["models"].items():
-            values.setdefault(model, {})[dataset] = {
-                metric: np.array(one, dtype=np.float64) for metric, one in content["metrics"].items()
-            }
+            values.setdefault(model, {})[dataset] = values_of(content)
     return {model: sets for model, sets in values.items() if sets}
+
+
+def _untested(figures: Figures, values: Mapping[str, Mapping[str, Mapping[str, ndarray]]]) -> list[str]:
+    """Return lines on models without values by query."""
+    none = [model for model in figures if model not in values]
+    lines = [f"No difference of {', '.join(none)} is tested: the run has no values by query."] if none else []
+    has_auc = [model for model, sets in figures.items() if any(AUC in one for one in sets.values())]
+    old = [one for one in has_auc if one in values and not any(AUC in each for each in values[one].values())]
+    return lines + ([f"The AUC of {', '.join(old)} is not tested: an earlier version measured it."] if old else [])
 
 
 def _settings(runs: Sequence[FinishedRun]) -> list[HtmlTable]:
@@ -270,34 +280,25 @@ def _settings_of_seeds(runs: Sequence[FinishedRun]) -> dict[str, list[int]]:
     return {name: list(seeds.values()) for name, seeds in zip(named, groups.values(), strict=True)}
 
 
-def _seed_metrics(content: Mapping[str, Any], seed: int | None) -> SeedMetrics:
-    values = {metric: np.array(one, np.float64) for metric, one in content["metrics"].items()}
+def _seed_metrics(content: QueryMetrics, seed: int | None) -> SeedMetrics:
+    values = values_of(content)
     return SeedMetrics(seed, {metric: float(np.nanmean(one)) for metric, one in values.items()}, values)
 
 
 def _seed_table(results: SeededResults, seeds: Mapping[str, int]) -> HtmlTable:
-    cells: list[list[str | Cell]] = []
-    for metric in dict.fromkeys(name for one in results.cells.values() for name in one[0].metrics):
-        tested: list[tuple[str, str, str, SeedComparison]] = []
-        for dataset, (row, other) in itertools.product(results.datasets, itertools.combinations(seeds, 2)):
-            if max(seeds[row], seeds[other]) > 1 and all(results.has(one, dataset, metric) for one in (row, other)):
-                better, worse = sorted((row, other), key=lambda one: -results.mean(one, dataset, metric))
-                tested.append((dataset, better, worse, results.compare(better, worse, dataset, metric)))
-        tested = [one for one in tested if np.isfinite(one[3].p)]
-        for (dataset, row, other, one), p in zip(tested, holm([one[3].p for one in tested]), strict=True):
-            of_seeds = " and ".join(str(seeds[name]) for name in (row, other))
-            cells.append(
-                [
-                    dataset,
-                    metric_title(metric),
-                    row,
-                    other,
-                    significance_cell(float(p)),
-                    figure_cell(one.difference, signed=True),
-                    of_seeds,
-                    probability_cell(one.p),
-                ]
-            )
+    cells: list[list[str | Cell]] = [
+        [
+            row["dataset"],
+            metric_title(row["metric"]),
+            row["model"],
+            row["against"],
+            significance_cell(row["p_holm"]),
+            figure_cell(row["difference"], signed=True),
+            f"{seeds[row['model']]} and {seeds[row['against']]}",
+            probability_cell(row["p"]),
+        ]
+        for row in seeded_pair_rows(results, lambda row, other: max(seeds[row], seeds[other]) > 1)
+    ]
     columns = ["data set", "metric", "setting", "against", "significant", "difference", "seeds", "p"]
     note = (
         "Runs that differ in the seed alone are one setting. The error of a difference has a part of the queries and a "

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.errors import ConfigError, StorageError, setting
-from raytriever.evaluation.files import PER_QUERY, read_queries
+from raytriever.evaluation.files import MEASURED, PER_QUERY, read_queries
+from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.results import RESULTS, read_results
 from raytriever.masking import masked
 from raytriever.reading.structured import conform, read_json, read_yaml
@@ -63,6 +64,9 @@ class FinishedRun:
 
 def read_directory(folder: Path, name: str) -> FinishedRun:
     """Read the finished run of a directory."""
+    if arms := sorted((folder / "arms").glob("*/*/")):
+        remedy = f"give directories of its arms, such as {arms[-1]}; {folder / 'study.md'} compares all"
+        raise ConfigError("holds a study", str(folder), remedy)
     if (folder / RESULTS).is_file():
         return _evaluation(folder, name)
     if (folder / METRICS).is_file():
@@ -78,6 +82,7 @@ class _Trained(TypedDict):
     bm25: NotRequired[dict[str, float]]
     before: NotRequired[dict[str, float]]
     after: dict[str, float | None]
+    measured: NotRequired[dict[str, dict[str, float | None]]]
 
 
 def _training(folder: Path, name: str) -> FinishedRun:
@@ -86,6 +91,8 @@ def _training(folder: Path, name: str) -> FinishedRun:
         content = read_json(
             path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes"
         )
+    if measured := content.get("measured"):
+        return _arm(folder, measured)
     dataset = content["dataset"]
     systems = {"bm25": content.get("bm25"), "before": content.get("before"), "after": content["after"]}
     figures: Figures = {system: {dataset: dict(values)} for system, values in systems.items() if values is not None}
@@ -94,9 +101,34 @@ def _training(folder: Path, name: str) -> FinishedRun:
         figures=figures,
         splits={dataset: content["split"]},
         settings=_settings(folder / CONFIG),
-        # In a run with stages, the file of the whole run has only the last values.
-        curves={name: end_to_end(stage_folders(folder), name) for name in CURVES},
+        curves=_curves(folder),
         queries=read_queries(folder),
+        trained=True,
+    )
+
+
+def _curves(folder: Path) -> dict[str, Curve]:
+    # In a run with stages, the file of the whole run has only the last values.
+    return {name: end_to_end(stage_folders(folder), name) for name in CURVES}
+
+
+def _arm(folder: Path, measured: Mapping[str, Mapping[str, float | None]]) -> FinishedRun:
+    """Return the run of an arm of a study, with its evaluations on all data sets."""
+    splits, queries = {}, {}
+    for dataset in measured:
+        safe = safe_name(dataset)
+        path = folder / MEASURED / safe
+        splits[dataset] = read_results(path)["about"][safe]["split"]
+        whole = read_queries(path)[safe]
+        [values] = whole["models"].values()
+        queries[dataset] = {**whole, "models": {"after": values}}
+    return FinishedRun(
+        name=f"{folder.parent.name} {folder.name}",
+        figures={"after": {dataset: dict(values) for dataset, values in measured.items()}},
+        splits=splits,
+        settings=_settings(folder / CONFIG),
+        curves=_curves(folder),
+        queries=queries,
         trained=True,
     )
 

@@ -6,7 +6,7 @@ test over queries and seeds gives p < 0.05 (`evaluation.differences.seeds`). A s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,15 +14,24 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeedComparison, SeededResults, format_outcome
+from raytriever.evaluation.differences.seeds import (
+    ABOVE,
+    BELOW,
+    NOISE,
+    UNTESTED,
+    SeedComparison,
+    SeededResults,
+    format_outcome,
+)
 from raytriever.metrics.significance import LEVEL, paired_t_test
 
 HELD, DID_NOT, WITHIN_NOISE, NOT_MEASURED = "held", "did not hold", "within noise", "not measured"
+NOT_TESTED = "not tested"  # the rows have one seed
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE` and `NOT_MEASURED`, with the compared values."""
+    """Verdict on a claim, one of `HELD`, `DID_NOT`, `WITHIN_NOISE`, `NOT_TESTED`, `NOT_MEASURED`, with values."""
 
     word: str
     because: str
@@ -54,10 +63,16 @@ def _judge(about: str, compare: Callable[[SeededResults], Comparisons]) -> Judge
 
     def judge(results: SeededResults) -> Verdict:
         outcomes, texts = zip(*compare(results), strict=True)
-        word = DID_NOT if BELOW in outcomes else HELD if set(outcomes) == {ABOVE} else WITHIN_NOISE
-        return Verdict(word, f"{about}: {'; '.join(texts)}")
+        return Verdict(_word(set(outcomes)), f"{about}: {'; '.join(texts)}")
 
     return judge
+
+
+def _word(outcomes: Collection[str]) -> str:
+    for outcome, word in ((BELOW, DID_NOT), (UNTESTED, NOT_TESTED), (NOISE, WITHIN_NOISE)):
+        if outcome in outcomes:
+            return word
+    return HELD
 
 
 def _text(name: str, one: SeedComparison, to: str = "") -> str:
@@ -91,6 +106,8 @@ def alike(row: str, other: str, metrics: Sequence[str], datasets: Sequence[str] 
 
 def _agrees(is_within: bool, one: SeedComparison) -> str:
     """Return the outcome of a comparison that may differ by a margin, and by noise."""
+    if one.outcome == UNTESTED:
+        return UNTESTED
     return ABOVE if is_within else NOISE if one.outcome == NOISE else BELOW
 
 
@@ -105,16 +122,16 @@ def smallest(row: str, metrics: Sequence[str], datasets: Sequence[str] = (), amo
 
 
 def _first(row: str, metrics: Sequence[str], datasets: Sequence[str], among: Sequence[str], sign: int) -> Judge:
-    agreement = {ABOVE: ABOVE, BELOW: BELOW} if sign > 0 else {ABOVE: BELOW, BELOW: ABOVE}
+    opposite = {ABOVE: BELOW, BELOW: ABOVE} if sign < 0 else {}
 
     def compare(results: SeededResults) -> Comparisons:
         others = [one for one in among or results.rows if one != row]
         for dataset, metric in _cells(results, (row, *others), metrics, datasets):
             by_row = {one: results.compare(row, one, dataset, metric) for one in others}
-            outcomes = {agreement.get(one.outcome, NOISE) for one in by_row.values()}
+            outcomes = {opposite.get(one.outcome, one.outcome) for one in by_row.values()}
             nearest = min(by_row, key=lambda one: sign * by_row[one].difference)
             text = _text(f"{dataset} {metric}", by_row[nearest], f"to {nearest} ")
-            yield next(one for one in (BELOW, NOISE, ABOVE) if one in outcomes), text
+            yield next(one for one in (BELOW, UNTESTED, NOISE, ABOVE) if one in outcomes), text
 
     return _judge(f"{row} to the nearest", compare)
 
@@ -207,7 +224,8 @@ def mostly_above(better: Sequence[str], worse: str, metrics: Sequence[str]) -> J
         count = len(_some(cells, (*better, worse)))
         up, down = (sum(one.outcome == outcome for one in cells) for outcome in (ABOVE, BELOW))
         higher = sum(one.difference > 0 for one in cells)
-        word = HELD if 2 * up > count else DID_NOT if 2 * down > count else WITHIN_NOISE
+        untested = all(one.outcome == UNTESTED for one in cells)
+        word = HELD if 2 * up > count else DID_NOT if 2 * down > count else NOT_TESTED if untested else WITHIN_NOISE
         because = (
             f"{', '.join(better)} against {worse}: higher in {higher} of {count} cells, significantly in {up}; "
             f"significantly lower in {down}"
@@ -229,7 +247,8 @@ def second_at_worst(row: str, among: Sequence[str], metrics: Sequence[str]) -> J
             against = [results.compare(row, one, dataset, metric) for one in others]
             higher = sum(one.difference < 0 for one in against)
             significant = sum(one.outcome == BELOW for one in against)
-            outcome = ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE
+            untested = any(one.outcome == UNTESTED for one in against)
+            outcome = UNTESTED if untested else ABOVE if higher <= 1 else BELOW if significant >= 2 else NOISE
             yield outcome, f"{dataset} {metric} rank {higher + 1}"
 
     return _judge(row, compare)
@@ -245,7 +264,8 @@ def steadier(rows: Sequence[str], others: Sequence[str], metric: str, datasets: 
         for dataset in _sets(results, (*rows, *others), metric, datasets):
             narrow, wide = (_spread(results, some, dataset, metric) for some in (rows, others))
             p = paired_t_test(wide, narrow).p_value if len(wide) > 1 else float("nan")
-            outcome = NOISE if not p < LEVEL else ABOVE if wide.mean() > narrow.mean() else BELOW
+            outcome = ABOVE if wide.mean() > narrow.mean() else BELOW
+            outcome = UNTESTED if len(wide) < 2 else outcome if p < LEVEL else NOISE
             yield outcome, f"{dataset} {narrow.mean():.4f} against {wide.mean():.4f} {format_outcome(p, outcome)}"
 
     return _judge(f"spread of {metric}", compare)
@@ -277,8 +297,8 @@ def every(*judges: Judge) -> Judge:
 
     def judge(results: SeededResults) -> Verdict:
         verdicts = [one(results) for one in judges]
-        words = {one.word for one in verdicts}
-        word = DID_NOT if DID_NOT in words else HELD if words == {HELD} else WITHIN_NOISE
+        words = [one.word for one in verdicts]
+        word = next(one for one in (DID_NOT, NOT_TESTED, WITHIN_NOISE, HELD) if one in words)
         return Verdict(word, " | ".join(one.because for one in verdicts))
 
     return judge

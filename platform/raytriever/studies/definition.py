@@ -66,7 +66,8 @@ class Arm:
         row: row of the table; arms that are measured on different data sets may share one.
         curriculum: settings of the training; the study replaces each `training.seed`. None if nothing is trained.
         model: system to measure if nothing is trained: `bm25`, or an encoder as `--model` names it.
-        lengths: longest query and passage of an untrained encoder, in tokens; None for its own limits.
+        lengths: longest query and passage of an untrained encoder, in tokens; None, also for one of them, for its own
+            limit.
         block: group of rows among which the best is printed bold, for example the size of the encoder.
         coordinates: position in figures: numbers (x of a curve) and words (name of a curve or a panel).
         paper: results of the paper by `(data set, metric)`, in the units of ours (mostly fractions).
@@ -78,7 +79,7 @@ class Arm:
     datasets: tuple[MeasuredDataset, ...]
     curriculum: Curriculum | None
     model: str = ""
-    lengths: tuple[int, int] | None = None
+    lengths: tuple[int | None, int | None] | None = None
     block: str = ""
     coordinates: Mapping[str, float | str] = field(default_factory=dict)
     paper: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -103,8 +103,8 @@ def _arms(row: str, value: Any, sets: Mapping[str, Config], metrics: tuple[str, 
             MODELS.check(value, "model")
         model = next(iter(sets.values())).model
         limits = model.query_length, model.passage_length
-        lengths = None if value == BM25 or None in limits else limits
-        return [Arm(_plain(row), row, tuple(measured.values()), None, model=value, lengths=lengths)]  # type: ignore[arg-type]
+        lengths = limits if value != BM25 and any(limits) else None
+        return [Arm(_plain(row), row, tuple(measured.values()), None, model=value, lengths=lengths)]
     settings = _mapping(value, where)
     if "dataset" in _mapping(settings.get("data", {}), where):
         raise ConfigError("data.dataset is set", where, "every arm trains on every one of `data_sets:`; name it there")

@@ -41,7 +41,8 @@ _TITLES = {
 }
 _RULE = (
     f"*Held*: every comparison agrees with the claim, by the t-test over queries and seeds (p < {LEVEL}). "
-    "*Did not hold*: at least one comparison shows the opposite by the same rule. *Within noise*: anything else.\n"
+    "*Did not hold*: at least one comparison shows the opposite by the same rule. *Not tested*: a row has one seed. "
+    "*Within noise*: anything else. Where a margin is given, the difference itself is compared with it.\n"
 )
 Paper = Mapping[tuple[str, str, str], float]  # by row, data set and metric
 
@@ -195,9 +196,12 @@ def _averages(
 
 def _caption(block: Block, caption: str, seeds: int, paper: bool, marked: bool) -> str:
     text = f"{block.name}. {caption}" if block.name else caption
-    text += " Metrics x 100." + (f" {best_rule('t-test over queries and seeds')}" if len(block.rows) > 1 else "")
+    text += " Metrics x 100."
     if seeds > 1:
+        text += f" {best_rule('t-test over queries and seeds')}" if len(block.rows) > 1 else ""
         text += f" Means and standard deviations over {seeds} seeds."
+    else:
+        text += " One seed: no difference of a trained row is tested."
     if paper:
         text += " The result of the paper is in brackets."
     if marked:
@@ -219,6 +223,7 @@ def page_text(
     paper: Mapping[str, Sequence[Sequence[str]]],
     figures: Mapping[str, str],
     further: Mapping[str, Sequence[Sequence[str]]],
+    pairs: Sequence[str] = (),
 ) -> str:
     """Return the page in Markdown.
 
@@ -228,12 +233,15 @@ def page_text(
         paper: tables of the paper, by title: a row of titles, then the other rows.
         figures: captions by path, relative to the page.
         further: tables of curves and of the study's own analysis, by title, as those of the paper.
+        pairs: lines about all pairs of rows.
     """
     parts = [f"# {title}\n", "".join(f"{line}  \n" for line in lines), markdown(tables)]
     if claims:
         verdicts = [[claim.text, claim.source, f"**{one.word}**", one.because] for claim, one in claims]
         table = markdown_table([["claim", "source", "verdict", "values"], *verdicts])
         parts += ["## Claims, tested on the table\n", table, _RULE]
+    if pairs:
+        parts += ["## All pairs\n", "```\n" + "".join(f"{line}\n" for line in pairs) + "```\n"]
     parts += [f"![{caption}]({path})\n" for path, caption in figures.items()]
     sections = {**further, **{f"{name}, as printed": rows for name, rows in paper.items()}}
     if len(trainings) > 1:

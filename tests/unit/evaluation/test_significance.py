@@ -97,7 +97,7 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     judged = {"absent_relevant": 2, "relevant": 60, "unanswerable_queries": 0}
     first, head, best, *lines = training_notes({"pairs": pairs, "judged": judged}, names).splitlines()
     assert first.startswith("2 of 60 relevant documents are not in the corpus.")
-    assert head == "All pairs: paired t-test, p after Holm's correction over the pairs"
+    assert head == "All pairs: paired t-test; p after Holm's correction over the pairs, intervals without it"
     assert best == "  nDCG@10: encoder after is the best, significantly above every other"
     results = {row["metric"]: row for row in rows if row["model"] == "after"}
     one = results["ndcg_at_10"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,58 @@ def test_runs_that_differ_in_the_seed_alone_are_one_setting() -> None:
         ["loss.loss infonce", "before", "yes, p <0.001", "3 and 1"],
     ]
     assert seed_tables(runs[:1] + runs[3:4], names, {"letters": {"models": merged}}) == []
+
+
+def with_auc(run: FinishedRun, shift: float) -> FinishedRun:
+    """Return a run with the AUC and its pseudo-values."""
+    whole = run.queries["letters"]
+    auc = shift + np.random.default_rng(1).normal(0, 0.05, 40)
+    models = {
+        name: {**one, "auc": (auc if name == "after" else auc - 0.3).tolist()} for name, one in whole["models"].items()
+    }
+    figures: Any = {name: {"letters": {**sets["letters"], "auc": 0.5}} for name, sets in run.figures.items()}
+    return replace(
+        run,
+        figures=figures,
+        queries={"letters": {**whole, "texts": [""] * 40, "relevant": [[]] * 40, "models": models}},
+    )
+
+
+@pytest.mark.slow
+def test_the_auc_of_runs_is_tested(tmp_path: Path) -> None:
+    runs = [with_auc(seeded("mw", 0, 0.5), 0.9), with_auc(seeded("infonce", 0, 0.5), 0.6)]
+    write_comparison(tmp_path / "page.html", runs)
+    text = (tmp_path / "page.html").read_text()
+    table = text[text.index("Significance, letters") :]
+    assert re.search(r"AUC.*mw-0.*infonce-0.*yes, p &lt;0.001", table, re.DOTALL)
+    assert "is not tested" not in text
+    old = {"letters": {**runs[1].queries["letters"]}}
+    old["letters"]["models"] = {
+        name: {key: value for key, value in one.items() if key != "auc"}
+        for name, one in old["letters"]["models"].items()
+    }
+    write_comparison(tmp_path / "page.html", [runs[0], replace(runs[1], queries=old)])
+    assert "The AUC of infonce-0 is not tested: an earlier version" in (tmp_path / "page.html").read_text()
+    write_comparison(tmp_path / "page.html", [runs[0], replace(runs[1], queries={})])
+    assert "No difference of infonce-0 is tested: the run has no" in (tmp_path / "page.html").read_text()
+
+
+def test_an_arm_of_a_study_has_the_queries_of_its_evaluations(tmp_path: Path) -> None:
+    arm = training_run(tmp_path / "seed-0", "mw", 0.5)
+    measured = {name: {"ndcg_at_10": 0.5} for name in ("letters", "numbers")}
+    content = {"dataset": "path/letters", "split": "test", "after": measured["letters"], "measured": measured}
+    (arm / "metrics.json").write_text(json.dumps(content))
+    for name in measured:
+        write_evaluation(arm / "measured" / name, ["MW"], [name])
+    run = read_directory(arm, "seed-0")
+    assert (run.name, run.splits) == (f"{tmp_path.name} seed-0", {"letters": "test", "numbers": "test"})
+    assert run.figures == {"after": measured}
+    assert [list(one["models"]) for one in run.queries.values()] == [["after"], ["after"]]
+    study = tmp_path / "study" / "arms" / "MW"
+    study.mkdir(parents=True)
+    (study / "seed-0").symlink_to(arm)
+    with pytest.raises(UserError, match=r"holds a study; give directories of its arms, such as .*arms/MW/seed-0"):
+        read_directory(tmp_path / "study", "study")
 
 
 @pytest.mark.slow

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raytriever.evaluation.differences.seeds import ABOVE, NOISE, SeededResults, SeedMetrics
+from raytriever.evaluation.differences.seeds import ABOVE, NOISE, SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.studies.claims import (
     DID_NOT,
     HELD,
+    NOT_TESTED,
     WITHIN_NOISE,
     above,
     above_on_average,
+    alike,
+    best,
     every,
     larger_gain,
     mean_difference,
@@ -108,7 +111,7 @@ def test_second_at_worst_counts_the_rows_above() -> None:
     assert second_at_worst("c", ("a", "b", "c"), NDCG)(results(cells, deviation=3.0)).word == WITHIN_NOISE
 
 
-def test_spreads_are_tested_over_seeds_and_one_seed_is_noise() -> None:
+def test_spreads_are_tested_over_seeds_and_one_seed_is_not_tested() -> None:
     def rows(seeds: list[float]) -> dict[tuple[str, str], list[float]]:
         near = {("a", "x"): [0.5 + 0.001 * s for s in seeds], ("b", "x"): [0.51 + 0.002 * s for s in seeds]}
         wide = {("c", "x"): [0.5 + 0.001 * s for s in seeds], ("d", "x"): [0.6 + 0.003 * s for s in seeds]}
@@ -117,7 +120,28 @@ def test_spreads_are_tested_over_seeds_and_one_seed_is_noise() -> None:
     three = results(rows([0.0, 1.0, 2.0]))
     assert steadier(("a", "b"), ("c", "d"), NDCG[0])(three).word == HELD
     assert steadier(("c", "d"), ("a", "b"), NDCG[0])(three).word == DID_NOT
-    assert steadier(("a", "b"), ("c", "d"), NDCG[0])(results(rows([0.0]))).word == WITHIN_NOISE
+    assert steadier(("a", "b"), ("c", "d"), NDCG[0])(results(rows([0.0]))).word == NOT_TESTED
+
+
+def test_claims_on_trainings_of_one_seed_are_not_tested() -> None:
+    means = {"a": 0.7, "b": 0.5, "c": 0.5}
+    one = SeededResults(
+        {
+            (row, "x"): [SeedMetrics(0, {NDCG[0]: mean}, {NDCG[0]: mean + np.linspace(-0.1, 0.1, 20)})]
+            for row, mean in means.items()
+        }
+    )
+    judges = [
+        above("a", "b", NDCG),
+        alike("b", "c", NDCG),
+        best("a", NDCG),
+        mostly_above(("a",), "b", NDCG),
+        second_at_worst("a", ("a", "b", "c"), NDCG),
+        no_worse_on_average("a", "b", NDCG),
+        every(above("a", "b", NDCG)),
+    ]
+    assert {judge(one).word for judge in judges} == {NOT_TESTED}
+    assert seeded_pair_rows(one) == []
 
 
 def test_several_claims_at_once_hold_together() -> None:

@@ -65,6 +65,18 @@ def test_every_arm_trains_on_every_data_set(file: Path) -> None:
     assert half.curriculum.base.data.test_split == "dev"
 
 
+@pytest.mark.parametrize(
+    ("given", "lengths"), [("query_length: 16, ", (None, 32)), (", passage_length: 32", (16, None))]
+)
+def test_one_length_serves_untrained_encoders_too(
+    file: Path, given: str, lengths: tuple[int | None, int | None]
+) -> None:
+    file.write_text(FILE.replace(given, ""))
+    assert load_study(file).arms[0].lengths == lengths
+    file.write_text(FILE.replace(", query_length: 16, passage_length: 32", ""))
+    assert load_study(file).arms[0].lengths is None
+
+
 def test_bm25_is_measured_in_the_language_of_the_settings(file: Path) -> None:
     plain = settings_of(load_study(file), OWN, Path("out"))
     file.write_text(FILE.replace("settings:", "settings:\n  data: {bm25_language: it}"))

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from raytriever.evaluation.differences.seeds import ABOVE, BELOW, NOISE, SeededResults, SeedMetrics, format_outcome
+from raytriever.evaluation.differences.seeds import (
+    ABOVE,
+    BELOW,
+    NOISE,
+    UNTESTED,
+    SeededResults,
+    SeedMetrics,
+    format_outcome,
+    seeded_pair_rows,
+)
 from raytriever.evaluation.tables import latex, markdown
 from raytriever.studies.claims import (
     DID_NOT,
@@ -62,10 +71,20 @@ def test_a_difference_counts_over_queries_and_seeds(ours: list[float], theirs: l
     assert results({"ours": ours, "theirs": theirs}).compare("ours", "theirs", "one", "ndcg_at_10").outcome == outcome
 
 
+def test_the_interval_of_a_pair_agrees_with_its_test() -> None:
+    rows = seeded_pair_rows(results({"a": [0.6, 0.61, 0.59], "b": [0.5, 0.5, 0.5], "c": [0.5001, 0.5, 0.5002]}))
+    assert [(row["model"], row["against"]) for row in rows] == [("a", "b"), ("a", "c"), ("c", "b")]
+    for row in rows:
+        assert row["low"] < row["difference"] < row["high"]
+        assert (row["low"] > 0) == (row["p"] < 0.05)
+        assert row["p_holm"] >= row["p"]
+    assert [row["p_holm"] < 0.05 for row in rows] == [True, True, False]
+
+
 def test_one_training_tells_nothing_of_another_seed() -> None:
     cells = {("ours", "one"): [seed_metrics(0.6, 0)], ("before", "one"): [seed_metrics(0.5, None)]}
     one = SeededResults(cells).compare("ours", "before", "one", "ndcg_at_10")
-    assert (one.outcome, format_outcome(one.p, one.outcome)) == (NOISE, "(not tested)")
+    assert (one.outcome, format_outcome(one.p, one.outcome)) == (UNTESTED, "(not tested)")
 
 
 def test_false_differences_are_as_rare_as_the_level() -> None:
@@ -87,7 +106,7 @@ def test_false_differences_are_as_rare_as_the_level() -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "outcome"),
     [
-        ([100.0], [50.0], NOISE),
+        ([100.0], [50.0], UNTESTED),
         ([100.0, 101.0, 99.0], [50.0, 51.0, 50.0], ABOVE),
         ([90.0, 10.0, 60.0], [50.0] * 3, NOISE),
     ],

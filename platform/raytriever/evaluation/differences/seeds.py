@@ -10,17 +10,20 @@ tested: nothing tells how far another seed would be from it.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
+from scipy.special import stdtrit
 
-from raytriever.metrics.significance import LEVEL, combined_t_test
+from raytriever.metrics.significance import LEVEL, combined_t_test, holm
 
-ABOVE, BELOW, NOISE = "above", "below", "within noise"
+ABOVE, BELOW, NOISE, UNTESTED = "above", "below", "within noise", "not tested"
 Cell = tuple[str, str]  # a row of the table, a data set
 
 
@@ -44,12 +47,15 @@ class SeedMetrics:
 class SeedComparison:
     """Comparison of a row with another one on one data set and metric.
 
-    The p-value is NaN if nothing can be tested. The outcome is `ABOVE`, `BELOW` or `NOISE`.
+    `low` and `high` are the 95 % interval of the difference. The outcome is `ABOVE`, `BELOW`, `NOISE`, or `UNTESTED`
+    where a row has one seed; then the other numbers are NaN.
     """
 
     difference: float
-    p: float
-    outcome: str
+    p: float = math.nan
+    outcome: str = UNTESTED
+    low: float = math.nan
+    high: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,7 @@ class SeededResults:
         for row, weight in weights.items():
             if self.cells[row, datasets[0]][0].seed is not None:
                 if len(by_seed[row]) < 2:
-                    return SeedComparison(difference, math.nan, NOISE)
+                    return SeedComparison(difference)
                 errors.append(_squared_error(weight * by_seed[row]))
         for one in datasets:
             by_query = [(weight, self.per_query(row, one, metric)) for row, weight in weights.items()]
@@ -115,17 +121,46 @@ class SeededResults:
                 values = sum(weight * values.mean(axis=0) for weight, values in by_query if values is not None)
                 values = values[np.isfinite(values)] / len(datasets)
                 if len(values) < 2:
-                    return SeedComparison(difference, math.nan, NOISE)
+                    return SeedComparison(difference)
                 errors.append(_squared_error(values))
         if not errors:
-            return SeedComparison(difference, math.nan, NOISE)
-        p = combined_t_test(difference - against, errors).p_value
-        return SeedComparison(difference, p, NOISE if not p < LEVEL else ABOVE if difference > against else BELOW)
+            return SeedComparison(difference)
+        test = combined_t_test(difference - against, errors)
+        outcome = NOISE if not test.p_value < LEVEL else ABOVE if difference > against else BELOW
+        margin = float(stdtrit(test.degrees, 1 - LEVEL / 2)) * math.sqrt(sum(error for error, _ in errors))
+        return SeedComparison(difference, test.p_value, outcome, difference - margin, difference + margin)
+
+
+def seeded_pair_rows(
+    results: SeededResults, wanted: Callable[[str, str], bool] = lambda row, other: True
+) -> list[dict[str, Any]]:
+    """Test every pair of rows on each data set, as `significance.pair_rows` does, but over queries and seeds.
+
+    Args:
+        wanted: whether two rows are compared.
+
+    Returns:
+        Rows of `dataset`, `metric`, `model` (the better one), `against`, `difference`, `low`, `high`, `p` and `p_holm`,
+        after Holm's correction over the pairs and data sets of a metric. Pairs that cannot be tested have none.
+    """
+    rows = []
+    for metric in dict.fromkeys(name for seeds in results.cells.values() for name in seeds[0].metrics):
+        tested = []
+        for dataset, pair in itertools.product(results.datasets, itertools.combinations(results.rows, 2)):
+            if wanted(*pair) and all(results.has(row, dataset, metric) for row in pair):
+                better, worse = sorted(pair, key=lambda row: -results.mean(row, dataset, metric))
+                one = results.compare(better, worse, dataset, metric)
+                if one.outcome != UNTESTED:
+                    names = {"dataset": dataset, "metric": metric, "model": better, "against": worse}
+                    tested.append(names | {name: getattr(one, name) for name in ("difference", "low", "high", "p")})
+        for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
+            rows.append(row | {"p_holm": float(p)})
+    return rows
 
 
 def format_outcome(p: float, outcome: str) -> str:
     """Return p-value and outcome of a comparison in brackets."""
-    return "(not tested)" if math.isnan(p) else f"(p {p:.2g}, {outcome})"
+    return f"({outcome})" if math.isnan(p) else f"(p {p:.2g}, {outcome})"
 
 
 def _squared_error(values: Float64[ndarray, " values"]) -> tuple[float, int]:

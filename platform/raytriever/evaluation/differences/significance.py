@@ -293,7 +293,10 @@ def format_p(p: float) -> str:
 
 
 def pair_lines(
-    rows: Sequence[Mapping[str, Any]], names: Mapping[str, str] | None = None, most: int | None = MOST_LINES
+    rows: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str] | None = None,
+    most: int | None = MOST_LINES,
+    test: str = "paired t-test",
 ) -> list[str]:
     """Describe all pairs: for each metric the best system, then a line for each pair, the largest difference first.
 
@@ -303,7 +306,8 @@ def pair_lines(
         return []
     shown = dict(names or {})
     several = len({row["dataset"] for row in rows}) > 1
-    lines = [f"All pairs: paired t-test, p after Holm's correction over the pairs{' and data sets' * several}"]
+    over = f"the pairs{' and data sets' * several}"
+    lines = [f"All pairs: {test}; p after Holm's correction over {over}, intervals without it"]
     for own, sentence in zip(_by_column(rows), best_sentences(rows, names), strict=True):
         lines.append(f"  {sentence}")
         if most is not None and len(rows) > most:

@@ -68,7 +68,7 @@ class OodJob:
     precision: str | None
     max_bad_rows: float
     seed: int
-    lengths: tuple[int, int] | None = None
+    lengths: tuple[int | None, int | None] | None = None
     pictures: bool = True
 
 

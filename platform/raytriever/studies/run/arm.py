@@ -26,6 +26,7 @@ from raytriever.config import Config, Curriculum, dump_config, override
 from raytriever.data.negatives import NegativesTable
 from raytriever.errors import StorageError
 from raytriever.evaluation.datasets import EvaluationDataset
+from raytriever.evaluation.files import MEASURED
 from raytriever.evaluation.job import run_evaluation
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import Protocol
@@ -51,8 +52,8 @@ from raytriever.tracking.steps import end_to_end
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, Tracker, closing
 from raytriever.training.config import DEV_LOSS
 
-# Folders: of all arms, of the seedless run of an untrained encoder, of a trained encoder, and of its evaluations.
-ARMS, AS_IT_IS, MODEL, MEASURED = "arms", "as-it-is", "model", "measured"
+# Folders: of all arms, of the seedless run of an untrained encoder, and of a trained encoder.
+ARMS, AS_IT_IS, MODEL = "arms", "as-it-is", "model"
 # Folders that are deleted when an arm is finished.
 TEMPORARY = ("checkpoints", "negatives")
 # The name of the encoder in its gap study, the index whose candidates are counted, and the number of queries.

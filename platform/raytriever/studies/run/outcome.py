@@ -17,7 +17,8 @@ import numpy as np
 from raytriever.activity import activity
 from raytriever.cluster.train.dev_sets import DEV
 from raytriever.errors import StorageError
-from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics
+from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
+from raytriever.evaluation.differences.significance import pair_lines
 from raytriever.evaluation.files import read_per_query, read_pools
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC
@@ -137,6 +138,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
     with committed_directory(output / FIGURES, {"kind": "figures"}, replace=True) as folder:
         pictures = StudyFigures(study, results, blocks, output, folder).draw()
         pictures |= analysis.draw(folder) if analysis else {}
+    pairs = seeded_pair_rows(results) if scale == OWN else []
     facts, curves = _training_facts(study, output, seeds), _read_curves(study, output, seeds)
     heading = "".join(f"{line}\n\n" for line in study.heading)
     page = page_text(
@@ -148,6 +150,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
         paper={one.title: [list(one.columns), *map(list, one.rows)] for one in study.paper},
         figures={f"{FIGURES}/{name}": caption for name, caption in pictures.items()},
         further={**_curve_tables(study, curves), **(analysis.tables if analysis else {})},
+        pairs=pair_lines(pairs, test="t-test over queries and seeds"),
     )
     write_atomically(output / TABLE, heading + markdown(tables))
     write_atomically(output / LATEX, latex(tables))
@@ -165,6 +168,7 @@ def write_study(study: Study, output: Path, scale: str, seeds: int) -> SeededRes
             {"text": claim.text, "source": claim.source, "verdict": verdict.word, "because": verdict.because}
             for claim, verdict in verdicts
         ],
+        **({"pairs": pairs} if pairs else {}),
         "trainings": facts,
         "curves": curves,
         **({"analysis": analysis.content} if analysis else {}),

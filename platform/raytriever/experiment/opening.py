@@ -19,7 +19,7 @@ from raytriever.cluster.train.dev_sets import DevSet, open_dev_sets
 from raytriever.config import STAGES, Config, Curriculum, Stage, read_settings, stage_difference, stage_errors, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.prepare.open import open_dataset
+from raytriever.data.prepare.open import lent_dev_line, open_dataset
 from raytriever.data.prepare.tokenisation import Tokenisation
 from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
 from raytriever.data.sampling.examples import check_positives
@@ -173,7 +173,8 @@ def open_run(curriculum: Curriculum, log: Log) -> tuple[OpenRun, Retriever]:
         with stage_errors(stage.stage):
             _check_overlaps(stage, measured, base.data.test_split, log)
     stages = _with_prompts(stages, measured.name, retriever, log)
-    lines = [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
+    lines = [line for each in datasets if (line := lent_dev_line(each))]
+    lines += [f"{each.name}: " + ", ".join(f"{k} {n:,}" for k, n in each.counts().items()) for each in datasets]
     for line in dict.fromkeys(lines):
         log(line)
     return OpenRun(curriculum=curriculum, dataset=measured, stages=tuple(stages)), retriever

@@ -34,6 +34,27 @@ def test_events_are_taken_once_and_in_order() -> None:
     with_queue(body)
 
 
+def test_events_of_a_sender_that_arrive_in_another_order_are_put_in_order() -> None:
+    async def body(queue: Any) -> None:
+        late = [asyncio.ensure_future(queue.send(step(number), "worker", number)) for number in (2, 1)]
+        flush = asyncio.ensure_future(queue.flush(CheckpointEvent(2), "worker", 3))
+        await queue.send(LogMessage("of another"), "other", 0)
+        await asyncio.sleep(0.01)
+        assert await queue.take(0) == [LogMessage("of another")]
+        await queue.send(step(0), "worker", 0)
+        assert sorted(await asyncio.gather(*late)) == [3, 4]
+        assert await queue.take(1) == [step(0), step(1), step(2), CheckpointEvent(2)]
+        await queue.take(5)
+        await asyncio.wait_for(flush, 5)
+        lost = asyncio.ensure_future(queue.send(step(9), "dead", 1))
+        await asyncio.sleep(0.01)
+        assert await queue.close(5) == []
+        with pytest.raises(RuntimeError, match="closed the event queue"):
+            await asyncio.wait_for(lost, 5)
+
+    with_queue(body)
+
+
 def test_a_closed_queue_refuses_events() -> None:
     async def body(queue: Any) -> None:
         await queue.send(step(1))

@@ -210,6 +210,15 @@ def _locate(request: Request, run: Runner, report: Report) -> tuple[Path, str]:
     return folder, request.dataset if stored else os.path.abspath(folder)
 
 
+def lent_dev_line(dataset: RetrievalDataset) -> str:
+    """Return a line about the dev split of an open data set if it was held out from `train`, else nothing."""
+    where = dataset.location
+    if where is None or DEV not in dataset.judgements or DEV in splits_of(fetch_dataset(where) or expanded(where)):
+        return ""
+    count = len(np.unique(dataset.judgements[DEV].queries))
+    return f"{dataset.name}: without a dev split, {count:,} of the training queries are held out as one"
+
+
 def with_lent_dev(dataset: RetrievalDataset, where: str) -> RetrievalDataset:
     """Return the data set with `train` divided into `train` and `dev`, by the hash of the query ids."""
     train = dataset.judgements[TRAIN]

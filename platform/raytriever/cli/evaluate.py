@@ -65,6 +65,7 @@ def main(words: list[str]) -> None:
         scores.raise_failures()
         return
 
+    from raytriever.evaluation.files import LATEX
     from raytriever.evaluation.job import format_results, run_evaluation
     from raytriever.evaluation.request import build_evaluation_job
     from raytriever.evaluation.results import RESULTS
@@ -85,7 +86,7 @@ def main(words: list[str]) -> None:
     run = partial(run_evaluation, job, report=write_evaluation_report)
     results = evaluate_in_session(run, *session)
     show(format_results(results))
-    show(f"\n{output / RESULTS}")
+    show(f"\nLaTeX: {output / LATEX}\n{output / RESULTS}")
 
 
 def _parser() -> Parser:

@@ -64,6 +64,7 @@ def main(words: list[str]) -> None:
     root = Path(arguments.data_root) if arguments.data_root else None
     lock_output(arguments, output)
 
+    from raytriever.evaluation.files import LATEX
     from raytriever.studies.cost import cost_of, cost_text
     from raytriever.studies.definition import FULL
     from raytriever.studies.run.outcome import PAGE, TABLE
@@ -85,7 +86,7 @@ def main(words: list[str]) -> None:
     if not run_study(study, scale, output, seeds, run_name, warn, arguments.trial_gpus, arguments.trackers):
         warn(f"{output} is finished; a larger --seeds continues it")
     show((output / TABLE).read_text())
-    show(str(output / PAGE))
+    show(f"LaTeX: {output / LATEX}\n{output / PAGE}")
 
 
 def _load_own(arguments: argparse.Namespace) -> Study:

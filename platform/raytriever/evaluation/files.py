@@ -33,7 +33,7 @@ from raytriever.reading.structured import read_json
 from raytriever.store.commit import write_atomically
 from raytriever.store.disk import disk_errors
 
-PER_QUERY = "per_query"
+PER_QUERY, LATEX = "per_query", "table.tex"
 MEASURED = "measured"  # folder of the evaluations of a run that a study trained
 # Cutoffs and metrics of MTEB's results.
 CUTOFFS = (1, 3, 5, 10, 20, 100, 1000)
@@ -130,7 +130,7 @@ def write_summary_files(
     if results.missing:
         text += "\nMissing: " + "; ".join(results.missing) + "\n"
     write_atomically(folder / "table.md", text)
-    write_atomically(folder / "table.tex", latex(tables))
+    write_atomically(folder / LATEX, latex(tables))
     write_atomically(folder / RESULTS, results.content(request))
 
 

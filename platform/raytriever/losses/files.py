@@ -122,7 +122,7 @@ class LossFile:
         unknown = [name for name in required if name not in ARGUMENTS]
         if unknown:
             raise ConfigError(
-                f"asks for {', '.join(unknown)}, which no loss has",
+                f"asks for {', '.join(unknown)}, which raytriever does not give to a loss",
                 where,
                 f"ask for {', '.join(ARGUMENTS)}, or give the argument a default",
             )
@@ -140,7 +140,7 @@ def _names(statement: ast.stmt) -> list[str]:
     """Return the names that a statement at the top of a file defines."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return [statement.name]
-    if isinstance(statement, ast.Import | ast.ImportFrom):
+    if isinstance(statement, ast.ImportFrom):  # a loss may be imported from another file, and a module is none
         return [each.asname or each.name for each in statement.names]
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets

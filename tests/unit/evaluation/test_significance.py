@@ -110,7 +110,6 @@ def test_a_runs_table_says_whether_training_changed_anything() -> None:
     assert {row["metric"] for row in pairs} == {"ndcg_at_10", "auc"}
     assert [row["queries"] for row in pairs] == [50] * 6
     assert all(row["difference"] >= 0 and row["p_holm"] >= row["p"] for row in pairs)
-    assert pair_rows({name: values[name] for name in ("before", "after")}) == []
     analyser = {"warning": "BM25 finds 2.0 tokens per document."}
     assert training_notes({"bm25_analyser": analyser}, names).splitlines() == [
         analyser_line(analyser),

@@ -146,7 +146,9 @@ def test_a_changed_file_does_not_continue_the_study(file: Path, capsys: pytest.C
     file.write_text(FILE.replace("max_steps: 4", "max_steps: 5"))
     assert run("study", [str(file), "--output", "out"]) == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: --output out: holds this study with other settings (arm InfoNCE-Half differs)")
+    assert line.startswith(
+        "error: --output out: holds this study with other settings (arm InfoNCE-Half differs in training.max_steps)"
+    )
     for flag in (["--scale", "small"], ["--data-root", "."]):
         assert run("study", [str(file), "--output", "out", *flag]) == 2
         assert f"{flag[0]}: has no effect on a study from a file" in capsys.readouterr().err

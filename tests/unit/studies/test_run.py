@@ -64,7 +64,9 @@ def test_a_study_of_a_version_without_a_setting_continues(tmp_path: Path) -> Non
 def test_arms_of_other_settings_are_refused(tmp_path: Path) -> None:
     start_study(tmp_path)
     other = study(tmp_path / "data" / "letters", temperature=0.05)
-    with pytest.raises(ConfigError, match=r"holds this study with other settings \(arm cl differs\)"):
+    with pytest.raises(
+        ConfigError, match=r"holds this study with other settings \(arm cl differs in loss.temperature\)"
+    ):
         check_same(tmp_path, settings_of(other, "smoke", tmp_path))
     fewer = replace(other, arms=other.arms[:1], baselines=())
     with pytest.raises(ConfigError, match=r"arm cl is missing now"):

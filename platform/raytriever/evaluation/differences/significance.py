@@ -29,7 +29,6 @@ from raytriever.metrics.significance import (
 )
 from raytriever.tracking.tracker import Point
 
-LEAST_SYSTEMS = 3  # whose pairs are tested
 MOST_LINES = 40  # of all pairs on a terminal
 # Values of each query, and figures, by model, data set and metric.
 Values = Mapping[str, Mapping[str, Mapping[str, ndarray]]]
@@ -103,10 +102,8 @@ def pair_rows(values: Values) -> list[dict[str, Any]]:
 
     Returns:
         Rows of `dataset`, `metric`, `model` (the better one), `against`, `difference` (at least 0), `low` and `high`
-        (its 95 % interval), `p`, `p_holm`, `effect` (Cohen's d_z) and `queries`; no rows for fewer than three systems.
+        (its 95 % interval), `p`, `p_holm`, `effect` (Cohen's d_z) and `queries`.
     """
-    if len(values) < LEAST_SYSTEMS:
-        return []
     rows = []
     for metric in dict.fromkeys(name for sets in values.values() for name in _metrics(sets)):
         tested = []

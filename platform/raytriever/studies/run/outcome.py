@@ -19,7 +19,7 @@ from raytriever.cluster.train.dev_sets import DEV
 from raytriever.errors import StorageError
 from raytriever.evaluation.differences.seeds import Cell, SeededResults, SeedMetrics, seeded_pair_rows
 from raytriever.evaluation.differences.significance import pair_lines
-from raytriever.evaluation.files import read_per_query, read_pools
+from raytriever.evaluation.files import LATEX, read_per_query, read_pools
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.protocol import AUC
 from raytriever.evaluation.results import read_results, without_nan
@@ -48,7 +48,7 @@ from raytriever.studies.run.arm import arm_folder, evaluation_of
 from raytriever.tracking.steps import end_to_end, stage_folders
 from raytriever.training.config import DEV_LOSS
 
-RESULTS, TABLE, LATEX, PAGE, FIGURES = "results.json", "table.md", "table.tex", "study.md", "figures"
+RESULTS, TABLE, PAGE, FIGURES = "results.json", "table.md", "study.md", "figures"
 FORMAT = 1
 
 

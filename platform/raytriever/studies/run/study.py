@@ -28,6 +28,7 @@ from raytriever.config.settings import hash_of
 from raytriever.data.sources import IR_DATASETS
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.differences.seeds import SeededResults
+from raytriever.evaluation.files import LATEX
 from raytriever.evaluation.names import safe_name
 from raytriever.interruption import check_interrupted
 from raytriever.models.files import quiet_transformers
@@ -37,7 +38,8 @@ from raytriever.store.disk import check_writable, disk_errors
 from raytriever.store.objects import is_uri
 from raytriever.studies.definition import FULL, Arm, Study
 from raytriever.studies.run.arm import ArmRunner, arm_folder, is_finished
-from raytriever.studies.run.outcome import FIGURES, LATEX, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.studies.run.outcome import FIGURES, PAGE, RESULTS, TABLE, seeds_of, write_study
+from raytriever.tracking.mlflow_tracker import flatten
 from raytriever.tracking.spool import Spool, send_pending
 from raytriever.tracking.tracker import STAGE, DatasetRecord, Point, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, open_trackers
@@ -108,13 +110,21 @@ def check_same(output: Path, settings: dict[str, Any]) -> None:
         return
     stored, arms = _read(output / SETTINGS)["arms"], settings["arms"]
     for name in sorted(stored.keys() | arms.keys()):
-        if _deciding(stored.get(name, {})) != _deciding(arms.get(name, {})):
-            how = "is new" if name not in stored else "is missing now" if name not in arms else "differs"
+        before, now = (_deciding(one.get(name, {})) for one in (stored, arms))
+        if before != now:
+            how = "is new" if name not in stored else "is missing now" if name not in arms else _difference(before, now)
             raise ConfigError(
                 f"holds this study with other settings (arm {name} {how})",
                 setting("output", output),
                 "give another directory",
             )
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Name the first settings that differ between two arms."""
+    flat, other = flatten(before), flatten(now)
+    names = [key.removeprefix("trained.") for key in {**flat, **other} if flat.get(key) != other.get(key)]
+    return f"differs in {', '.join(names[:3])}{', ...' * (len(names) > 3)}"
 
 
 def _deciding(arm: dict[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def _evaluation(folder: Path, name: str) -> FinishedRun:
     if not any(results["models"].values()):
         raise StorageError("holds no metrics", str(folder / RESULTS), "evaluate again")
     splits = {dataset: about["split"] for dataset, about in results["about"].items()}
-    settings = flatten({key: value for key, value in (results.get("asked") or {}).items() if value is not None})
+    settings = {key: value for key, value in flatten(results.get("asked") or {}).items() if value != str(None)}
     figures = {model: {name: dict(sets[name]) for name in sets} for model, sets in results["models"].items()}
     return FinishedRun(name, figures, splits, settings, queries=read_queries(folder))
 

@@ -158,7 +158,7 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
     source = data.train(negatives)
     if data.teacher is not None and workers.rank == 0:
         queue.send(LogMessage(f"teacher: {Coverage.of(data.teacher, source.examples)}"))
-    _report_status(queue, "the first step, which compiles what all steps run")
+    _report_status(queue, "the first step, which compiles code for all steps")
     return TrainingSetup(
         retriever=retriever,
         train=source,

@@ -79,7 +79,7 @@ class Report:
         return [dict(row) for row in self._results.significance]
 
     def pairs(self) -> list[dict[str, Any]]:
-        """Return a row for each data set, metric and pair of models, if there are three or more models.
+        """Return a row for each data set, metric and pair of models.
 
         A row holds `dataset`, `metric`, `model` (the better one), `against`, `difference` with its 95 % interval `low`
         to `high`, `p`, `p_holm` (corrected for the number of pairs and data sets of the metric) and `queries`.

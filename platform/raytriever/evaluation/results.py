@@ -41,7 +41,7 @@ class Results:
         about: facts about each data set: its queries, documents, split and parts, the number of relevant documents
             that the corpus lacks, and, if BM25 is measured, the analysis of its documents.
         significance: a row for each data set, metric, model and baseline.
-        pairs: a row for each data set, metric and pair of three or more models, see `significance.pair_rows`.
+        pairs: a row for each data set, metric and pair of models, see `significance.pair_rows`.
         best: a row for each data set and metric with a significant best model, see `significance.best_rows`.
         auc_intervals: a row for each data set and model, see `measurements.auc_rows`.
         calibration: a row for each data set, model and aim, see `decision.calibration_rows`.

@@ -13,9 +13,8 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
 
 from raytriever import __version__
 from raytriever.activity import activity
@@ -77,14 +76,19 @@ def run(stage: str | None = None, words: Sequence[str] | None = None) -> int:
         stage = arguments.pop(0)
     # Without it Python looks at every object of torch and Ray a few times before it ends, which takes a second or two.
     atexit.register(gc.freeze)
-    with _ending(f"raytriever {stage or ''}".rstrip(), "--debug" in arguments) as ending:
-        if stage is None:
-            _show_overview(arguments)
-        else:
-            arguments = enter_lasting_folder(arguments, warn)
-            with activity(_Work(stage).line), released_at_end():
-                importlib.import_module(module_of_stage(stage)).main([word for word in arguments if word != "--debug"])
-    return ending.code
+    open_missing_streams()
+    try:
+        with interruptible(), disk_errors(f"raytriever {stage or ''}".rstrip()):
+            _check_working_directory()
+            if stage is None:
+                _show_overview(arguments)
+            else:
+                flags = [word for word in enter_lasting_folder(arguments, warn) if word != "--debug"]
+                with activity(_Work(stage).line), released_at_end():
+                    importlib.import_module(module_of_stage(stage)).main(flags)
+    except (UserError, RuntimeError, FileNotFoundError, KeyboardInterrupt, BrokenPipeError) as error:
+        return _exit_code(error, "--debug" in arguments)
+    return 0
 
 
 def module_of_stage(stage: str) -> str:
@@ -118,48 +122,30 @@ def _show_overview(words: list[str]) -> None:
     show("\n".join([*lines, "", "`raytriever STAGE --help` shows the flags of a stage"]))
 
 
-@dataclass
-class _Ending:
-    """Exit code of a command that has ended."""
+def _exit_code(error: BaseException, debug: bool) -> int:
+    """Print the line of an error that is being handled, and return its exit code; raise a defect again.
 
-    code: int = 0
-
-
-@contextmanager
-def _ending(name: str, debug: bool) -> Iterator[_Ending]:
-    """Print an error as one line, and set the exit code.
-
-    A system error (a full disk, too many open files) ends in one line, too. Its line begins with `name` if the error
-    has no path.
+    A system error (a full disk, too many open files) is a user error by now. Its line begins with the name of the
+    command if the error has no path.
     """
-    ending = _Ending()
-    open_missing_streams()
-    try:
-        with interruptible(), disk_errors(name):
-            _check_working_directory()
-            yield ending
-    except UserError as error:
+    if isinstance(error, KeyboardInterrupt):
+        warn("interrupted; run the same command again to continue")
+        return 130
+    if isinstance(error, BrokenPipeError):
+        return 141  # the reader of standard output has gone: nothing more can be printed
+    if isinstance(error, UserError):
+        line = str(error)
         if debug:
             _report(traceback.format_exc().rstrip("\n"))
-        _report(_error_line(str(error)))
-        ending.code = 2
-    except RuntimeError as error:
-        if debug or not (reason := lost_gpu(error)):
-            raise
-        remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
-        _report(_error_line(f"the GPU failed ({reason}); {remedy}"))
-        ending.code = 2
-    except FileNotFoundError as error:
-        if error.filename is None:
-            raise
+    elif isinstance(error, FileNotFoundError) and error.filename is not None:
         line = f"{error.filename}: no such file or folder; give a path that exists, and keep it until the command ends"
-        _report(_error_line(line))
-        ending.code = 2
-    except KeyboardInterrupt:
-        warn("interrupted; run the same command again to continue")
-        ending.code = 130
-    except BrokenPipeError:
-        ending.code = 141  # the reader of standard output has gone: nothing more can be printed
+    elif isinstance(error, RuntimeError) and not debug and (reason := lost_gpu(error)):
+        remedy = "look at nvidia-smi and the log of the kernel, then run the same command again: it continues"
+        line = f"the GPU failed ({reason}); {remedy}"
+    else:
+        raise error
+    _report(_error_line(line))
+    return 2
 
 
 def _report(text: str) -> None:

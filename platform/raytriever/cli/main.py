@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -131,8 +132,8 @@ def _exit_code(error: BaseException, debug: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         warn("interrupted; run the same command again to continue")
         return 130
-    if isinstance(error, BrokenPipeError):
-        return 141  # the reader of standard output has gone: nothing more can be printed
+    if isinstance(error, BrokenPipeError) and _has_lost_reader():
+        return 141  # nothing more can be printed
     if isinstance(error, UserError):
         line = str(error)
         if debug:
@@ -146,6 +147,15 @@ def _exit_code(error: BaseException, debug: bool) -> int:
         raise error
     _report(_error_line(line))
     return 2
+
+
+def _has_lost_reader() -> bool:
+    """Return whether the reader of standard output has gone; other pipes lead to processes of a command."""
+    with suppress(OSError, ValueError):
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # errors are always reported
+        return bool(output.poll(0))
+    return False
 
 
 def _report(text: str) -> None:

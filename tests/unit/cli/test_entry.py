@@ -43,6 +43,15 @@ def test_a_stage_is_the_same_as_its_job(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err == "error: --top: 0 is out of range; give at least 1\n"
 
 
+def test_a_broken_pipe_to_a_process_is_no_quiet_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_pipe(words: list[str]) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("raytriever.cli.search.main", break_pipe)
+    with pytest.raises(BrokenPipeError):
+        run("search", ["x"])
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = f"""
 import sys

@@ -91,6 +91,9 @@ def markdown_table(
     return "".join(f"| {' | '.join(line)} |\n" for line in (lines[0], sides, *lines[1:]))
 
 
+STREAM = "<standard stream>"  # the file name of errors of standard output and standard error
+
+
 def show(text: str = "") -> None:
     """Print a result on standard output.
 
@@ -125,8 +128,9 @@ def write_line(text: str, stream: TextIO | None) -> None:
         print(presentable(text, stream), file=stream, flush=True)
         if stream in (sys.stdout, sys.stderr):
             end_of_silence()
-    except OSError:
+    except OSError as error:
         _discard(stream)
+        error.filename = STREAM
         raise
 
 

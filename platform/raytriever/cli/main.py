@@ -11,7 +11,6 @@ import atexit
 import gc
 import importlib
 import os
-import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
 from raytriever.interruption import interruptible
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
-from raytriever.terminal import one_line, open_missing_streams, show, warn
+from raytriever.terminal import STREAM, one_line, open_missing_streams, show, warn
 
 LONGEST_ERROR = 1500  # characters
 # Stages are modules of this package with `main(words) -> None`. A module is imported when its stage runs.
@@ -132,8 +131,8 @@ def _exit_code(error: BaseException, debug: bool) -> int:
     if isinstance(error, KeyboardInterrupt):
         warn("interrupted; run the same command again to continue")
         return 130
-    if isinstance(error, BrokenPipeError) and _has_lost_reader():
-        return 141  # nothing more can be printed
+    if isinstance(error, BrokenPipeError) and error.filename == STREAM:  # other pipes lead to processes of a command
+        return 141  # the reader has gone: nothing more can be printed
     if isinstance(error, UserError):
         line = str(error)
         if debug:
@@ -147,15 +146,6 @@ def _exit_code(error: BaseException, debug: bool) -> int:
         raise error
     _report(_error_line(line))
     return 2
-
-
-def _has_lost_reader() -> bool:
-    """Return whether the reader of standard output has gone; other pipes lead to processes of a command."""
-    with suppress(OSError, ValueError):
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)  # errors are always reported
-        return bool(output.poll(0))
-    return False
 
 
 def _report(text: str) -> None:

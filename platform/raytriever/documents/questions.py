@@ -188,7 +188,7 @@ def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int
             raise DataError(str(reason), f"{where} line {first[0]}", "give a JSON object in each line") from reason
         chosen = choose_columns(where, columns, ROLES, named, _REMEDY)
         rows = ((line, _named(raw, chosen)) for line, raw in numbered_rows(where))
-        return rows, _description("", chosen)
+        return rows, _description("", chosen, columns)
     if not re.search(r"\.[ct]sv(\.gz)?$", where):
         raise DataError("is neither CSV, TSV nor JSONL", where, "save it as one of them, with this ending of its name")
     table = TableFile.open(where)
@@ -199,7 +199,7 @@ def _read_rows(where: str, named: Mapping[str, str]) -> tuple[Iterable[tuple[int
             (line, row if isinstance(row, str) else {role: row[position] for role, position in positions.items()})
             for line, row in table.rows()
         ),
-        _description(f", {table.description}", chosen),
+        _description(f", {table.description}", chosen, table.columns),
     )
 
 
@@ -211,8 +211,10 @@ def _named(raw: bytes, chosen: Mapping[str, str]) -> dict[str, Any] | str:
     return {role: row[column] for role, column in chosen.items() if row.get(column) is not None}
 
 
-def _description(form: str, chosen: Mapping[str, str]) -> str:
-    return f"{', '.join(f'{role} = {column!r}' for role, column in chosen.items())}{form}"
+def _description(form: str, chosen: Mapping[str, str], columns: Sequence[str]) -> str:
+    unread = [repr(column) for column in columns if column not in chosen.values()]
+    read = ", ".join(f"{role} = {column!r}" for role, column in chosen.items())
+    return f"{read}{form}{'; not read: ' + ', '.join(unread) if unread else ''}"
 
 
 def _question_of(where: str, line: int, row: Any, only: str) -> Question:

@@ -118,7 +118,10 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    if summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
+    is_new = (
+        summary.changes is None
+    )  # after an update the earlier questions keep their splits, so shares change nothing
+    if is_new and summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
         yield line
     if questions.bad:
         first, count = questions.bad[0], len(questions.bad)
@@ -133,7 +136,10 @@ def _next(summary: ImportSummary, model: str) -> str:
     folder = shlex.quote(str(summary.path))
     arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
     if summary.judged["train"] and summary.judged["test"]:
-        return f"\nContinue with: raytriever train {arguments}"
+        line = f"\nContinue with: raytriever train {arguments}"
+        if summary.changes is None:
+            return line
+        return f"{line} {flag_of('output')} DIR (a new folder: a finished run does not train again)"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
         return (

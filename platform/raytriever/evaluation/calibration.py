@@ -231,11 +231,15 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
         if calibration.threshold is None and (earlier := _earlier_threshold(file, calibration)) is not None:
             aim = aim_text(earlier.aim, earlier.wanted)
             return f"{file}: no aim was reached; the earlier threshold {earlier.score:.4f}, chosen for {aim}, stays"
+        replaced = _earlier_threshold(file, calibration)
         check_writable(file.parent)
         write_atomically(file, calibration.to_json())
     except StorageError as error:
         return f"{FILE} is only in the results: {error}"
-    return f"{file}: {describe_calibration(calibration)}"
+    before = ""
+    if replaced is not None and replaced != calibration.threshold:
+        before = f"; replaces {replaced.score:.4f}, chosen for {aim_text(replaced.aim, replaced.wanted)}"
+    return f"{file}: {describe_calibration(calibration)}{before}"
 
 
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:
@@ -254,7 +258,8 @@ def describe_calibration(calibration: Calibration) -> str:
         return "probabilities, but no threshold, because no aim was reached"
     shown, right = threshold.answered, threshold.top_precision
     precision = f" ({right.value:.2f}, 95 %: {right.low:.2f} to {right.high:.2f})" if right.whole else ""
-    checked = f"in {calibration.folds} folds of " if calibration.folds else "on "
+    splits = " and ".join(dict.fromkeys((calibration.chosen_on, calibration.checked_on)))
+    checked = f"in {calibration.folds} folds of {splits}" if calibration.folds else f"on {calibration.checked_on}"
     kinds = "".join(
         f", and {one.part:,} of {one.whole:,} without ({kind})" for kind, one in threshold.unanswerable.items()
     )
@@ -262,7 +267,7 @@ def describe_calibration(calibration: Calibration) -> str:
     missed = aimed is not None and is_missed(threshold.aim, threshold.wanted, aimed.low, aimed.high)
     return (
         f"threshold {threshold.score:.4f} of {calibration.confidence.name}, chosen for {aim}"
-        f"{', which it misses' * missed}; {checked}{calibration.checked_on} "
+        f"{', which it misses' * missed}; {checked} "
         f"{shown.part:,} of {shown.whole:,} queries with an answer are shown one{kinds}, and {right.part:,} of the "
         f"{right.whole:,} shown are relevant{precision}"
     )

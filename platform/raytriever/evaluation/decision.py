@@ -267,16 +267,17 @@ def calibration_rows(
                 "calibration_error_high": one.error.high,
                 **_shares(threshold, achieved, extra),
             }
-            row["notes"] = _notes(row, threshold, asked, where if row["folds"] else measured.source.split)
+            in_folds = f"{row['folds']} folds of {where}"
+            row["notes"] = _notes(row, threshold, asked, in_folds if row["folds"] else measured.source.split)
             rows.append(row)
     return rows
 
 
 def _where(answers: AnswerDecision | None, chosen_on: str, split: str) -> str:
-    """Return where thresholds were chosen; with cross-fitting that is where they were checked too."""
+    """Return where thresholds were chosen; with cross-fitting they were checked there too, in folds."""
     if answers is None or not answers.folds:
         return chosen_on
-    return f"{answers.folds} folds of {' and '.join(dict.fromkeys((chosen_on, split)))}"
+    return " and ".join(dict.fromkeys((chosen_on, split)))
 
 
 def _shares(

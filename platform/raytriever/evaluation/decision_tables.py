@@ -50,7 +50,7 @@ def threshold_cells(rows: Sequence[Mapping[str, Any]], places: int = 3) -> Cells
             "wanted": (aim_text(str(row["aim"]), row["wanted"]), None),
             "confidence": (row.get("confidence", "score"), None),
             "threshold": (threshold_text(row), row["threshold"] if row["reached"] else None),
-            f"on {on}": (chosen_text(row, places), chosen_value(row)),
+            f"chosen on {on}": (chosen_text(row, places), chosen_value(row)),
             **{SHARE_TITLES[name]: (share_text(row, name), share_of(row, name)[0]) for name in names},
             **{KIND_TITLES[kind]: _kind_cell((row.get("unanswerable") or {}).get(kind)) for kind in kinds},
             "calibration error of pairs": (calibration_error_text(row), row["calibration_error"]),
@@ -71,12 +71,13 @@ def calibration_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def calibration_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows for a terminal: a paragraph for each threshold, and the notes."""
     paragraphs = []
-    for line in threshold_cells(rows):
+    for row, line in zip(rows, threshold_cells(rows), strict=True):
         dataset, model, wanted, confidence, threshold, *others = [
             (name, one_line(text)) for name, (text, _) in line.items()
         ]
         shown = [(name, text) for name, text in others if text != "-"]
-        head = f"{dataset[1]}, {model[1]}, {wanted[1]}: threshold {threshold[1]} ({confidence[1]})\n"
+        checked = f", checked in {row['folds']} folds" if row.get("folds") else ""
+        head = f"{dataset[1]}, {model[1]}, {wanted[1]}: threshold {threshold[1]} ({confidence[1]}){checked}\n"
         width = max((len(name) for name, _ in shown), default=0)
         paragraphs.append(head + "".join(f"  {name:<{width}}  {text}\n" for name, text in shown))
     return "\n".join(paragraphs) + "".join(f"\n- {one_line(line)}\n" for line in calibration_notes(rows))

@@ -14,6 +14,7 @@ from typing import Any
 
 from raytriever.evaluation.decision_tables import KIND_TITLES, calibration_table, proportion_text
 from raytriever.evaluation.protocol import aim_text
+from raytriever.losses.config import LossConfig
 from raytriever.metrics.intervals import Proportion
 from raytriever.models.description import Description
 from raytriever.models.source import MINILM
@@ -142,7 +143,7 @@ def _training(facts: CardFacts) -> list[str]:
     import yaml
 
     data = facts.config.get("data", {}).get("dataset", "unknown")
-    loss = facts.config.get("loss", {}).get("name", "unknown")
+    loss = facts.config.get("loss", {}).get("loss", LossConfig.loss)
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"
@@ -168,7 +169,7 @@ def _results(facts: CardFacts) -> list[str]:
     if rows:
         parts.append(
             "## Thresholds\nA query is answered if its confidence is at least the threshold, a pair is relevant if its"
-            " score is. Each threshold was chosen on one split for all queries and checked on the other:\n\n"
+            " score is. Each threshold was chosen for all queries, and checked on others:\n\n"
             f"{calibration_table(rows)}"
         )
     return parts
@@ -191,8 +192,12 @@ def _calibration(calibration: Calibration | None) -> list[str]:
         for one in calibration.thresholds
     ]
     decides = "The first threshold decides whether a query has an answer." if rows else "There is no threshold."
-    chosen = f"{calibration.chosen_queries:,} queries of `{one_line(calibration.chosen_on)}`"
-    checked = f"{calibration.checked_queries:,} queries of `{one_line(calibration.checked_on)}`"
+    splits = [f"`{one_line(split)}`" for split in dict.fromkeys((calibration.chosen_on, calibration.checked_on))]
+    chosen = f"{calibration.chosen_queries:,} queries of {splits[0]}"
+    checked = f"{calibration.checked_queries:,} queries of {splits[-1]}"
+    if calibration.folds:  # all queries of both splits chose and checked
+        chosen = f"{calibration.chosen_queries:,} queries of {' and '.join(splits)}"
+        checked = f"the same, each checked at a threshold chosen without it, in {calibration.folds} folds"
     about = (
         f"`calibration.json` says what {calibration.confidence.name} and scores mean for the passages of"
         f" `{one_line(calibration.dataset)}` (made {one_line(calibration.date)}). {decides} Thresholds were chosen on"

@@ -193,7 +193,7 @@ def current_calibration(
         return None
     if calibration is None:
         return None
-    if calibration.model != encoder_digest(config, calibration.dataset):
+    if calibration.model != encoder_digest(config, dataset):
         reason = "is of other weights, prompts or lengths than this model has"
     elif calibration.corpus != documents.digest and (reason := _changed(calibration, dataset, documents)):
         if calibration.dataset == dataset and calibration.sample:
@@ -248,14 +248,12 @@ def _too_many(share: float) -> str:
 
 def _changed(calibration: Calibration, dataset: str, documents: Documents) -> str:
     """Return why a calibration is of another corpus; empty if few of the passages have changed since."""
-    if calibration.dataset != dataset:
-        return f"is of another corpus than {dataset}"
-    if not calibration.sample:
-        return "the passages have changed since"
-    share = changed_share(calibration.sample, calibration.passages, documents)
+    share = changed_share(calibration.sample, calibration.passages, documents) if calibration.sample else 1.0
     if share <= MOST_CHANGED:
         return ""
-    return _too_many(share)
+    if calibration.dataset != dataset:
+        return f"is of another corpus than {dataset}"
+    return _too_many(share) if calibration.sample else "the passages have changed since"
 
 
 def encoder_digest(config: ModelConfig, dataset: str) -> str:

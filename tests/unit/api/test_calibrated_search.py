@@ -167,6 +167,9 @@ def test_other_prompts_passages_or_contents_make_it_stale(
         [hits] = rt.build_index(str(model), str(letters)).search(["what is abc"])
         assert hits.answerable is not None
         assert (hits[0].probability is None, bool(hits.stale)) == (stale, stale)
+        if not stale:  # under another name it is the same corpus
+            [renamed] = rt.build_index(str(model), shutil.copytree(letters, "production")).search(["what is abc"])
+            assert (renamed.answerable, renamed[0].probability) == (hits.answerable, hits[0].probability)
         line = (
             f"{FILE}, made {calibrated.calibration.date}: about 24% of the passages were added or removed since, more"
         )
@@ -235,7 +238,7 @@ def test_few_queries_are_divided_into_folds_and_too_few_are_refused(
     made = read_calibration(model / FILE)
     assert made is not None
     assert (made.folds, made.chosen_queries, made.checked_queries) == (10, 64, 64)
-    assert "; in 10 folds of test " in capsys.readouterr().err
+    assert "; in 10 folds of dev and test " in capsys.readouterr().err
     letters = Path(shutil.copytree(tiny_dataset, "letters"))
     for split in ("dev", "test"):
         lines = (letters / "qrels" / f"{split}.tsv").read_text().splitlines(keepends=True)

@@ -28,6 +28,15 @@ def contents(folder: str) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in Path(folder).rglob("*") if file.is_file()}
 
 
+def test_columns_of_questions_that_are_not_read_are_named(
+    docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (docs / "qa.csv").read_text().splitlines()
+    (docs / "more.csv").write_text("\n".join([f"{text[0]},Antwort", *(f"{line},x" for line in text[1:])]) + "\n")
+    assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "more.csv"))) == 0
+    assert "columns separated by commas; not read: 'Antwort'." in capsys.readouterr().out
+
+
 def test_a_folder_becomes_a_data_set(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (docs / "empty.html").touch()
     (docs / "picture.PNG").touch()

@@ -70,6 +70,8 @@ def test_passages_are_added_changed_and_removed(
     kept = len(before) - len(of_29) - 1
     counts = f"1 passages added, 1 changed, {len(of_29)} removed, {kept} unchanged"
     assert f"out was updated: {counts}. Ids of unchanged passages and all splits stay." in lines
+    assert lines[-1].endswith(" --output DIR (a new folder: a finished run does not train again)")
+    assert "--test-share" not in "".join(lines)  # shares of splits change nothing in an update
     assert judged() == {text: split for text, split in questions.items() if text != "how do I repair 29"}
     rows = [json.loads(line)["reason"] for line in (OUT / "quarantine.jsonl").read_text().splitlines()]
     assert rows[0].startswith("no file 'part29.md' was read")

@@ -79,8 +79,8 @@ def test_a_threshold_that_few_or_none_reach_is_explained() -> None:
     assert "- d, m, top-precision 1: Few answers" in text
     shown = format_results(Results(calibration=[few, none, out]))
     shown = re.sub(" +", " ", shown)
-    assert "\nd, m, top-precision 1: threshold 0.9 (score)\n on dev 1.000\n queries answered 1 of 50 =" in shown
-    assert "\nd, m, top-precision 0.9: threshold out of reach (score)\n on dev 0.333 at best\n" in shown
+    assert "\nd, m, top-precision 1: threshold 0.9 (score)\n chosen on dev 1.000\n queries answered 1 of 50 =" in shown
+    assert "\nd, m, top-precision 0.9: threshold out of reach (score)\n chosen on dev 0.333 at best\n" in shown
     assert "\n- d, m, top-precision 1: Few answers" in shown
     page = threshold_table([few, none, out])[0]
     assert "Few answers: 1 of 60" in page.note

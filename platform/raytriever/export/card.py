@@ -143,7 +143,7 @@ def _training(facts: CardFacts) -> list[str]:
     import yaml
 
     data = facts.config.get("data", {}).get("dataset", "unknown")
-    loss = facts.config.get("loss", {}).get("loss", LossConfig.loss)
+    loss = LossConfig(facts.config.get("loss", {}).get("loss", LossConfig.loss)).title
     text = yaml.safe_dump(dict(facts.config), sort_keys=False, allow_unicode=True)
     return [
         f"## Training\nTrained by raytriever on `{data}` with the loss `{loss}`. All settings:\n\n"

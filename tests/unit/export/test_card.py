@@ -12,7 +12,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from raytriever.export.card import CardFacts, model_card
 from raytriever.models.description import Description
 
-CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"name": "mw"}}
+CONFIG = {"model": {"model": "minilm"}, "data": {"dataset": "company/docs"}, "loss": {"loss": "infonce"}}
 TRAINED = {
     "dataset": "docs",
     "split": "test",
@@ -86,7 +86,7 @@ def test_the_hub_reads_the_metrics() -> None:
 
 def test_the_card_shows_data_prefixes_results_and_thresholds() -> None:
     text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
-    assert "Trained by raytriever on `company/docs` with the loss `mw`" in text
+    assert "Trained by raytriever on `company/docs` with the loss `infonce`" in text
     assert "queries begin with `query: `" in text
     assert "| this model | 0.6612 | 0.9000 |" in text
     row = "| other set | mine | precision 0.9 | score | 0.625 | 0.900 | 1 of 30 = 0.033 (0.006 to 0.167) | 1 of 1 = "

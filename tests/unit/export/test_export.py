@@ -13,10 +13,13 @@ from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from raytriever.cli.main import run
+from raytriever.config import Config, dump_config
+from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, ModelError, StorageError
 from raytriever.export.config import ExportConfig
 from raytriever.export.graph import FILES, PACKAGES, open_graph
 from raytriever.export.model import export
+from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.models.encoder import Encoder
 from raytriever.models.retriever import load_retriever
@@ -126,12 +129,13 @@ def test_a_graph_with_other_embeddings_is_refused(
 def test_the_card_of_a_run_has_its_data_loss_and_metrics(tiny_encoder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     export(ModelConfig(str(tiny_encoder)), ExportConfig(), run / "model", ignore)
-    (run / "config.yaml").write_text("data:\n  dataset: letters\nloss:\n  name: mw\nmodel:\n  model: tiny\n")
+    loss = LossConfig("own/loss.py:hinge")
+    (run / "config.yaml").write_text(dump_config(Config(data=DataConfig(dataset="letters"), loss=loss)))
     (run / "metrics.json").write_text(json.dumps({"dataset": "letters", "split": "test", "after": {"auc": 0.75}}))
     for number, model in enumerate((run, run / "model")):
         export(ModelConfig(str(model)), ExportConfig(), tmp_path / f"out{number}", ignore)
         card = (tmp_path / f"out{number}" / "README.md").read_text()
-        assert "`letters` with the loss `mw`" in card
+        assert "`letters` with the loss `hinge`" in card
         assert "| this model | 0.7500 |" in card
 
 

@@ -283,7 +283,8 @@ class _Files:
         return paths[0] if paths else None
 
     def _refuse(self, name: str) -> str:
-        hint = did_you_mean(name, self._paths) if self._hints > 0 else ""
+        moved = self._ends.get(name.rpartition("/")[2].casefold(), [])  # a file of this name in another folder
+        hint = did_you_mean(name, moved or self._paths) if self._hints > 0 else ""
         self._hints -= 1
         raise BadRow(f"no file {name!r} was read" + (f"; {hint}" if hint.startswith("did") else ""))
 

@@ -81,6 +81,7 @@ def test_a_file_is_named_in_several_ways(tmp_path: Path, name: str, path: str) -
     [
         ("q,faq.md", "file 'faq.md' is one of 2: guide/faq.md, old/faq.md; write its path"),
         ("q,gide/setup.md", "no file 'gide/setup.md' was read; did you mean 'guide/setup.md'?"),
+        ("q,old/fax/setup.md", "no file 'old/fax/setup.md' was read; did you mean 'guide/setup.md'?"),
         ("q,zzz", "no file 'zzz' was read"),
         (",setup.md", 'empty "question"'),
         ("q,setup.md,x", "3 fields, the header has 2"),

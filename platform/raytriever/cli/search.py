@@ -24,8 +24,6 @@ def main(words: list[str]) -> None:
         raise ConfigError(f"{arguments.top} is out of range", "--top", "give at least 1")
     if arguments.threshold is not None and math.isnan(arguments.threshold):
         raise ConfigError("nan is out of range", "--threshold", "give a score, such as 0.5")
-    if config.model == "bm25":
-        raise ConfigError("is measured by `evaluate`, and is no encoder", "--model bm25", "give an encoder")
     check_paths(config)
 
     from raytriever.search.exact import format_hits, search_dataset

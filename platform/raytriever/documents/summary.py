@@ -118,9 +118,8 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    is_new = (
-        summary.changes is None
-    )  # after an update the earlier questions keep their splits, so shares change nothing
+    # After an update the earlier questions keep their splits: other shares would change nothing.
+    is_new = summary.changes is None
     if is_new and summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
         yield line
     if questions.bad:

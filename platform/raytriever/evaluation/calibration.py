@@ -228,18 +228,16 @@ def save_calibration(calibration: Calibration, config: ModelConfig) -> str:
         return f"{FILE} is only in the results, because {config.model} is no model directory of yours; {remedy}"
     file = resolve_model(config.model, config.revision) / FILE
     try:
-        if calibration.threshold is None and (earlier := _earlier_threshold(file, calibration)) is not None:
-            aim = aim_text(earlier.aim, earlier.wanted)
-            return f"{file}: no aim was reached; the earlier threshold {earlier.score:.4f}, chosen for {aim}, stays"
-        replaced = _earlier_threshold(file, calibration)
+        earlier = _earlier_threshold(file, calibration)
+        before = f"{earlier.score:.4f}, chosen for {aim_text(earlier.aim, earlier.wanted)}" if earlier else ""
+        if earlier and calibration.threshold is None:
+            return f"{file}: no aim was reached; the earlier threshold {before}, stays"
         check_writable(file.parent)
         write_atomically(file, calibration.to_json())
     except StorageError as error:
         return f"{FILE} is only in the results: {error}"
-    before = ""
-    if replaced is not None and replaced != calibration.threshold:
-        before = f"; replaces {replaced.score:.4f}, chosen for {aim_text(replaced.aim, replaced.wanted)}"
-    return f"{file}: {describe_calibration(calibration)}{before}"
+    replaces = f"; replaces {before}" if earlier and earlier != calibration.threshold else ""
+    return f"{file}: {describe_calibration(calibration)}{replaces}"
 
 
 def _earlier_threshold(file: Path, calibration: Calibration) -> AnswerThreshold | None:

@@ -315,7 +315,7 @@ def build_evaluation_job(
         raise ConfigError(
             f"{setting('datasets')} is missing", remedy=f"give {setting('datasets')} PATH, or {setting('suite')} beir"
         )
-    removed_share(unanswerable)
+    removed_share(unanswerable)  # only for its checks, before a model is pinned
     models = add_forms(pin_models(models), config)
     job = EvaluationJob(
         models=models,

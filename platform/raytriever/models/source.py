@@ -35,6 +35,8 @@ def find_model(name: str, revision: str | None = None, weights: bool = True) -> 
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         kind = "is a file, not a directory" if path.exists() else "no such directory"
         raise ModelError(kind, name, "give a model directory, a hub name, or 'minilm'")
+    if name == "bm25":
+        raise ModelError("is measured by `evaluate`, and is no encoder", name, "give an encoder")
     return _from_hub(name, revision, HUB_FILES if weights else [one for one in HUB_FILES if one != WEIGHTS])
 
 

@@ -68,7 +68,7 @@ def build_mteb_job(
     for model in models:
         if model.config is None:
             raise ConfigError(f"{BM25} is no encoder", setting("model"), f"leave it out with {SUITE}")
-    removed_share(unanswerable)
+    removed_share(unanswerable)  # only for its checks
     metrics = read_metrics(config.metrics)
     if any(name.startswith("accuracy_at_") for name in metrics):
         raise ConfigError("MTEB's data sets hold no answers", setting("metrics"), "leave acc@K out")

@@ -238,7 +238,12 @@ def test_few_queries_are_divided_into_folds_and_too_few_are_refused(
     made = read_calibration(model / FILE)
     assert made is not None
     assert (made.folds, made.chosen_queries, made.checked_queries) == (10, 64, 64)
-    assert "; in 10 folds of dev and test " in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert "; in 10 folds of dev and test " in line
+    assert "replaces" not in line
+    evaluate([model], [tiny_dataset], ["answered=0.5"], Path("other"))
+    assert made.threshold is not None
+    assert f"; replaces {made.threshold.score:.4f}, chosen for f1\n" in capsys.readouterr().err
     letters = Path(shutil.copytree(tiny_dataset, "letters"))
     for split in ("dev", "test"):
         lines = (letters / "qrels" / f"{split}.tsv").read_text().splitlines(keepends=True)

@@ -66,7 +66,6 @@ READERS = "platform/raytriever/reading/"
 # File, call, and why it is not `reading`'s.
 OWN_READERS = {
     ("annotation/service.py", "json.loads"): "answers of a service; all that such a text can raise is caught",
-    ("planning/workload.py", "json.loads"): "a file of the package",
     ("cluster/ingest.py", "json.loads"): "reports and errors of this program's own tasks",
     ("studies/run/study.py", "json.loads"): "what was made a line before",
     ("data/formats/rows.py", "pa.ipc.open_stream"): "a batch of this program's own, of columns that were checked",

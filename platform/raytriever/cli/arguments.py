@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
-from raytriever.cli.suggestions import suggest_for_flag
+from raytriever.cli.suggestions import removed, suggest_for_flag
 from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.masking import refuse_secrets
 from raytriever.options import check_options, needs_of, read_option, without_effect
@@ -113,6 +113,8 @@ class Parser(argparse.ArgumentParser):
                 break
             flag = word.split("=")[0]
             # Checked first: argparse would report a misspelt flag as a missing one.
+            if flag not in flags and (instead := removed(flag)):
+                raise ConfigError("was removed", flag, instead)
             if flag.startswith("--") and flag not in flags:
                 raise ConfigError("unknown flag", flag, suggest_for_flag(flag, flags))
             _check_utf8(word, _setting_before(words, index, flags))

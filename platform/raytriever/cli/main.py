@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from raytriever import __version__
 from raytriever.activity import activity
-from raytriever.cli.suggestions import suggest_for_stage
+from raytriever.cli.suggestions import removed, suggest_for_stage
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
 from raytriever.interruption import interruptible
@@ -56,7 +56,6 @@ TASKS = {
         "launch": "start a Ray head and an MLflow server on this machine",
         "submit": "upload this folder to a Ray cluster and run a stage there",
         "runs": "list, show and clean run directories",
-        "plan": "compute what a corpus takes at any size: bytes, hours, nodes, money",
         "cache": "list and prune cached data sets, models and embeddings",
         "doctor": "check this machine: versions, devices, servers, disks, locks",
     },
@@ -114,6 +113,8 @@ def _show_overview(words: list[str]) -> None:
     if words[:1] == ["--version"]:
         show(__version__)
         return
+    if words and (instead := removed(words[0])):
+        raise ConfigError(f"{words[0]!r} was removed", remedy=instead)
     if words and words[0] not in ("-h", "--help"):
         raise ConfigError(f"unknown stage {words[0]!r}", remedy=suggest_for_stage(words[0], STAGES))
     lines = [f"raytriever {__version__}", "", "usage: raytriever STAGE [flags]"]

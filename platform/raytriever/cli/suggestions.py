@@ -1,4 +1,4 @@
-"""Suggestions for unknown flags and stages: names of other programs, and names that are easily mistyped.
+"""Suggestions for unknown flags and stages: names of other programs, of earlier versions, and mistyped ones.
 
 One table serves all stages. A suggestion is made only if the stage has every flag in it.
 """
@@ -107,6 +107,15 @@ _STAGES = {
     "doctor": "check",
     "compare": "diff report",
 }
+# A stage or a flag of an earlier version, and what to do instead.
+_REMOVED = {
+    "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
+}
+
+
+def removed(word: str) -> str | None:
+    """Return what to do instead of a stage or a flag that was removed, or None for any other word."""
+    return _REMOVED.get(word)
 
 
 def suggest_for_flag(flag: str, known: Collection[str]) -> str:

@@ -38,7 +38,6 @@ CASES = [
     *(("index", [*_OUT, flag, MISSING]) for flag in ("--dataset", "--model", "--embeddings")),
     ("study", ["mw-in-domain", *_OUT, "--data-root", MISSING]),
     *(("study", ["ood", *_OUT, flag, MISSING]) for flag in ("--dataset", "--model")),
-    ("plan", ["--model", MISSING]),
     ("submit", ["--working-dir", MISSING, "train"]),
     *(("runs", [action, MISSING]) for action in ("list", "show", "clean")),
     *(("export", [*_OUT, flag, MISSING]) for flag in ("--model", "--evaluation")),

@@ -9,7 +9,7 @@ Zhang et al. (2025).
 
 A request without an answer in the log is sent, paid, logged and parsed. If the answer is malformed, it is repeated with
 the reason. Every answer is on disk before the job uses it. Identical requests are sent once. More queries are processed
-at once than requests may be in flight, so the service stays busy while an answer is written to disk.
+at once than requests may be in flight, so the service stays busy while other queries are read.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Annotator:
                 self.spending.settle(reserved, paid)
         entry: Entry = {"job": self.job, "llm": self.llm, "stage": stage, "content": reply.content}
         entry |= {"finish": reply.finish, "bytes": size, "read": paid.read, "written": paid.written, "guessed": guessed}
-        await self.log.put(key, entry)
+        self.log.put(key, entry)
         self.counts.asked += 1
         return entry
 

@@ -68,7 +68,7 @@ class Estimate:
             "tokens written": [f"{each.written:,}" for each in tokens],
         }
         if config.price_in or config.price_out:
-            rows["cost"] = [f"{each.cost(config):,.2f}" for each in tokens]
+            rows["cost"] = [f"{each.cost(config):,.4g}" for each in tokens]
         lines = [f"{'':<16}{'likely':>18}{'at most':>18}"]
         lines += [f"{name:<16}" + "".join(f"{cell:>18}" for cell in cells) for name, cells in rows.items()]
         return "\n".join([*lines, f"{self.from_log:,} answers are in the log already and cost nothing"])

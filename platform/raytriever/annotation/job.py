@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,14 @@ def _out_of_budget(work: OpenedJob) -> UserError:
     first = next((number for number in range(len(work.queries)) if number not in work.annotations), len(work.queries))
     config, spent = work.job.service, work.annotator.spending.spent
     flag = setting("budget" if config.budget_tokens is None else "budget_tokens")
+    allowed = config.budget if config.budget_tokens is None else config.budget_tokens
+    used = f"{spent.cost(config):,.4g}" if config.budget_tokens is None else f"{spent.read + spent.written:,}"
     remedy = "raise it, and run the same command again; answers are kept"
     if first:
         remedy += f"; {setting('max_queries')} {first} writes the finished queries at no cost"
     return ConfigError(
-        f"is used up after {len(work.annotations):,} of {len(work.queries):,} queries "
-        f"({spent.read:,} tokens read, {spent.written:,} written, cost {spent.cost(config):,.4g})",
+        f"{used} of {allowed:,} are used after {len(work.annotations):,} of {len(work.queries):,} queries, "
+        "and the next request may need more than is left",
         flag,
         remedy,
     )
@@ -195,8 +197,8 @@ def run_annotation(
         if log.damaged:
             report(f"{log.path}: {log.damaged:,} damaged answers are requested again")
         paid, estimator = read_costs(log, job.service.llm)
-        tokens_are_known = estimator.read_tokens > 0
-        if not dry_run and not tokens_are_known:
+        is_new = not len(log)
+        if not dry_run and is_new:  # a wrong address or key shows before the slow steps
             asyncio.run(_check(job, key))
         dataset = open_checked(job.dataset, job.max_bad_rows, job.bm25_language, report)
         work = _prepare(job, dataset, prompts, log, paid, estimator, report)
@@ -206,7 +208,7 @@ def run_annotation(
             return table, None
         report(table)
         # If the log has all answers, the service need not exist.
-        if tokens_are_known and expected.most.requests:
+        if not is_new and expected.most.requests:
             asyncio.run(_check(job, key))
         retried = asyncio.run(annotate(work, key, report))
         meta = write(work, output)
@@ -242,36 +244,16 @@ def _prepare(
     return OpenedJob(job=job, dataset=dataset, queries=queries, candidates=candidates, annotator=unconnected)
 
 
-# Settings of the encoder in version 0.1, whose digests contain all of them.
-_FIRST_SETTINGS = frozenset(
-    {"model", "revision", "pooling", "similarity", "towers", "query_prompt", "passage_prompt", "query_length"}
-    | {"passage_length", "truncate_dim", "lora_rank", "lora_alpha", "lora_dropout", "lora_targets"}
-    | {"activation_checkpointing"}
-)
-
-
 def job_name(job: AnnotationJob, dataset: RetrievalDataset, prompts: AnnotationPrompts) -> str:
-    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget.
-
-    A setting that came after version 0.1 counts only if it is used, so a job of an earlier version keeps its name.
-    """
+    """Return a digest of all inputs of requests except the number of queries. Runs of one name share a budget."""
     settings = asdict(replace(job.annotation, max_queries=None, prompts="", agreed="human", max_failed=0.0))
     parts = [dataset.documents.digest, dataset.queries.digest, job.split, job.service.llm, settings]
     parts.append(prompts.digests)
     if "dense" in job.annotation.retrievers:
-        parts.append(_encoder_settings(job.model))
+        parts.append(asdict(job.model))
     if job.bm25_language:
         parts.append(job.bm25_language)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _encoder_settings(model: ModelConfig) -> dict[str, Any]:
-    """Return the settings of an encoder under the names of version 0.1; later ones only if they are used."""
-    return {
-        each.metadata["formerly"] or each.name: value
-        for each in fields(model)
-        if (value := getattr(model, each.name)) != each.default or each.name in _FIRST_SETTINGS
-    }
 
 
 async def _check(job: AnnotationJob, key: str | None) -> None:
@@ -287,16 +269,16 @@ def summary(result: AnnotationResult, priced: bool) -> str:
     rows = {
         "candidates": meta["candidates"],
         "relevant to the query": meta["relevant"],
-        "useful for the answer: positives": meta["positives"] + meta["judged_irrelevant"],
+        "useful for the answer": meta["positives"] + meta["judged_irrelevant"],
     }
     lines = [f"{'':<34}{'in all':>12}{'a query':>10}"]
     lines += [f"{name:<34}{count:>12,}{count / queries:>10.1f}" for name, count in rows.items()]
-    lines += ["", f"{queries:,} queries; {meta['without_positives']:,} of them have no positive"]
+    lines += ["", f"{queries:,} queries; for {meta['without_positives']:,} the model found no positive"]
     lines[-1] += f", {meta['without_candidates']:,} had no candidate, {meta['failed']:,} failed"
-    if meta["agreed"]:
-        lines.append(f"{meta['agreed']:,} positives that people also judged relevant")
+    new = meta["positives"] - meta["agreed"]
+    lines.append(f"positives written: {new:,} new, {meta['agreed']:,} that people also judged relevant")
     if meta["judged_irrelevant"]:
-        lines.append(f"{meta['judged_irrelevant']:,} positives left out, because people judged them 0")
+        lines.append(f"left out: {meta['judged_irrelevant']:,}, because people judged them 0")
     if counts.malformed:
         lines.append(f"{counts.malformed:,} malformed answers; the first is {counts.first_malformed}")
     if counts.failed:

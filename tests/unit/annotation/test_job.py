@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import make_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,7 +25,6 @@ from raytriever.data.dataset import RetrievalDataset
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.records import SOURCES
 from raytriever.models.config import ModelConfig
-from raytriever.options import option
 from raytriever.store.commit import read_manifest
 from raytriever.store.objects import COPIES
 
@@ -59,9 +57,9 @@ def test_output_contains_the_positives_of_the_model(
     served = serve()
     assert run("annotate", words(topics, served.endpoint, "--price-in", "1", "--price-out", "4")) == 0
     out = capsys.readouterr().out
-    assert "24 queries; 0 of them have no positive, 0 had no candidate, 0 failed" in out
-    assert "24 positives that people also judged relevant" in out
-    assert "10 positives left out, because people judged them 0" in out
+    assert "24 queries; for 0 the model found no positive, 0 had no candidate, 0 failed" in out
+    assert "positives written: 62 new, 24 that people also judged relevant" in out
+    assert "left out: 10, because people judged them 0" in out
     assert "72 answers paid in this run, 0 answers from the log" in out
     assert "raytriever train --dataset out --positives human-first --positives-order ranked" in out
     result = positives()
@@ -90,6 +88,17 @@ def test_output_contains_the_positives_of_the_model(
     assert Path("again/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
     assert ("d12-0", "llm", 3) in positives("again")["q12"]
     assert served.events("asked").total() == 72
+
+
+def test_without_counts_of_tokens_a_whole_log_needs_no_service(
+    serve: Callable[..., Any], topics: Path, work: Path
+) -> None:
+    served = serve(no_usage=True)
+    assert run("annotate", words(topics, served.endpoint)) == 0
+    served.end()
+    again = [word if word != "out" else "again" for word in words(topics, served.endpoint)]
+    assert run("annotate", again) == 0
+    assert Path("again/annotations.jsonl").read_bytes() == Path("out/annotations.jsonl").read_bytes()
 
 
 @pytest.mark.slow
@@ -149,8 +158,12 @@ def test_budget_stops_the_job_and_a_larger_budget_continues_it(
     flags = ["--price-in", "1", "--price-out", "2", "--max-tokens", "64", "--in-flight", "2"]
     assert run("annotate", words(topics, served.endpoint, *flags, "--budget", "0.01")) == 2
     err = capsys.readouterr().err.splitlines()[-1]
-    assert err.startswith("error: --budget: is used up after ")
-    assert "raise it, and run the same command again; answers are kept" in err
+    assert err.startswith("error: --budget: 0.0")
+    assert " of 0.01 are used after " in err
+    assert (
+        "and the next request may need more than is left; raise it, and run the same command again; answers are kept"
+        in err
+    )
     assert not Path("out").exists()
     asked = served.events("asked").total()
     # The same budget allows no further request, and its answers can be written.
@@ -180,28 +193,6 @@ def name_of(model: ModelConfig, bm25_language: str | None = None) -> str:
         bm25_language=bm25_language,
     )
     return job_name(job, cast(RetrievalDataset, dataset), AnnotationPrompts({"system": "Judge."}))
-
-
-def test_a_job_of_version_0_1_keeps_its_budget() -> None:
-    """The digests are those of version 0.1, whose prompts were called prefixes."""
-    assert name_of(ModelConfig()) == "edbff01289f62abe1b3dafd2d7e26fc2"
-    prompted = ModelConfig("encoder", query_prompt="query: ", passage_length=128)
-    assert name_of(prompted) == "47f2971734d00305a64282bb2ae0cdcb"
-
-
-def test_a_later_setting_of_the_encoder_changes_the_name_of_a_job_only_if_it_is_used() -> None:
-    assert name_of(ModelConfig(append_eos="yes")) != name_of(ModelConfig())
-    assert name_of(ModelConfig(dataset_prompts={"topics": "a"})) != name_of(
-        ModelConfig(dataset_prompts={"topics": "b"})
-    )
-    later = make_dataclass(
-        "Later",
-        [("window", int | None, option(None, "a setting of a later version"))],
-        bases=(ModelConfig,),
-        frozen=True,
-    )
-    assert name_of(later()) == name_of(ModelConfig())
-    assert name_of(later(window=8)) != name_of(ModelConfig())
 
 
 def test_dry_run_sends_no_request_and_its_bounds_hold(

@@ -17,7 +17,6 @@ LOADED_BY_NAME = ("raytriever.cluster.numba_cache", "raytriever.cluster.submissi
 PUBLIC = (
     "raytriever",
     "raytriever.losses",
-    "raytriever.losses.reference",
     "raytriever.metrics",
     "raytriever.sentence_transformers",
 )

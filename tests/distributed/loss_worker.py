@@ -12,7 +12,7 @@ import torch
 
 from raytriever.errors import LossInputError
 from raytriever.losses.batch import BatchIds, TeacherScores
-from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
+from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import current_workers
 from raytriever.losses.guide import GuideEmbeddings
 from raytriever.losses.registry import build_loss
@@ -23,11 +23,10 @@ OWN_LOSSES = tuple(f"{Path(__file__).parents[1] / 'support' / 'own_losses.py'}:{
 # Of each kind of loss one: widths, a guide and gathering are the same for all of a kind.
 KINDS = ("infonce", "infonce-symmetric", "lsepair-maxn", "triplet", "mw", "kl")
 SUMS = ("mw+infonce", f"kl+lsepair-maxn+{OWN_LOSSES[1]}", "triplet+infonce-symmetric+mw")
-NESTED, SOFT, GUIDED = " nested", " soft", " guided"  # behind the name of a loss
+NESTED, GUIDED = " nested", " guided"  # behind the name of a loss
 CASES = (
     *(*LOSS_NAMES, *OWN_LOSSES, *SUMS),
     *(f"{name}{NESTED}" for name in (*KINDS, OWN_LOSSES[0], SUMS[0])),
-    *(f"{name}{SOFT}" for name in SOFT_LABEL_LOSSES[:2]),
     *(f"{name}{GUIDED}" for name in (*KINDS, OWN_LOSSES[0])),
 )
 
@@ -69,14 +68,14 @@ def main() -> dict[str, torch.Tensor]:
     for name in CASES:
         torch.manual_seed(0)
         encoders = [torch.nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2)]
-        plain = name.removesuffix(NESTED).removesuffix(SOFT).removesuffix(GUIDED)
+        plain = name.removesuffix(NESTED).removesuffix(GUIDED)
         settings = LossConfig(
             loss=plain, temperature=0.6, distribution_weight=0.2, learn_temperature=plain != "triplet", margin=0.5
         )
         if plain in SUMS:
             settings = replace(settings, loss_weights=",".join("123"[: len(settings.terms)]))
         nested = name.endswith(NESTED)
-        settings = replace(settings, matryoshka_dims="4,2" if nested else "", soft_labels=name.endswith(SOFT))
+        settings = replace(settings, matryoshka_dims="4,2" if nested else "")
         guide = None
         if name.endswith(GUIDED):
             settings = replace(settings, guide="minilm", guide_margin=0.1)

@@ -1,16 +1,16 @@
-"""Batches for the tests of the losses; `raytriever.losses.reference` is the oracle."""
+"""Batches for the tests of the losses; `reference_losses` is the oracle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from reference_losses import query_scores
 from torch import Tensor
 
 from raytriever.losses.batch import BatchIds, Candidates, TeacherScores
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
-from raytriever.losses.reference import query_scores
 from raytriever.losses.relevance import gather_relevance
 
 

@@ -9,10 +9,10 @@ from textwrap import indent
 
 import torch
 from examples import example
+from reference_losses import query_scores
 
 from raytriever.losses.config import LossConfig
 from raytriever.losses.loss import Loss
-from raytriever.losses.reference import query_scores
 from raytriever.losses.rows import RowLoss, by_row
 from raytriever.options import option
 

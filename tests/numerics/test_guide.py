@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from examples import Example, example
+from reference_losses import backward_values, query_scores, reference_loss
 from sentence_transformers.sentence_transformer.losses import CachedGISTEmbedLoss
 from thread_workers import on_workers
 from torch import nn
@@ -17,9 +18,8 @@ from torch.nn import functional
 from raytriever.errors import LossInputError
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
+from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.guide import MASKED, MOST_MASKED, GuideEmbeddings
-from raytriever.losses.reference import backward_values, query_scores, reference_loss
 from raytriever.losses.registry import build_loss
 
 MARGIN = 0.2
@@ -136,13 +136,6 @@ def test_infonce_masks_as_the_loss_of_sentence_transformers(margin: float) -> No
     output = build_loss(settings("infonce", margin))(ours[0], ours[1:].flatten(0, 1), ids, guide=embeddings)
     assert 0.05 < float(output.statistics[MASKED]) < 0.6
     assert output.value.item() == pytest.approx(expected.item(), rel=1e-10)
-
-
-@pytest.mark.parametrize("name", SOFT_LABEL_LOSSES)
-def test_soft_labels_weigh_what_is_left(name: str) -> None:
-    batch, config = example(3, batch=6), settings(name, soft_labels=True)
-    for ours, oracle in zip(actual(config, batch), expected(config, batch), strict=True):
-        torch.testing.assert_close(ours, oracle, rtol=1e-8, atol=1e-10)
 
 
 def test_the_share_of_masked_negatives_is_logged_and_the_auc_is_of_the_others() -> None:

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from examples import Example, example
+from reference_losses import reference_loss
 
 from raytriever.errors import ConfigError, LossInputError
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import SCORE_LOSSES, LossConfig
-from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 from raytriever.losses.scores import Products
 

@@ -10,11 +10,10 @@ import torch
 from examples import Example, auc, example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_losses import reference_loss
 
-from raytriever.errors import ConfigError
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import LOSS_NAMES, SOFT_LABEL_LOSSES, LossConfig
-from raytriever.losses.reference import reference_loss
+from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.registry import build_loss
 from raytriever.losses.rows import joint
 
@@ -56,21 +55,14 @@ def test_equals_the_literal_loss(name: str, levels: int) -> None:
         ("margin-mse+rand1+summarg", "1,2,3"),
     ],
 )
-@pytest.mark.parametrize("soft", [False, True], ids=["plain", "soft"])
-def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | None, soft: bool) -> None:
+def test_a_sum_equals_the_sum_of_the_literal_losses(name: str, weights: str | None) -> None:
     config = LossConfig(name, 0.7, loss_weights=weights, margin=0.5, distribution_weight=0.1)
-    if soft and set(SOFT_LABEL_LOSSES).isdisjoint(config.terms):
-        with pytest.raises(ConfigError, match="soft-labels"):
-            build_loss(dataclasses.replace(config, soft_labels=True))
-        return
-    config = dataclasses.replace(config, soft_labels=soft)
     batch = example(0)
     assert_literal(config, batch)
     with torch.no_grad():
         logged = build_loss(config)(batch.queries, batch.passages, batch.ids).statistics
     for term in config.terms:
         alone = dataclasses.replace(config, loss=term, loss_weights=None, distribution_weight=0)
-        alone = dataclasses.replace(alone, soft_labels=soft and term in SOFT_LABEL_LOSSES)
         literal = reference_loss(alone, batch.queries, batch.passages, batch.ids)
         torch.testing.assert_close(logged[f"loss_{term}"], literal.detach(), rtol=1e-8, atol=1e-10)
 

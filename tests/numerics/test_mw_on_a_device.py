@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from examples import Example, example
+from reference_losses import reference_loss
 from sham_device import CUDA, Counts, values
 
 from raytriever.losses import scores as panels
 from raytriever.losses.batch import BatchIds
 from raytriever.losses.config import LOSS_NAMES, LossConfig
 from raytriever.losses.distributed import ALONE
-from raytriever.losses.reference import reference_loss
 from raytriever.losses.registry import build_loss
 from raytriever.losses.relevance import gather_relevance
 

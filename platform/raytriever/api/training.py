@@ -27,7 +27,7 @@ from raytriever.config import (
     shown_run_name,
 )
 from raytriever.errors import ConfigError
-from raytriever.losses.own.register import loss_setting
+from raytriever.losses.files import loss_setting
 from raytriever.mining.config import MiningConfig, check_mining
 from raytriever.models.config import READING
 from raytriever.options import check_options, did_you_mean
@@ -221,8 +221,8 @@ def train(
     Args:
         data: the data set, with a split `train`; `test` is measured, and `dev` decides when to stop.
         model: the encoder to begin from.
-        loss: its name, such as `mw`, `infonce` or `lsepair`; `FILE.py:NAME` or a function for a loss of your own
-            (docs/tutorials/own-loss.md); or a name that `rt.losses.register` has given it.
+        loss: its name, such as `mw`, `infonce` or `lsepair`; `FILE.py:NAME` or a function of an imported file for
+            a loss of your own (docs/tutorials/own-loss.md).
         hard_negatives: what `mine_hard_negatives` returned, or the directory of a table. A group then holds as many of
             them as `negatives_per_query` says, by default up to 5.
         max_steps: optimiser steps.

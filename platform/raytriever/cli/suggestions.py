@@ -110,6 +110,8 @@ _STAGES = {
 # A stage or a flag of an earlier version, and what to do instead.
 _REMOVED = {
     "plan": "see docs/explanation/scale.md; `raytriever train --dry-run` computes the memory of a training",
+    "--soft-labels": "use --guide, or --loss kl or margin-mse with the teacher",
+    "--gather-precision": "embeddings are sent in fp32; --loss-precision chooses the products",
 }
 
 

@@ -96,12 +96,11 @@ def _check_splits(data: DataConfig) -> None:
 def _check_teacher(config: Config) -> None:
     """Raise `ConfigError` if a setting needs the scores of a teacher that the other settings do not provide."""
     check_changed(config.data, config.loss, only=["teacher"])
-    learner = setting("soft_labels", True) if config.loss.soft_labels else f"{setting('loss')} {config.loss.title}"
     if not config.loss.needs_teacher:
         return
     if not config.data.teachers:
         raise ConfigError(
-            f"{learner} needs the scores of a teacher",
+            f"{setting('loss')} {config.loss.title} needs the scores of a teacher",
             setting("teacher"),
             "give the directory that `raytriever score` wrote",
         )
@@ -114,13 +113,13 @@ def _check_teacher(config: Config) -> None:
         )
     if not config.data.negatives_per_query:
         raise ConfigError(
-            f"{learner} needs hard negatives",
+            f"{setting('loss')} {config.loss.title} needs hard negatives",
             setting("negatives_per_query"),
             "give at least 1, at most the number of scored negatives",
         )
     if config.refresh.refresh_every:
         raise ConfigError(
-            "no teacher has scored refreshed negatives", setting("refresh_every"), f"remove it, or {learner}"
+            "no teacher has scored refreshed negatives", setting("refresh_every"), "remove it, or give another loss"
         )
 
 

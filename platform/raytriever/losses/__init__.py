@@ -14,17 +14,13 @@ from raytriever.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raytriever.errors import LossInputError
-    from raytriever.losses import reference
     from raytriever.losses.mw.functional import mann_whitney
-    from raytriever.losses.own.register import register
 
-__all__ = ["LossInputError", "mann_whitney", "reference", "register"]
+__all__ = ["LossInputError", "mann_whitney"]
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "raytriever.errors": ("LossInputError",),
         "raytriever.losses.mw.functional": ("mann_whitney",),
-        "raytriever.losses.own.register": ("register",),
     },
-    submodules=("reference",),
 )

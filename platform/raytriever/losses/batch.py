@@ -174,7 +174,7 @@ class Candidates:
         """Queries divided by tau: every score of a loss is a product with these. No other place applies tau."""
         return self.queries * torch.exp(-self.log_temperature)
 
-    def exchange_roles(self, workers: WorkerGroup, sent: torch.dtype | None = None) -> Candidates:
+    def exchange_roles(self, workers: WorkerGroup) -> Candidates:
         """Return a batch in which passages search for their queries; all workers call it.
 
         Rows are the first positives of this worker's queries. Candidates are the distinct queries of all workers. If a
@@ -187,7 +187,7 @@ class Candidates:
             self,
             # Unlike that of other lookups, this backward pass has a fixed order of additions on every device.
             queries=functional.embedding(first_positive(self.relevance.positives)[:, 0], self.embeddings),
-            embeddings=relevance.keep(workers.all_gather(self.queries, sent)),
+            embeddings=relevance.keep(workers.all_gather(self.queries)),
             relevance=relevance,
         )
 

@@ -31,9 +31,6 @@ LOSS_NAMES = (
 # Losses that learn a teacher's scores, and losses by row whose labels a teacher's scores may soften.
 DISTILLATION_LOSSES = ("kl", "margin-mse")
 SCORE_LOSSES = tuple(name for name in LOSS_NAMES if name not in DISTILLATION_LOSSES)
-SOFT_LABEL_LOSSES = tuple(
-    name for name in LOSS_NAMES if name not in ("infonce-symmetric", "triplet", "mw", *DISTILLATION_LOSSES)
-)
 
 
 def read_widths(value: Any) -> str:
@@ -104,12 +101,7 @@ class LossConfig:
     )
     distribution_weight: float = option(0.0, "lambda: weight of the query-document distribution regulariser", minimum=0)
     teacher_temperature: float = option(
-        1.0, "the teacher's scores are divided by it", above=0, needs=("loss=kl|margin-mse", "soft_labels")
-    )
-    soft_labels: bool = option(
-        False,
-        "weight hard negatives by the teacher's scores (losses by row except the symmetric one)",
-        needs=f"loss={'|'.join(SOFT_LABEL_LOSSES)}",
+        1.0, "the teacher's scores are divided by it", above=0, needs="loss=kl|margin-mse"
     )
     loss_precision: str | None = option(
         None,
@@ -117,11 +109,6 @@ class LossConfig:
         "scores and sums are fp32",
         choices=("fp32", "tf32", "bf16"),
         needs=f"loss={'|'.join(SCORE_LOSSES)}",
-    )
-    gather_precision: str | None = option(
-        None,
-        "embeddings that workers send each other, and their gradients: fp32 (the default) or bf16, half the bytes",
-        choices=("fp32", "bf16"),
     )
     matryoshka_dims: str = option(
         "",
@@ -171,7 +158,7 @@ class LossConfig:
     def needs_teacher(self) -> bool:
         """True if the loss reads a teacher's scores."""
         asks = any("teacher_scores" in own.arguments() for own in self.files)
-        return asks or self.soft_labels or not set(DISTILLATION_LOSSES).isdisjoint(self.terms)
+        return asks or not set(DISTILLATION_LOSSES).isdisjoint(self.terms)
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -226,4 +213,4 @@ def check_loss(config: LossConfig) -> None:
             )
     for own in config.files:
         own.arguments()
-    check_changed(config, only=["learn_temperature", "reduction", "soft_labels", "loss_precision", "guide_margin"])
+    check_changed(config, only=["learn_temperature", "reduction", "loss_precision", "guide_margin"])

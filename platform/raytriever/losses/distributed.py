@@ -26,16 +26,11 @@ class WorkerGroup:
     def __init__(self, group: distributed.ProcessGroup | None = None, rank: int = 0, size: int = 1) -> None:
         self._group, self.rank, self.size = group, rank, size
 
-    def all_gather(self, rows: Tensor, sent: torch.dtype | None = None) -> Tensor:
-        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed.
-
-        Args:
-            sent: type to which rows and returned gradients are rounded on their way, with any number of workers; None
-                for that of the rows. Sums have the type of the rows.
-        """
+    def all_gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all workers in rank order. The gradient of a row returns to its owner, summed."""
         if self.size == 1:
-            return rows if sent is None else rows.to(sent).to(rows.dtype)
-        gathered: Tensor = _AllGather.apply(rows, self, sent or rows.dtype)
+            return rows
+        gathered: Tensor = _AllGather.apply(rows, self)
         return gathered
 
     def all_reduce(self, value: Tensor, op: Literal["sum", "max"] = "sum") -> Tensor:
@@ -53,31 +48,24 @@ class WorkerGroup:
         _all_gather(gathered, rows, group=self._group)
         return gathered
 
-    def _sum_to_owners(self, rows: Tensor, sent: torch.dtype) -> Tensor:
-        """Return the sum over the workers of this worker's share of the rows.
-
-        Rounded rows are exchanged and then added, in the type of `rows`: a reduce-scatter would round every sum.
-        """
+    def _sum_to_owners(self, rows: Tensor) -> Tensor:
+        """Return the sum over the workers of this worker's share of the rows."""
         own = rows.new_empty(len(rows) // self.size, *rows.shape[1:])
-        if sent == rows.dtype:
-            _reduce_scatter(own, rows.contiguous(), group=self._group)
-            return own
-        received = torch.empty_like(rows, dtype=sent, memory_format=torch.contiguous_format)
-        distributed.all_to_all_single(received, rows.to(sent).contiguous(), group=self._group)
-        return received.view(self.size, *own.shape).sum(0, dtype=rows.dtype)
+        _reduce_scatter(own, rows.contiguous(), group=self._group)
+        return own
 
 
 class _AllGather(torch.autograd.Function):
     """All-gather forward, sum to the owner backward."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, workers: WorkerGroup, sent: torch.dtype) -> Tensor:
-        ctx.workers, ctx.sent = workers, sent
-        return workers._gather(rows.to(sent)).to(rows.dtype)
+    def forward(ctx: Any, rows: Tensor, workers: WorkerGroup) -> Tensor:
+        ctx.workers = workers
+        return workers._gather(rows)
 
     @staticmethod
-    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.workers._sum_to_owners(grad[0], ctx.sent), None, None
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.workers._sum_to_owners(grad[0]), None
 
 
 ALONE = WorkerGroup()

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raytriever.errors import ConfigError, setting
 from raytriever.options import did_you_mean
@@ -130,6 +133,28 @@ class LossFile:
             raise ConfigError(
                 f"has the arguments ({', '.join(names)})", where, f"begin with 'def {self.name}(scores, positives'"
             )
+
+
+def loss_setting(loss: str | Callable[..., Any]) -> str:
+    """Return the setting for a loss: a name or a sum of names as it is, a function of a module as `FILE.py:NAME`.
+
+    Raises:
+        ConfigError: the function is not at the top of an imported file. One of a notebook or of the script itself has
+            no file that a worker can import and that a digest can pin.
+    """
+    if isinstance(loss, str):
+        return loss
+    if not inspect.isfunction(loss):
+        raise ConfigError(f"is {type(loss).__name__}", setting("loss"), "give a name, 'FILE.py:NAME', or a function")
+    name, module = loss.__name__, inspect.getmodule(loss)
+    file = None if module is None or module.__name__ == "__main__" else getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py") or loss.__qualname__ != name or not name.isidentifier():
+        raise ConfigError(
+            f"{loss.__qualname__} is not a function of an imported file",
+            setting("loss"),
+            "write it into a file (in a notebook by `%%writefile my_losses.py`), and give 'my_losses.py:NAME'",
+        )
+    return f"{file}:{name}"
 
 
 def _digest(text: str) -> str:

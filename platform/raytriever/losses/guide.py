@@ -47,7 +47,6 @@ def mask_false_negatives(
     margin: float,
     ids: BatchIds,
     workers: WorkerGroup,
-    sent: torch.dtype | None = None,
 ) -> tuple[RowRelevance, dict[str, Tensor]]:
     """Return a relevance without the negatives that the guide takes for false, and two shares to log.
 
@@ -55,13 +54,13 @@ def mask_false_negatives(
         LossInputError: shapes do not agree, or an embedding is not finite, on any worker.
     """
     check_batch(guide.queries, guide.passages, ids)
-    passages = relevance.keep(workers.all_gather(guide.passages, sent))
+    passages = relevance.keep(workers.all_gather(guide.passages))
     batch = Candidates(guide.queries, passages, relevance, guide.queries.new_zeros(()))
     masked, most = _mask(batch, margin, workers)
     count = relevance.negatives - masked.negatives
     statistics = {MASKED: torch.full_like(most, count / max(1, relevance.negatives)), MOST_MASKED: most}
     if relevance.exchanged is not None:
-        exchanged = batch.exchange_roles(workers, sent)
+        exchanged = batch.exchange_roles(workers)
         masked = replace(masked, exchanged=_mask(exchanged, margin, workers)[0])
     return masked, statistics
 

@@ -34,7 +34,7 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import ALONE, WorkerGroup
 from raytriever.losses.guide import GuideEmbeddings, mask_false_negatives
 from raytriever.losses.relevance import gather_relevance
-from raytriever.losses.scores import ScoreLoss, sent_type
+from raytriever.losses.scores import ScoreLoss
 
 # Longest embedding of length one, rounded to bf16 where it is normalised and where it is sent.
 UNIT = 1 + 2.0**-7
@@ -73,7 +73,7 @@ class Loss(nn.Module):
         self.config = config
         self.unit_length = unit_length
         self._scores = scores
-        self._widths, self._both_ways, self._sent = config.widths, config.both_ways, sent_type(config)
+        self._widths, self._both_ways = config.widths, config.both_ways
         self._squares_scores = "margin-mse" in config.terms
         is_known = unit_length and not config.learn_temperature and config.temperature >= SMALLEST_KNOWN_TEMPERATURE
         self._known_bound = UNIT**2 / config.temperature if is_known else None
@@ -116,10 +116,10 @@ class Loss(nn.Module):
         if relevance is None or (self._both_ways and relevance.exchanged is None):
             relevance = gather_relevance(ids, workers, queries.device, self._both_ways)
         # The gradient of a passage returns to the worker that encoded it.
-        embeddings = relevance.keep(workers.all_gather(passages, self._sent))
+        embeddings = relevance.keep(workers.all_gather(passages))
         if guide is not None:
             margin = self.config.guide_margin or 0.0
-            relevance, masking = mask_false_negatives(relevance, guide, margin, ids, workers, self._sent)
+            relevance, masking = mask_false_negatives(relevance, guide, margin, ids, workers)
         # At least float32: scores have this precision with every encoder.
         precise = torch.promote_types(queries.dtype, torch.float32)
         log_temperature = self.log_temperature.to(queries.device, precise).reshape(())

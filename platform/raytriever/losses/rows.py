@@ -23,8 +23,7 @@ from torch import Tensor
 from raytriever.losses.batch import PAD, BatchIds, Candidates, first_positive
 from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import LossShare, Panel, PanelLoss, Sparse, reduce_scores, sent_type
-from raytriever.losses.teacher import OwnGroup, SoftLabels
+from raytriever.losses.scores import LossShare, Panel, PanelLoss, Sparse, reduce_scores
 
 RowValue = Callable[
     [Float[Tensor, " rows"], Float[Tensor, "rows positives"], Bool[Tensor, "rows positives"]],
@@ -164,18 +163,14 @@ def by_row(loss: RowLoss | Callable[[LossConfig], RowLoss]) -> PanelLoss:
     def build(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> RowReduction:
         row_loss = loss if isinstance(loss, RowLoss) else loss(config)
         columns = row_loss.positives(batch.relevance.positives, ids)
-        has_labels = config.soft_labels and batch.relevance.group is not None
-        labels = SoftLabels.of(batch, config.teacher_temperature) if has_labels else None
-        statistics = OwnGroup.of(batch, config.teacher_temperature).statistics(workers) if has_labels else {}
-        return RowReduction(row_loss, columns, batch.relevance.rows, labels, statistics)
+        return RowReduction(row_loss, columns, batch.relevance.rows)
 
     return PanelLoss(build)
 
 
 def symmetric(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
     """Compute the mean of InfoNCE from query to passage and from passage to query (handbook, 'Symmetric')."""
-    both = batch, batch.exchange_roles(workers, sent_type(config))
-    config = replace(config, soft_labels=False)  # they are for the other losses of a sum
+    both = batch, batch.exchange_roles(workers)
     forward, backward = (by_row(INFONCE)(config, each, ids, workers) for each in both)
     return LossShare((forward.share + backward.share) / 2, {})
 
@@ -198,19 +193,12 @@ def write_positives(
 class RowReduction:
     """Reduction of the panels of one batch by a row loss."""
 
-    def __init__(
-        self,
-        loss: RowLoss,
-        columns: Int64[Tensor, "rows positives"],
-        rows: int,
-        soft_labels: SoftLabels | None,
-        statistics: dict[str, Tensor],
-    ) -> None:
-        self._loss, self._columns, self._rows, self._soft_labels = loss, columns, rows, soft_labels
+    def __init__(self, loss: RowLoss, columns: Int64[Tensor, "rows positives"], rows: int) -> None:
+        self._loss, self._columns, self._rows = loss, columns, rows
         self._values: list[Tensor] = []
         self.dense = loss.negatives == "logsumexp"
         self.sparse: list[Sparse] = []
-        self.statistics = statistics
+        self.statistics: dict[str, Tensor] = {}
 
     def start(self, queries: Tensor, embeddings: Tensor) -> None:
         """Do nothing: no row is needed before its panel."""
@@ -220,8 +208,6 @@ class RowReduction:
         columns = self._columns[panel.rows]
         is_positive = columns != PAD
         positives = panel.scores.gather(1, columns.clamp(min=0))
-        if self._soft_labels is not None:
-            self._soft_labels.weigh(panel)
         panel.exclude(-torch.inf)
         peak, peak_columns = panel.scores.max(1)
         is_empty = peak == -torch.inf

@@ -221,11 +221,6 @@ class PanelLoss:
         return LossShare(reduce_scores(reduction, batch, config.loss_precision), reduction.statistics)
 
 
-def sent_type(config: LossConfig) -> torch.dtype | None:
-    """Return the type of embeddings on their way between workers; None for their own."""
-    return torch.bfloat16 if config.gather_precision == "bf16" else None
-
-
 def reduce_scores(reduction: Reduction, candidates: Candidates, precision: str | None = None) -> Float[Tensor, ""]:
     """Compute this worker's share of a loss, differentiable in queries, candidates and temperature."""
     share: Tensor = _ReduceScores.apply(

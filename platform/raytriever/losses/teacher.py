@@ -1,18 +1,7 @@
-"""A teacher's scores in a loss, as the scores to learn (`kl`, `margin_mse`) or as the weights of hard negatives
-(`SoftLabels`).
+"""Losses that learn the scores of a teacher (`kl`, `margin_mse`).
 
 A teacher scores only each query's own group, its positives and its own hard negatives, and not every query with every
-passage of the batch. For distillation, passages without a teacher score are left out on both sides.
-
-Soft labels: each hard negative has the weight that the teacher gives to its being a negative. With p = sigmoid(t /
-teacher_temperature), the teacher's probability that a passage of the query's group is relevant,
-
-    sum over N_i of exp(s / tau)   becomes   sum over N_i of (1 - p) exp(s / tau):
-
-the expectation of the sum over the true negatives when the teacher draws the labels. RocketQA's denoising (Qu et al.,
-2021, arXiv:2010.08191) removes hard negatives that a cross-encoder scores high; it is the limit of p in {0, 1}. The
-debiasing of Chuang et al. (2020, arXiv:2007.00224) also replaces the sum by its expectation, with one probability for
-all passages. Passages without a score, and passages outside the query's group, have weight 1.
+passage of the batch. Passages without a teacher score are left out on both sides.
 """
 
 from __future__ import annotations
@@ -20,13 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
-from torch.nn import functional
 
 from raytriever.losses.batch import PAD, Candidates
 from raytriever.losses.distributed import WorkerGroup
-from raytriever.losses.scores import Panel
 
 
 @dataclass(frozen=True)
@@ -84,33 +71,6 @@ class OwnGroup:
             "teacher_missing": 1 - scored / passages.clamp(min=1),
             "teacher_agreement": torch.where(pairs > 0, agreed / pairs.clamp(min=1), 0.5),
         }
-
-
-@dataclass(frozen=True)
-class SoftLabels:
-    """Log-weights that are added to scores in units of the temperature.
-
-    Args:
-        columns: columns of each row's own group, `PAD` in empty slots.
-        log_weights: log(1 - p) of each column.
-    """
-
-    columns: Int64[Tensor, "rows group"]
-    log_weights: Float[Tensor, "rows group"]
-
-    @classmethod
-    def of(cls, batch: Candidates, teacher_temperature: float) -> SoftLabels:
-        """Return the soft labels of a batch with teacher scores."""
-        group = batch.relevance.group
-        assert group is not None
-        log_weights = functional.logsigmoid(-group.scores.double() / teacher_temperature)
-        return cls(group.columns, log_weights.to(batch.queries.dtype))
-
-    def weigh(self, panel: Panel) -> None:
-        """Add the log-weights to the scores of a panel. Read the positives' scores before: they change too."""
-        columns, log_weights = self.columns[panel.rows], self.log_weights[panel.rows]
-        # No column of a row is used twice, and empty slots add 0, so the order of additions does not matter.
-        panel.scores.scatter_add_(1, columns.clamp(min=0), log_weights.masked_fill(columns == PAD, 0))
 
 
 # ----------------------------------------------------------------------------------------------------------- the losses

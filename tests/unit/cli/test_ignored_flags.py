@@ -15,7 +15,7 @@ from raytriever.errors import ConfigError, DataError
 CASES = [
     ("train --margin 0.1", "--margin: has no effect with --loss mw; leave it out, or give --loss triplet"),
     ("train --loss triplet --temperature 0.01", "--temperature: has no effect with --loss triplet; leave it out, or"),
-    ("train --teacher-temperature 2", "--teacher-temperature: has no effect with --loss mw and without --soft-labels"),
+    ("train --teacher-temperature 2", "--teacher-temperature: has no effect with --loss mw; leave"),
     ("train --epochs 1 --max-steps 9", "--epochs: has no effect with --max-steps 9; leave it out"),
     ("train --offload-optimizer", "--offload-optimizer: has no effect with --strategy ddp; leave it out, or give --st"),
     ("train --negatives-table HERE", "--negatives-table: has no effect without --negatives-per-query; leave it out, o"),
@@ -65,7 +65,6 @@ def parsed(stage: str, words: str) -> None:
         "--no-learn-temperature --loss triplet",  # asks for nothing
         "--negatives-per-query 2 --negatives-mix bm25=1",
         "--best-metric ndcg_at_10 --eval-corpus 9",
-        "--soft-labels --loss infonce --teacher-temperature 2",
     ],
 )
 def test_a_flag_with_effect_is_accepted(words: str) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import raytriever as rt
 from raytriever.config import Config, Curriculum, default_run_name, from_dict
 from raytriever.config.settings import check_config
 from raytriever.errors import ConfigError
 from raytriever.experiment.directory import RunDirectory
 from raytriever.experiment.opening import pin_sources
 from raytriever.losses.config import LossConfig
-from raytriever.losses.own.register import loss_setting
+from raytriever.losses.files import loss_setting
 from raytriever.losses.registry import build_loss
 
 FILE = """
@@ -132,57 +128,20 @@ def test_a_loss_of_a_file_has_its_name_in_the_run_and_may_read_a_teacher(file: P
         check_config(config)
 
 
-def test_a_registered_name_that_exists_is_refused() -> None:
-    def other(scores, positives):
+def test_a_function_of_an_imported_file_is_a_setting_and_another_one_is_refused() -> None:
+    def inner(scores, positives):
         return scores.mean()
 
-    with pytest.raises(ConfigError, match="has the name 'mw' already"):
-        rt.losses.register("mw", _module_loss)
-    with pytest.raises(ConfigError, match=r"other is not defined at the top of a file.*'FILE\.py:NAME'"):
-        rt.losses.register("other", other)
-    rt.losses.register("mine", _module_loss)
-    rt.losses.register("mine", _module_loss)
-    assert loss_setting("mine") == f"{__file__}:_module_loss"
+    assert loss_setting(_module_loss) == f"{__file__}:_module_loss"
+    assert loss_setting("mw+infonce") == "mw+infonce"
+    notebook = {"__name__": "__main__"}
+    exec("def mine(scores, positives): return scores.mean()", notebook)
+    for function in (inner, notebook["mine"]):
+        with pytest.raises(ConfigError, match=r"--loss: .* is not a function of an imported file.*%%writefile"):
+            loss_setting(function)
+    with pytest.raises(ConfigError, match="--loss: is int"):
+        loss_setting(3)  # type: ignore[arg-type]
 
 
 def _module_loss(scores, positives):
     return scores.mean()
-
-
-SCRIPT = """
-from torch import nn, Tensor
-from torch.nn import functional
-import raytriever as rt
-from raytriever.losses.own.register import loss_setting
-from raytriever.losses.config import LossConfig
-from raytriever.losses.registry import build_loss
-
-MARGIN = 2.0
-print("the script runs")
-
-def part(x: Tensor) -> Tensor:
-    return functional.relu(MARGIN - x)
-
-def mine(scores: Tensor, positives: Tensor) -> Tensor:
-    return part(scores[positives]).mean()
-
-device = nn.Linear(1, 1)
-def bad(scores, positives): return device(scores).mean()
-
-build_loss(LossConfig(loss=loss_setting(mine)))
-try:
-    loss_setting(bad)
-except rt.ConfigError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_a_function_of_a_script_is_copied_with_what_it_uses(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    environment = os.environ | {"RAYTRIEVER_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("the script runs") == 1
-    assert "--loss: uses device, which is Linear; write the loss into a file" in done.stdout

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import raytriever as rt
 from raytriever.config import Config, Curriculum, default_run_name
 from raytriever.config.settings import check_config
 from raytriever.errors import ConfigError
 from raytriever.losses.config import LossConfig, terms_of
-from raytriever.losses.own.register import loss_setting
 from raytriever.tuning.space import parse_space
 
 
@@ -41,7 +39,6 @@ def test_a_sum_is_split_into_its_losses(loss: str, terms: tuple[str, ...]) -> No
         ({"loss": "mw+infonce", "loss_weights": "1,-1"}, "--loss-weights: '1,-1' is invalid; give a number from 0"),
         ({"loss": "mw+infonce", "loss_weights": "0,0"}, "give a number from 0 for each loss, separated by commas and"),
         ({"loss": "mw+infonce", "loss_weights": "1,nan"}, "give a number from 0 for each loss"),
-        ({"loss": "mw+triplet", "soft_labels": True}, "--soft-labels: has no effect with --loss mw+triplet"),
         ({"loss": "infonce+joint", "reduction": "sum"}, "--reduction: has no effect with --loss infonce+joint"),
         ({"loss": "mw+no.py:f"}, "no.py: no such file on "),
     ],
@@ -70,17 +67,6 @@ def test_a_run_stores_the_digest_of_each_file_and_is_named_without_paths(tmp_pat
     file.write_text("def half(scores, positives): return -scores[positives].mean() / 3\n")
     with pytest.raises(ConfigError, match="has changed on"):
         check_config(Config(loss=stored))
-
-
-def shifted(scores, positives):  # type: ignore[no-untyped-def]
-    return -scores[positives].mean()
-
-
-def test_a_registered_loss_is_one_of_a_sum() -> None:
-    rt.losses.register("shifted", shifted)
-    assert loss_setting("mw+shifted") == f"mw+{__file__}:shifted"
-    with pytest.raises(ConfigError, match="name: 'a\\+b' would be a sum of losses"):
-        rt.losses.register("a+b", shifted)
 
 
 def test_weights_are_searched_as_a_list() -> None:

@@ -56,7 +56,7 @@ def test_a_study_continues_after_its_directory_was_moved(tmp_path: Path) -> None
 def test_a_study_of_a_version_without_a_setting_continues(tmp_path: Path) -> None:
     started = start_study(tmp_path)
     content = json.loads((tmp_path / SETTINGS).read_text())
-    assert content["arms"]["cl"]["trained"]["loss"].pop("gather_precision", "missing") is None
+    assert content["arms"]["cl"]["trained"]["loss"].pop("loss_precision", "missing") is None
     (tmp_path / SETTINGS).write_text(json.dumps(content))
     check_same(tmp_path, settings_of(started, "smoke", tmp_path))
 

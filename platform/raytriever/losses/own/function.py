@@ -30,7 +30,7 @@ from raytriever.losses.distributed import WorkerGroup
 from raytriever.losses.files import LossFile
 from raytriever.losses.loss import Loss
 from raytriever.losses.rows import RowLoss, by_row
-from raytriever.losses.scores import LossShare, ScoreLoss, sent_type
+from raytriever.losses.scores import LossShare, ScoreLoss
 
 # Score, in units of tau, of pairs that are neither positive nor negative, in a function that does not ask for
 # `negatives`: exp, sigmoid, softplus and hinges of it are 0, and sums with it stay finite.
@@ -108,7 +108,7 @@ def of_scores(function: Callable[..., Tensor], own: LossFile, arguments: tuple[s
     """Return the loss of a function of the score matrix."""
 
     def reduce(config: LossConfig, batch: Candidates, ids: BatchIds, workers: WorkerGroup) -> LossShare:
-        given = _arguments(batch, ids, workers, sent_type(config), arguments)
+        given = _arguments(batch, ids, workers, arguments)
         with errors_of(own.file):
             value = function(**given)
         if not isinstance(value, Tensor) or value.shape:
@@ -127,7 +127,6 @@ def _arguments(
     batch: Candidates,
     ids: BatchIds,
     workers: WorkerGroup,
-    sent: torch.dtype | None,
     names: tuple[str, ...],
 ) -> dict[str, Tensor]:
     """Return what a function asks for, of the global batch: the same on every worker, which all call this."""
@@ -139,7 +138,7 @@ def _arguments(
     excluded = torch.zeros_like(positives)
     excluded[relevance.excluded_rows, relevance.excluded_columns] = 1
     is_positive, is_excluded = workers.all_gather(torch.stack([positives, excluded], 1)).bool().unbind(1)
-    everyone = replace(batch, queries=workers.all_gather(batch.queries, sent))
+    everyone = replace(batch, queries=workers.all_gather(batch.queries))
     scores = everyone.scaled_queries @ batch.embeddings.T
     if "negatives" not in names:
         scores = scores.masked_fill(is_excluded & ~is_positive, NEITHER)

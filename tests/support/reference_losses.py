@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raytriever.losses.batch import BatchIds
-from raytriever.losses.config import SOFT_LABEL_LOSSES, LossConfig
+from raytriever.losses.config import LossConfig
 
 __all__ = [
     "distribution_distance",
@@ -129,8 +129,7 @@ def reference_loss(config: LossConfig, queries: Tensor, passages: Tensor, ids: B
     if len(config.terms) > 1:
         value = queries.new_zeros(())
         for weight, name in zip(config.weights, config.terms, strict=True):
-            is_soft = config.soft_labels and name in SOFT_LABEL_LOSSES
-            term = replace(config, loss=name, loss_weights=None, soft_labels=is_soft, distribution_weight=0)
+            term = replace(config, loss=name, loss_weights=None, distribution_weight=0)
             value = value + weight * reference_loss(term, queries, passages, ids)
         return _regularised(value, config, queries, passages, ids)
     rows = list(query_scores(queries, passages, ids, config))
@@ -215,13 +214,6 @@ def query_scores(queries: Tensor, passages: Tensor, ids: BatchIds, config: LossC
                 if d >= 0 and not torch.isnan(score):
                     group[d] = passages[row_of[d]] @ query, score, d in positives, d in negatives
         p, n = (passages[[row_of[d] for d in documents]] @ query for documents in (positives, negatives))
-        if config.soft_labels:
-            # A hard negative counts 1 - sigmoid(teacher) times (`losses.teacher`).
-            one = torch.ones((), dtype=torch.float64)
-            weights = [
-                1 - (group[d][1] / config.teacher_temperature).sigmoid() if d in group else one for d in negatives
-            ]
-            n = n + torch.stack(weights).log() * config.temperature if weights else n
         yield QueryScores(p, n, group)
 
 

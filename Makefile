@@ -97,7 +97,6 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/interval_coverage.py
 	$(BIN)/python benchmarks/data.py
-	$(BIN)/python benchmarks/data_feed.py
 	$(BIN)/python benchmarks/grad_cache.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/train_profile.py
@@ -109,7 +108,6 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/retrieval_mine.py
 	$(BIN)/python benchmarks/annotate.py
 	$(BIN)/python benchmarks/indexes.py
-	$(BIN)/python benchmarks/scale_simulation.py
 	$(BIN)/python benchmarks/workers.py
 	$(BIN)/python benchmarks/tune.py
 	$(BIN)/python benchmarks/studies.py

@@ -39,66 +39,35 @@ _PEAKS = {
 # ------------------------------------------------------------------------------------------------------- slow workers
 
 
-@dataclass(frozen=True)
-class Straggler:
-    """The slowest worker.
-
-    Args:
-        seconds: per step that it takes longer than the median of the others.
-        share: Share of the median that these seconds are.
-    """
-
-    rank: int
-    seconds: float
-    share: float
-
-    @property
-    def is_relevant(self) -> bool:
-        """True where the difference is large enough to be logged."""
-        return self.share > EXCESS and self.seconds > LEAST_SECONDS
-
-
-def slowest(seconds: Sequence[float]) -> Straggler:
-    """Return the slowest of several workers, the first of equal ones."""
-    rank = max(range(len(seconds)), key=seconds.__getitem__)
-    others = median([*seconds[:rank], *seconds[rank + 1 :]])
-    more = seconds[rank] - others
-    return Straggler(rank, more, more / others if others > 0 else float(more > 0))
-
-
 class StragglerWatch:
-    """Detector of slow workers. It logs a slow worker once, until another or none is slow."""
+    """Detector of the slowest worker. It logs a slow worker once, until another or none is slow."""
 
     def __init__(self, hosts: Sequence[str], log: Callable[[str], None]) -> None:
         self._hosts, self._log = hosts, log
-        self._sums = [0.0] * len(hosts)
-        self._steps = -1  # the first step of a process is a warm-up
+        self._window: list[Sequence[float]] = []
+        self._is_warm = False  # the first step of a process is a warm-up
         self._logged_rank: int | None = None
 
     def update(self, seconds: Sequence[float]) -> dict[str, float]:
-        """Add one step, and return the metrics of a window of steps when it is full."""
-        self._steps += 1
-        if len(self._hosts) < 2 or self._steps == 0:
+        """Add the seconds of each worker in one step, and return the metrics of a window of steps when it is full."""
+        if len(self._hosts) > 1 and self._is_warm:
+            self._window.append(seconds)
+        self._is_warm = True
+        if len(self._window) < WINDOW:
             return {}
-        self._sums = [total + one for total, one in zip(self._sums, seconds, strict=True)]
-        if self._steps < WINDOW:
-            return {}
-        straggler = slowest([total / WINDOW for total in self._sums])
-        self._sums, self._steps = [0.0] * len(self._hosts), 0
-        self._log_change(straggler)
-        return {"slowest_worker": float(straggler.rank), "straggler_seconds": straggler.seconds}
-
-    def _log_change(self, straggler: Straggler) -> None:
-        if straggler.is_relevant:
-            if self._logged_rank != straggler.rank:
-                self._log(
-                    f"Worker {straggler.rank} on {self._hosts[straggler.rank]} is slow: {straggler.seconds:.2g} s per "
-                    f"step ({straggler.share:.0%}) more than the median of the others over {WINDOW} steps."
-                )
-            self._logged_rank = straggler.rank
-        elif self._logged_rank is not None:
-            self._log(f"Worker {self._logged_rank} on {self._hosts[self._logged_rank]} is no longer slow.")
-            self._logged_rank = None
+        means = [sum(steps) / WINDOW for steps in zip(*self._window, strict=True)]
+        self._window = []
+        rank = max(range(len(means)), key=means.__getitem__)
+        others = median([*means[:rank], *means[rank + 1 :]])
+        more = means[rank] - others
+        is_slow = more > max(EXCESS * others, LEAST_SECONDS)
+        if is_slow and self._logged_rank != rank:
+            self._log(
+                f"Worker {rank} on {self._hosts[rank]} is slow: {more:.2g} s per step more than the {others:.2g} s of "
+                f"the others (median, {WINDOW} steps)."
+            )
+        self._logged_rank = rank if is_slow else None
+        return {"slowest_worker": float(rank), "straggler_seconds": more}
 
 
 # --------------------------------------------------------------------------------------------------------- throughput

@@ -188,7 +188,7 @@ def test_strategies_shard_the_state(strategy: str) -> None:
     largest = QWEN3.vocab_size * QWEN3.hidden_size
     more = {
         "ddp": weights,
-        "zero0": 0,
+        "zero0": weights,
         "zero1": ZERO_BUCKET,
         "zero2": ZERO_BUCKET,
         "zero3": ZERO_BUCKET + weights // 4 + largest,

@@ -74,7 +74,7 @@ class StateBytes:
                 share = weights // workers
                 gradients += own // workers + FLOAT * max(trained)
             return cls(share, gradients, 0 if settings.offload_optimizer else -(-3 * own // workers))
-        return cls(0, gradients + own * (workers > 1 and strategy == "ddp"), 2 * own)
+        return cls(0, gradients + own * (workers > 1), 2 * own)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from raytriever.training.parallel.strategy import Strategy, StrategyInputs, Upda
 
 
 class Zero(Strategy):
-    """The strategies `zero0` to `zero3`."""
+    """The strategies `zero1` to `zero3`."""
 
     def __init__(self, stage: int, inputs: StrategyInputs, offload: bool = False) -> None:
         self._deepspeed = _deepspeed(inputs.device)
@@ -60,7 +60,7 @@ class Zero(Strategy):
             config={
                 "train_micro_batch_size_per_gpu": 1,  # required by DeepSpeed; not used
                 "gradient_accumulation_steps": 1,
-                "gradient_clipping": self._max_grad_norm if stage else 0.0,
+                "gradient_clipping": self._max_grad_norm,
                 "zero_optimization": zero,
                 "zero_allow_untested_optimizer": True,
                 "zero_force_ds_cpu_optimizer": False,
@@ -80,29 +80,19 @@ class Zero(Strategy):
             value = output.value.item()
             finite_or_refused(value, 0.0, number)
             self._engine.backward(output.value)
-        if self._stage:
-            # Where the norm is not finite, the sharded optimizer does not change its parameters.
-            self._engine.step()
-            norm = float(self._engine.get_global_grad_norm())
-            finite_or_refused(value, norm, number)
-        else:
-            norm = float(nn.utils.clip_grad_norm_(self._objective.parameters(), self._max_grad_norm))
-            finite_or_refused(value, norm, number)
-            self._engine.step()
+        # Where the norm is not finite, the sharded optimizer does not change its parameters.
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        finite_or_refused(value, norm, number)
         return Update(output, output.value.new_full((), norm))
 
     def state(self) -> Iterable[Slice]:
         """See `Strategy.state`."""
-        if self._stage:
-            return sharded_state(self._stage, self._objective, self._engine.optimizer, self._workers.rank)
-        return super().state()
+        return sharded_state(self._stage, self._objective, self._engine.optimizer, self._workers.rank)
 
     def load_state(self, slices: Iterable[Slice]) -> None:
         """See `Strategy.load_state`."""
-        if self._stage:
-            restore_sharded(slices, self._stage, self._objective, self._engine.optimizer, self._workers.rank)
-        else:
-            super().load_state(slices)
+        restore_sharded(slices, self._stage, self._objective, self._engine.optimizer, self._workers.rank)
 
     def release(self) -> None:
         """See `Strategy.release`."""

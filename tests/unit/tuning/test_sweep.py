@@ -8,7 +8,7 @@ import pytest
 
 from raytriever.errors import StorageError
 from raytriever.terminal import markdown_table, text_table
-from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
+from raytriever.tuning.figures import save_response
 from raytriever.tuning.trial_log import (
     Trial,
     find_best,
@@ -74,15 +74,10 @@ def test_the_table_lists_the_best_trial_first_and_the_status_of_the_others(trial
 
 @pytest.mark.slow
 def test_trials_are_drawn(trials: list[Trial], tmp_path: Path) -> None:
-    save_parallel(tmp_path / "parallel.png", trials, METRIC, "nDCG@10")
     save_response(tmp_path / "response.png", trials, METRIC, "nDCG@10", "loss.temperature", "loss.loss", log=True)
-    curves = {0: [(10, 0.5), (20, 0.6)], 1: [(10, 0.4), (20, 0.3)]}
-    save_trial_curves(tmp_path / "curves.png", trials, curves, "dev batch AUC")
-    assert len([*tmp_path.iterdir()]) == 6
-    assert "stopped" in (tmp_path / "curves.svg").read_text()
-    assert "infonce" in (tmp_path / "parallel.svg").read_text()
+    assert len([*tmp_path.iterdir()]) == 2
     assert "infonce" in (tmp_path / "response.svg").read_text()
-    save_parallel(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10")
+    save_response(tmp_path / "none.png", trials[3:4], METRIC, "nDCG@10", "loss.temperature", None, log=True)
     assert not (tmp_path / "none.png").exists()
 
 

@@ -24,7 +24,7 @@ from raytriever.cluster.evaluation import evaluate_model
 from raytriever.cluster.placement import count_slots, gpus_of_trial
 from raytriever.cluster.session import check_cluster, ray_session
 from raytriever.cluster.train.dev_sets import DEV, dev_protocol
-from raytriever.config import TRIALS, Config, Curriculum, check_config, dump_config, to_dict
+from raytriever.config import Config, Curriculum, check_config, dump_config, to_dict
 from raytriever.config.settings import hash_of
 from raytriever.errors import ConfigError, UserError, setting
 from raytriever.evaluation.protocol import Protocol, metric_title
@@ -38,14 +38,13 @@ from raytriever.options import check_options, did_you_mean
 from raytriever.store.commit import MANIFEST, committed_directory, write_atomically
 from raytriever.terminal import markdown_table
 from raytriever.tracking.spool import Spool, send_pending
-from raytriever.tracking.steps import read_curve
 from raytriever.tracking.tracker import STAGE, Point, Tracker, closing
 from raytriever.tracking.trackers import DEFAULT_TRACKERS, check_trackers, open_trackers
 from raytriever.training.config import DEV_LOSS
-from raytriever.tuning.figures import save_parallel, save_response, save_trial_curves
+from raytriever.tuning.figures import save_response
 from raytriever.tuning.ray.manager import SweepPlan, TrialManager, settings_text
 from raytriever.tuning.ray.training_data import SweepData, trial_config
-from raytriever.tuning.ray.tuner import run_trials, watched_metric
+from raytriever.tuning.ray.tuner import run_trials
 from raytriever.tuning.sampler import GRID, Sampler
 from raytriever.tuning.space import BATCH_AUC, DEFAULT_TRIALS, SearchConfig, SearchSpace, parse_search_space, short_name
 from raytriever.tuning.trial_log import FAILED, FINISHED, STOPPED, TRIAL_LOG, Trial, find_best, read_trials, sweep_rows
@@ -143,7 +142,7 @@ def run_sweep(
             folder = manager.folder_of(best.number)
             config = trial_config(base, dict(best.settings))
             rows = evaluate_best(output, best, config, folder, tracker, run_name, log, started)
-        write_sweep(output, trials, space, plan.metric, watched_metric(search), tracker)
+        write_sweep(output, trials, space, plan.metric, tracker)
     return SweepResult(path=output, trials=trials, metric=plan.metric, best=best, rows=rows, is_new=True)
 
 
@@ -268,27 +267,18 @@ def evaluate_best(
 
 
 @activity("drawing the figures of the sweep")
-def write_sweep(
-    output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, watched: str | None, tracker: Tracker
-) -> None:
-    """Write `table.md`, `figures/parallel`, `figures/response-NAME` of each number, and `figures/curves`.
-
-    There are curves if trials may be stopped, by the metric `watched`.
-    """
+def write_sweep(output: Path, trials: Sequence[Trial], space: SearchSpace, metric: str, tracker: Tracker) -> None:
+    """Write `table.md`, and `figures/response-NAME` of each number that was searched."""
     if not trials:
         return
     figures, title = output / FIGURES, metric_label(metric)
     write_atomically(output / TABLE, markdown_table(sweep_rows(trials, metric)))
-    save_parallel(figures / "parallel.png", trials, metric, title)
     keys = [one.key for one in space.dimensions]
     by = LOSS if LOSS in keys else None
     for one in space.dimensions:
         if one.key != LOSS and all(_is_number(trial.settings[one.key]) for trial in trials):
             path = figures / f"response-{short_name(one.key)}.png"
             save_response(path, trials, metric, title, one.key, by, one.log)
-    if watched is not None:
-        curves = {trial.number: read_curve(output / TRIALS / trial.name, watched) for trial in trials}
-        save_trial_curves(figures / "curves.png", trials, curves, metric_label(watched))
     for name in (TRIAL_LOG, TABLE, FIGURES, "best.yaml"):
         if (output / name).exists():
             tracker.log_file(output / name)

@@ -9,7 +9,8 @@ import os
 import stat
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _HUB = Path(".cache", "huggingface")  # models may be there already
 LONGEST_TEMPORARY = 40  # bytes of the temporary folder; see `shorten_temporary_folder`
+SAFE_PATH = "PYTHONSAFEPATH"  # with it Python does not put the working folder on the path of a new process
 UNKNOWN_SHARE = 0.5  # of the memory, that is assumed to be free where the system does not say
 
 
@@ -88,6 +90,33 @@ def clean_processes() -> BaseContext:
 
     methods = multiprocessing.get_all_start_methods()
     return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+@contextmanager
+def safe_imports() -> Iterator[None]:
+    """Import nothing from the working folder in this block, and in processes that start in it.
+
+    The folder may be a data set or a model of somebody else, with files such as `signal.py`. Folders that a user has
+    put into `PYTHONPATH` stay.
+    """
+    here, variable = os.path.realpath("."), os.environ.get(SAFE_PATH)
+    hidden = [
+        (index, entry)
+        for index, entry in enumerate(sys.path)
+        if not entry or (index == 0 and not sys.flags.safe_path and os.path.realpath(entry) == here)
+    ]
+    for index, _ in reversed(hidden):
+        del sys.path[index]
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        for index, entry in hidden:
+            sys.path.insert(index, entry)
+        if variable is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = variable
 
 
 def _ps(*words: str, environment: dict[str, str] | None = None) -> str:

@@ -29,15 +29,10 @@ from raytriever.data.prepare.pipeline import Request, prepare
 from raytriever.data.prepare.pipeline import in_processes
 prepare(Request(sys.argv[1], Endless("")), run=in_processes)
 """,
-    "texts tried one by one": """
+    "single call": """
 from endless import compute
-from raytriever.data.prepare.tokenisation import try_each
-try_each(compute, ["text"])
-""",
-    "texts encoded one by one": """
-from endless import compute
-from raytriever.encoding.crashes import find_fatal_texts
-find_fatal_texts(compute, [None], "passage")
+from raytriever.processes import call_within
+call_within(None, "endless", compute)
 """,
 }
 
@@ -159,10 +154,7 @@ def test_an_interruption_ends_with_its_block() -> None:
     check_interrupted()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name != "texts encoded one by one" else pytest.mark.slow) for name in DRIVERS],
-)
+@pytest.mark.parametrize("name", DRIVERS)
 def test_processes_end_when_the_one_that_started_them_is_killed(name: str, tiny_dataset: Path, tmp_path: Path) -> None:
     computing = tmp_path / "computing"
     computing.mkdir()

@@ -22,6 +22,7 @@ from raytriever.cli.suggestions import removed, suggest_for_stage
 from raytriever.cluster.working_directory import enter_lasting_folder
 from raytriever.errors import ConfigError, StorageError, UserError, lost_gpu
 from raytriever.interruption import interruptible
+from raytriever.machine import safe_imports
 from raytriever.store.disk import disk_errors
 from raytriever.store.lock import released_at_end
 from raytriever.terminal import STREAM, one_line, open_missing_streams, show, warn
@@ -83,7 +84,7 @@ def run(stage: str | None = None, words: Sequence[str] | None = None) -> int:
                 _show_overview(arguments)
             else:
                 flags = [word for word in enter_lasting_folder(arguments, warn) if word != "--debug"]
-                with activity(_Work(stage).line), released_at_end():
+                with safe_imports(), activity(_Work(stage).line), released_at_end():
                     importlib.import_module(module_of_stage(stage)).main(flags)
     except (UserError, RuntimeError, FileNotFoundError, KeyboardInterrupt, BrokenPipeError) as error:
         return _exit_code(error, "--debug" in arguments)

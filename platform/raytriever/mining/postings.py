@@ -17,11 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,9 +30,8 @@ from numpy import ndarray
 
 from raytriever.data.dataset import Documents, Passages
 from raytriever.errors import DataError
-from raytriever.machine import usable_cores
 from raytriever.mining.analyser import ENGLISH_ANALYSER, Analyser
-from raytriever.processes import submit, worker_pool
+from raytriever.processes import TRIES, ProcessDeath, map_in_processes
 from raytriever.progress import Progress
 from raytriever.reading.arrays import read_array
 from raytriever.store.cache import cache_folder, hold
@@ -262,24 +259,20 @@ def _make(folder: Path, passages: Passages, analyser: Analyser) -> None:
 
 def _in_processes(parts: Parts, blocks: Iterable[tuple[str, list[str]]], analyser: Analyser) -> Iterator[None]:
     """Write blocks in a pool of processes; yield after each."""
-    workers = usable_cores()
-    pool = worker_pool(workers, ["raytriever.mining.postings"])
-    pending: deque[Future[None]] = deque()
     try:
-        for name, texts in blocks:
-            pending.append(submit(pool, _write_block, parts, name, texts, analyser))
-            if len(pending) > workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool as error:
-        what, remedy = "a process died while it analysed documents for BM25", "free memory, and run the command again"
-        raise DataError(what, remedy=remedy) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        yield from map_in_processes(partial(_write_block, parts, analyser), blocks, [__name__])
+    except ProcessDeath as death:
+        [(name, texts)] = death.args
+        first = int(name) * BLOCK
+        raise DataError(
+            f"{TRIES} processes died while they analyzed these documents for BM25",
+            f"rows {first + 1:,} to {first + len(texts):,} of the corpus",
+            "free memory, and run the command again",
+        ) from death
 
 
-def _write_block(parts: Parts, name: str, texts: list[str], analyser: Analyser) -> None:
+def _write_block(parts: Parts, analyser: Analyser, block: tuple[str, list[str]]) -> None:
+    name, texts = block
     parts.write(name, PostingsBlock.of(texts, analyser).write)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from deadly import SKULL, STONE, Deadly
 
+from raytriever.data.prepare import tokenisation
 from raytriever.data.prepare.open import open_dataset
 from raytriever.data.prepare.pipeline import Request, Runner, in_processes, in_this_process, prepare
 from raytriever.data.prepare.prepared import read_prepared
@@ -128,20 +129,31 @@ def test_line_separators_and_huge_texts_are_texts(small: Path, words: Tokenisati
     assert lengths[42] == 1
 
 
-def test_rows_that_crash_the_tokenizer_are_quarantined_alone(small: Path, words_json: str) -> None:
-
-    add(small / "corpus.jsonl", _id="skull", text=f"text {SKULL}")
+def test_rows_that_cannot_be_tokenized_are_quarantined_alone(small: Path, words_json: str) -> None:
     add(small / "corpus.jsonl", _id="stone", text=f"text {STONE}")
     add(small / "corpus.jsonl", _id="last", text="text")
-    deadly = Deadly(words_json)
-    dataset = open_dataset(small, ["test"], tokenisation=deadly, max_bad_rows=0.1, run=in_processes)
+    dataset = open_dataset(small, ["test"], tokenisation=Deadly(words_json), max_bad_rows=0.1, run=in_processes)
     assert [(entry["row"], entry["reason"]) for entry in dataset.quarantine.entries] == [
-        (41, "kills the tokenizer's process (signal 9)"),
-        (42, "cannot be tokenised (BaseException: a panic, which is no Exception)"),
+        (41, "cannot be tokenized (BaseException: a panic, which is no Exception)"),
     ]
     assert list(dataset.documents.ids)[-2:] == ["d39", "last"]
     assert dataset.tokens is not None
     assert dataset.tokens.documents.lengths()[-2:].tolist() == [6, 1]
+
+
+def test_rows_that_kill_three_processes_are_named(small: Path, words_json: str) -> None:
+    add(small / "corpus.jsonl", _id="skull", text=f"text {SKULL}")
+    with pytest.raises(DataError, match=r"corpus.jsonl, rows 1 to 41: 3 processes died while they wrote these rows"):
+        open_dataset(small, ["test"], tokenisation=Deadly(words_json), run=in_processes)
+
+
+def test_texts_are_tokenized_in_slices(words: Tokenisation, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["text " * 3, "text", "", "text " * 20, "text text", "", "text " * 19]
+    whole = words.encode(texts, "text ")
+    monkeypatch.setattr(tokenisation, "MAX_CHARACTERS", 100)
+    assert list(map(len, tokenisation._slices(texts))) == [3, 1, 2, 1]
+    assert list(tokenisation._slices([])) == [[]]
+    assert words.encode(texts, "text ") == whole
 
 
 def test_a_file_that_begins_with_nothing_but_bad_rows_is_not_read_on(small: Path) -> None:

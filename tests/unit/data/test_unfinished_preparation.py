@@ -119,7 +119,7 @@ def cut_off(leftover: Path) -> None:
     shard = leftover / PARTS / f".00000-{FINISHED:06d}.aside-0" / "documents"
     shard.mkdir(parents=True)
     (shard / f"00000-{FINISHED:06d}.arrow").write_bytes(b"ARROW1")
-    (leftover / WORK / f"00000-{FINISHED:06d}.begun").touch()
+    (leftover / WORK / f"00000-{FINISHED:06d}.documents.npz").touch()
     (leftover / "documents.live.npy").write_bytes(b"")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import Stemmer
 
+from raytriever import processes
 from raytriever.data.dataset import Documents
 from raytriever.data.prepare.open import open_dataset
 from raytriever.errors import DataError
@@ -211,9 +212,11 @@ class Deadly:
         return os._exit, (1,)
 
 
-def test_a_process_that_dies_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a process died while it analysed documents for BM25; free memory"):
-        list(postings._in_processes(Parts(tmp_path), [("block", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
+def test_a_process_that_dies_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "usable_cores", lambda: 2)
+    words = "rows 32,769 to 32,769 of the corpus: 3 processes died while they analyzed these documents for BM25; free"
+    with pytest.raises(DataError, match=words):
+        list(postings._in_processes(Parts(tmp_path), [("000001", [Deadly()])], ENGLISH_ANALYSER))  # type: ignore[list-item]
 
 
 def test_another_system_is_compared_without_what_is_left_out() -> None:

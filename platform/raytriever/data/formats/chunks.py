@@ -112,6 +112,12 @@ def parse_chunk(part: Part, chunk: FileChunk) -> Parsed:
     return parsed
 
 
+def last_row(part: Part, chunk: FileChunk) -> int:
+    """Return the number of the last row of a chunk, without parsing its rows."""
+    raws, _ = _rows(part, chunk)
+    return max((number for number, raw in enumerate(raws, chunk.first_row) if raw), default=chunk.first_row)
+
+
 def _rows(part: Part, chunk: FileChunk) -> tuple[Iterable[Any], Callable[[Any], Any]]:
     """Return the rows of a chunk, and the function that decodes one for the parser or raises `BadRow`."""
     if part.kind in ("parquet", "arrow"):

@@ -15,8 +15,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +44,7 @@ from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART, pydocs_folder
 from raytriever.data.records import QuarantineReport, bad_entry, check_share
 from raytriever.data.sources import Source
 from raytriever.errors import DataError, StorageError, setting
-from raytriever.machine import usable_cores
-from raytriever.processes import submit, worker_pool
+from raytriever.processes import ProcessDeath, map_in_processes
 from raytriever.store.cache import cache_folder, keep_within_bound, record_location
 from raytriever.store.capacity import check_disk, format_size
 from raytriever.store.commit import committed_directory, one_writer
@@ -305,44 +302,19 @@ def _cached(folder: Path, key: str, report: Report) -> DatasetMeta | None:
     return None
 
 
-TRIES = 3
 # PyArrow imports pandas, if it is installed, with the first array of Python objects: 0.2 s of each process.
 _SHARED = [__name__, "pyarrow", "pandas"]
 
 
 def in_processes(writer: ShardWriter, total_bytes: int) -> Iterator[ShardReport]:
     """Make the shards in a pool of processes; reports arrive in the order of completion. Raise `DataError` if a file is
-    broken, or processes died `TRIES` times while they had the same chunk."""
+    broken, or several processes died over one chunk."""
     size = chunk_bytes(total_bytes)
     chunks = (chunk for index, part in enumerate(writer.parts) for chunk in read_chunks(part, index, size))
-    workers = usable_cores()
-    losses: Counter[tuple[int, int]] = Counter()
-    lost: list[FileChunk] = []
-    while True:
-        with worker_pool(workers, _SHARED, _begin, writer) as pool:
-            waiting: dict[Future[ShardReport], FileChunk] = {}
-            try:
-                while True:
-                    while len(waiting) < 2 * workers and (chunk := lost.pop() if lost else next(chunks, None)):
-                        waiting[submit(pool, _write, chunk)] = chunk
-                    if not waiting:
-                        return
-                    for done in wait(waiting, return_when=FIRST_COMPLETED).done:
-                        report = done.result()
-                        del waiting[done]
-                        yield report
-            except BrokenProcessPool:
-                # The pool has lost all its chunks. Only one of them ended a process; the others can be done again.
-                lost += waiting.values()
-            except BaseException:
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
-        for chunk in lost:
-            losses[chunk.part, chunk.number] += 1
-            if losses[chunk.part, chunk.number] == TRIES:
-                where = f"{writer.parts[chunk.part].where} row {chunk.first_row}"
-                what = f"{TRIES} processes died while they wrote this chunk or one next to it"
-                raise DataError(what, where, "free memory, or correct the rows")
+    try:
+        yield from map_in_processes(_write, chunks, _SHARED, _begin, writer)
+    except ProcessDeath as death:
+        raise writer.fatal(*death.args) from death
 
 
 _writers: list[ShardWriter] = []

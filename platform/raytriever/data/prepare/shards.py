@@ -3,9 +3,7 @@
 1. The rows are parsed. Each bad row is quarantined alone, with its number and reason.
 2. Texts go to Arrow files, tokens to flat arrays next to them, ids and contents as keys to a work folder, from which
    `assemble` computes positions when every shard exists.
-3. A process that dies over a chunk leaves a mark; the next process that gets the chunk searches for the text that
-   caused it.
-4. A shard is a part (`store.parts`) of an unfinished preparation:
+3. A shard is a part (`store.parts`) of an unfinished preparation:
 
        PARTS/key     what decides all shards, and their numbers
        PARTS/STEM/   files of a finished shard, in the folders in which the data set has them
@@ -20,7 +18,6 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,13 +27,15 @@ from numpy import ndarray
 
 from raytriever.data.columns import FILE, PREPARE_AGAIN, PROMPTS, write_some, write_table
 from raytriever.data.dataset import joined
-from raytriever.data.formats.chunks import FileChunk, Parsed, parse_chunk
+from raytriever.data.formats.chunks import FileChunk, Parsed, last_row, parse_chunk
 from raytriever.data.formats.plan import Part
 from raytriever.data.keys import Forms, forms_of, key_of, keys_of
 from raytriever.data.prepare.prepared import DOCUMENT_COLUMNS, DOCUMENTS, JUDGEMENTS, NEGATIVES, QUERIES, SIDES
 from raytriever.data.prepare.reuse import NO_SHARDS, EarlierShards, chunk_digest
-from raytriever.data.prepare.tokenisation import Tokenisation, flat, try_each
+from raytriever.data.prepare.tokenisation import Tokenisation, flat
 from raytriever.data.records import ORIGINS, SOURCES, Document, Records, bad_entry
+from raytriever.errors import DataError
+from raytriever.processes import TRIES
 from raytriever.prompts import TITLE, fill_title
 from raytriever.reading.arrays import read_arrow
 from raytriever.reading.structured import conform
@@ -108,24 +107,24 @@ class Side:
             forms_of(texts),
         )
 
-    def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None, careful: bool) -> dict[int, str]:
-        """Write texts and tokens; return the reasons by row for texts that cannot be tokenised, which are left out."""
-        killers: dict[int, str] = {}
+    def write(self, folder: Path, stem: str, tokenisation: Tokenisation | None) -> dict[int, str]:
+        """Write texts and tokens; return the reasons by row for texts that cannot be tokenized, which are left out."""
+        reasons: dict[int, str] = {}
         token_ids: Sequence[list[int]] = []
         if tokenisation and self.kept:
-            token_ids, reasons = _tokenise(tokenisation, self.prompt, [self.texts[i] for i in self.kept], careful)
-            killers = {int(self.rows[self.kept[index]]): reason for index, reason in reasons.items()}
-            self.kept = [row for index, row in enumerate(self.kept) if index not in reasons]
-            token_ids = [ids for index, ids in enumerate(token_ids) if index not in reasons]
+            tokens, errors = _tokenise(tokenisation, self.prompt, [self.texts[i] for i in self.kept])
+            reasons = {int(self.rows[self.kept[index]]): reason for index, reason in errors.items()}
+            self.kept = [row for index, row in enumerate(self.kept) if index not in errors]
+            token_ids = [ids for index, ids in enumerate(tokens) if index not in errors]
         if not self.kept:
-            return killers
+            return reasons
         columns = {name: [column[index] for index in self.kept] for name, column in self.columns.items()}
         _write_texts(folder / f"{stem}.arrow", columns)
         if tokenisation:
             ids, offsets = flat(token_ids, tokenisation.dtype)
             np.save(folder / f"{stem}.tokens.npy", ids)
             np.save(folder / f"{stem}.offsets.npy", offsets)
-        return killers
+        return reasons
 
     def write_keys(self, file: Path) -> None:
         """Write the keys of ids and contents, the forms of the texts, and the numbers of their rows."""
@@ -139,16 +138,25 @@ class Side:
         )
 
 
-def _tokenise(
-    tokenisation: Tokenisation, prompt: str, texts: list[str], careful: bool
-) -> tuple[Sequence[Any], dict[int, str]]:
-    if not careful:
+def _tokenise(tokenisation: Tokenisation, prompt: str, texts: list[str]) -> tuple[list[list[int]], dict[int, str]]:
+    """Return the token ids of texts, and the reasons for those that cannot be tokenized, by the index of the text."""
+
+    def encode(some: list[str]) -> list[list[int]] | BaseException:
         try:
-            return tokenisation.encode(texts, prompt), {}
+            return tokenisation.encode(some, prompt)
         except BaseException as error:  # a panic of the tokenizer is no `Exception`
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
-    return try_each(partial(tokenisation.encode, prompt=prompt), texts)
+            return error
+
+    if not isinstance(tokens := encode(texts), BaseException):
+        return tokens, {}
+    results = [encode([text]) for text in texts]
+    errors = {index: result for index, result in enumerate(results) if isinstance(result, BaseException)}
+    reasons = {
+        index: f"cannot be tokenized ({type(error).__name__}: {str(error)[:120]})" for index, error in errors.items()
+    }
+    return [[] if isinstance(result, BaseException) else result[0] for result in results], reasons
 
 
 def _write_pairs(folder: Path, stem: str, parsed: Parsed) -> None:
@@ -246,6 +254,15 @@ class ShardWriter:
         shards.write(report.stem, save, meta)
         return report
 
+    def fatal(self, chunk: FileChunk) -> DataError:
+        """Return the error of a chunk over which `TRIES` processes died."""
+        part = self.parts[chunk.part]
+        return DataError(
+            f"{TRIES} processes died while they wrote these rows",
+            f"{part.where}, rows {chunk.first_row:,} to {last_row(part, chunk):,}",
+            "free memory, or correct the rows",
+        )
+
     def write(self, chunk: FileChunk, folder: Path) -> ShardReport:
         """Copy or write the shard of a chunk to a folder; raises `DataError` if its part is broken as a whole."""
         part, report = self.parts[chunk.part], ShardReport(chunk.part, chunk.number, rows=0)
@@ -255,16 +272,12 @@ class ShardWriter:
             return replace(report, rows=rows, digest=digest, is_copied=True)
         parsed = parse_chunk(part, chunk)
         with disk_errors(self.folder):
-            mark = self.folder / WORK / f"{report.stem}.begun"
-            died_before = mark.exists()
-            mark.touch()
             sides = self._sides_of(parsed)
-            killers: dict[int, str] = {}
+            reasons: dict[int, str] = {}
             for name, side in sides.items():
-                killers |= side.write(folder / name, report.stem, self.tokenisation, died_before)
+                reasons |= side.write(folder / name, report.stem, self.tokenisation)
             self._write_work(folder / WORK, report.stem, parsed, sides)
-            mark.unlink()
-        bad = tuple(bad_entry(part.where, row, reason, b"") for row, reason in killers.items())
+        bad = tuple(bad_entry(part.where, row, reason, b"") for row, reason in reasons.items())
         is_repeatable = _is_repeatable(chunk, parsed, sides[DOCUMENTS])
         return replace(
             report,

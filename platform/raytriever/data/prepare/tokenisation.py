@@ -1,15 +1,12 @@
-"""Tokenisation of texts without model, special tokens or truncation, and a search for texts that crash the tokenizer.
+"""Tokenisation of texts without model, special tokens or truncation.
 
 Lengths, special tokens and padding are decided when a batch is read, so they can change without tokenising again.
-Only the library `tokenizers` is imported here, because every worker of a preparation starts with it.
-
-If a tokenizer has ended a process, `try_each` tries the texts in child processes and bisects them to single texts. One
-bad text among n costs about 2 log2(n) processes, and no other text is lost."""
+Only the library `tokenizers` is imported here, because every worker of a preparation starts with it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -18,48 +15,9 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from raytriever.processes import call_within
 from raytriever.prompts import PromptTable
 
-Work = Callable[[Sequence[str]], Sequence[Any]]
-
-
-def try_each(work: Work, texts: Sequence[str]) -> tuple[list[Any], dict[int, str]]:
-    """Return the result of `work` for each text, and the reasons for texts without one, by the index of the text.
-
-    `work` returns one value for each text, and runs in other processes. The result is None for a text that ended its
-    process or raised.
-    """
-    results: list[Any] = [None] * len(texts)
-    reasons: dict[int, str] = {}
-    waiting = [range(len(texts))]
-    while waiting:
-        indices = waiting.pop()
-        if not len(indices):
-            continue
-        try:
-            values, reason = call_within(None, "tokenizers", _attempt, work, [texts[index] for index in indices])
-        except ChildProcessError as death:
-            values, reason = None, f"kills the tokenizer's process ({death})"
-        if values is not None:
-            for index, value in zip(indices, values, strict=True):
-                results[index] = value
-        elif len(indices) == 1:
-            reasons[indices[0]] = reason
-        else:
-            middle = len(indices) // 2
-            waiting += [indices[middle:], indices[:middle]]
-    return results, reasons
-
-
-def _attempt(work: Work, texts: Sequence[str]) -> tuple[Sequence[Any] | None, str]:
-    try:
-        return work(texts), ""
-    except BaseException as error:  # a panic of the tokenizer is no `Exception`
-        return None, f"cannot be tokenised ({type(error).__name__}: {str(error)[:120]})"
-
-
-# A tokenizer needs about a hundred times the memory of a text. No model reads longer texts.
+# A tokenizer needs about a hundred times the memory of the texts of a call. No model reads longer texts.
 MAX_CHARACTERS = 1_000_000
 
 
@@ -105,8 +63,21 @@ class Tokenisation:
     def encode(self, texts: Sequence[str], prompt: str) -> list[list[int]]:
         """Return the token ids of each text, with the prompt in front; texts are cut at `MAX_CHARACTERS`."""
         prepared = [prompt + text[:MAX_CHARACTERS] for text in texts]
-        encodings = _backend(self.tokenizer).encode_batch_fast(prepared, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        backend, ids = _backend(self.tokenizer), []
+        for some in _slices(prepared):
+            ids += [encoding.ids for encoding in backend.encode_batch_fast(some, add_special_tokens=False)]
+        return ids
+
+
+def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut texts into slices of at most `MAX_CHARACTERS` in all, or of one text."""
+    first = characters = 0
+    for index, text in enumerate(texts):
+        characters += len(text)
+        if characters > MAX_CHARACTERS and index > first:
+            yield texts[first:index]
+            first, characters = index, len(text)
+    yield texts[first:]
 
 
 def _sha256(text: str) -> str:

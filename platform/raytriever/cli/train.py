@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ from raytriever.config import (
     to_dict,
 )
 from raytriever.data.config import DataConfig
-from raytriever.errors import flag_of
+from raytriever.errors import ConfigError, flag_of
 from raytriever.experiment.directory import check_run_directory
-from raytriever.losses.config import LossConfig
+from raytriever.losses.config import LossConfig, terms_of
+from raytriever.losses.files import LossFile
 from raytriever.models.config import ModelConfig
 from raytriever.paths import SETTINGS, runs_folder
 from raytriever.recipes import RECIPES, base_config
@@ -130,9 +131,35 @@ def _program(name: str) -> str:
 def resolve_settings(arguments: argparse.Namespace) -> Curriculum:
     """Return the settings of a run: recipe, file and flags over the defaults, and the file's stages over all these."""
     flags, base = _flags(arguments), _base(arguments)
-    return (
-        load_curriculum(Path(arguments.config), base, flags) if arguments.config else Curriculum(override(base, flags))
+    if not arguments.config:
+        return Curriculum(override(base, flags))
+    curriculum = load_curriculum(Path(arguments.config), base, flags)
+    check_own_losses(
+        arguments, f"--config {arguments.config}", [each.config.loss.loss for each in curriculum.all_stages]
     )
+    return curriculum
+
+
+def check_own_losses(arguments: argparse.Namespace, where: str, losses: Iterable[str]) -> None:
+    """Check that the command line names each loss of a Python file that a settings file names.
+
+    Args:
+        where: flag and path of the settings file.
+        losses: losses in it.
+
+    Raises:
+        ConfigError: a loss is not named: somebody else may have written the settings, and the loss is a program.
+    """
+    named = [LossFile.parse(term) for term in terms_of(explicit_settings(arguments, LossConfig).get("loss") or "")]
+    known = {(os.path.realpath(own.file), own.name) for own in named if own}
+    for term in (term for loss in losses for term in terms_of(loss)):
+        own = LossFile.parse(term)
+        if own is not None and (os.path.realpath(own.file), own.name) not in known:
+            raise ConfigError(
+                f"its loss {own.file}:{own.name} is a program of this file",
+                where,
+                f"read {own.file}; if you trust it, add {flag_of('loss')} {own.file}:{own.name}",
+            )
 
 
 def _base(arguments: argparse.Namespace) -> Config:

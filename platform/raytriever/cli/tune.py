@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 from raytriever.cli.arguments import Parser, add_settings, build_config, quote_command
-from raytriever.cli.train import add_run_flags, resolve_settings, run_output
-from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name
+from raytriever.cli.train import add_run_flags, check_own_losses, resolve_settings, run_output
+from raytriever.config import Config, check_curriculum_paths, check_explicit_settings, check_run_name, read_settings
 from raytriever.errors import ConfigError, flag_of
+from raytriever.losses.config import terms_of
+from raytriever.losses.files import LossFile
 from raytriever.paths import check_paths
 from raytriever.terminal import show, warn
 from raytriever.tuning.space import SearchConfig, parse_search_space
@@ -25,7 +27,10 @@ def main(words: list[str]) -> None:
     base = curriculum.base
     search = build_config(arguments, SearchConfig)
     check_paths(search)
-    varied = [dimension.name for dimension in parse_search_space(search.search_space).dimensions]
+    dimensions = parse_search_space(search.search_space).dimensions
+    varied = [dimension.name for dimension in dimensions]
+    losses = [loss for dimension in dimensions if dimension.name == "loss" for loss in dimension.values]
+    check_own_losses(arguments, f"--search-space {search.search_space}", losses)
     check_explicit_settings(curriculum, arguments.explicit_flags, search, varied)
     for setting in varied:
         if setting in arguments.explicit_flags:
@@ -52,7 +57,9 @@ def main(words: list[str]) -> None:
         show(f"\ntrial {swept.best.name} on split {base.data.test_split}")
         show(metrics_table(rows))
         show(training_notes(RunDirectory(swept.path / "best", "finished").metrics(), _ROW_TITLES))
-        best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", "--output")
+        loss = str(read_settings(swept.path / "best.yaml").get("loss", {}).get("loss", ""))
+        own = ["--loss", loss] if any(map(LossFile.parse, terms_of(loss))) else []  # `train` wants it named
+        best = quote_command("raytriever", "train", "--config", swept.path / "best.yaml", *own, "--output")
         show(f"\nContinue with:\n  {best} DIR")
         show(f"  {swept.path / 'figures'} and {swept.path / 'best' / 'report.html'}")
     if swept.failed:

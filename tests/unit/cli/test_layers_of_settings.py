@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raytriever.cli.main import run
 from raytriever.cli.train import _parser, resolve_settings
 from raytriever.config import (
     NAME,
@@ -20,6 +21,7 @@ from raytriever.config import (
     to_dict,
 )
 from raytriever.data.config import DataConfig
+from raytriever.errors import ConfigError
 from raytriever.models.config import ModelConfig
 from raytriever.recipes import RECIPES
 from raytriever.training.config import TrainingConfig
@@ -52,6 +54,40 @@ def test_each_layer_overrides_the_layers_below(recipe: str, tmp_path: Path) -> N
     # What a layer does not name it does not touch.
     assert resolved("--recipe", recipe).training.patience == default.patience
     assert resolved("--config", file).model.pooling is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["loss: {loss: 'own/hinge.py:hinge'}", "stages: [{name: one, loss: {loss: 'mw+own/hinge.py:hinge'}}]"],
+)
+def test_a_loss_file_of_a_settings_file_runs_only_if_the_command_line_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings may be those of somebody else, who wants the file to run."""
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/hinge.py").write_text("open('executed', 'w')\n")
+    Path("config.yaml").write_text(settings)
+    words = ["--config", "config.yaml", "--dataset", "data"]
+    assert run("train", [*words, "--dry-run"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --config config.yaml: its loss own/hinge.py:hinge is a program of this file; "
+        "read own/hinge.py; if you trust it, add --loss own/hinge.py:hinge\n"
+    )
+    assert not Path("executed").exists()
+    if settings.startswith("stages"):  # whose settings override flags
+        with pytest.raises(ConfigError, match=r"its loss own/hinge\.py:hinge is a program"):
+            resolve_settings(_parser().parse([*words, "--loss", "own/hinge.py:other"]))
+    assert resolve_settings(_parser().parse([*words, "--loss", f"{tmp_path}/own/hinge.py:hinge"])).base.loss.files
+
+
+def test_a_loss_file_of_a_search_space_runs_only_if_the_command_line_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text("loss: {loss: [mw, 'hinge.py:hinge']}")
+    assert run("tune", ["--search-space", "space.yaml", "--dataset", "data"]) == 2
+    assert "--search-space space.yaml: its loss hinge.py:hinge is a program" in capsys.readouterr().err
 
 
 def test_the_default_recipe_is_that_of_pydocs(tmp_path: Path) -> None:

@@ -31,10 +31,12 @@ _ASSIGNED = re.compile(
     r"((?:Bearer |Basic )?[^\s&;,'\"<>]+)",
     re.IGNORECASE,
 )
-# Tokens that are recognised by their own form: Hugging Face, OpenAI and similar, AWS, GitHub, bearer headers.
+# Tokens that are recognized by their own form: Hugging Face, OpenAI and similar, AWS, GitHub, GitLab, Google, Slack,
+# JSON web tokens, bearer headers.
 _TOKEN = re.compile(
-    r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|"
-    r"\bgh[oprsu]_[A-Za-z0-9]{30,}|(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}"
+    r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[oprsu]_[A-Za-z0-9]{30,}|"
+    r"\bgithub_pat_[A-Za-z0-9_]{20,}|\bglpat-[A-Za-z0-9_-]{20,}|\bAIza[A-Za-z0-9_-]{30,}|\bxox[a-z]-[A-Za-z0-9-]{10,}|"
+    r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]*)?|(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}"
 )
 _SECRET_WORD = re.compile(
     "sig|signature|key|apikey|accesskey|accountkey|secretkey|privatekey|pwd|pass|passwd|password|passphrase|auth|"
@@ -53,9 +55,10 @@ _HARMLESS = re.compile(
 )
 _SECRET_VARIABLE = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|CREDENTIALS?|SAS|SIGNATURE|CONNECTION_STRING|"
-    r"(API|ACCESS|ACCOUNT|AUTH|PRIVATE|SECRET)_?KEY)(_ID)?$",
+    r"(API|ACCESS|ACCOUNT|AUTH|PRIVATE|SECRET)_?KEY)(_ID)?$|(^|_)(?<!PUBLIC_)(?<!CACHE_)(?<!SORT_)KEY$|(^|_)PAT$",
     re.IGNORECASE,
 )
+_own_variables: set[str] = set()  # further variables that hold a secret
 _SHORTEST = 6  # shorter values are words of everyday texts
 
 
@@ -82,6 +85,11 @@ def masked(text: str) -> str:
     for value in sorted(_environment_secrets(), key=len, reverse=True):
         text = text.replace(value, HIDDEN)
     return text
+
+
+def mask_variable(name: str) -> None:
+    """Mask the value of an environment variable from now on, because a setting says that it holds a secret."""
+    _own_variables.add(name)
 
 
 def refuse_secrets(text: str, name: str | None = None) -> None:
@@ -129,7 +137,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _environment_secrets() -> set[str]:
-    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name)}
+    named = {value for name, value in os.environ.items() if name in _own_variables or _SECRET_VARIABLE.search(name)}
     _, _, rest = os.environ.get("MLFLOW_TRACKING_URI", "").partition("://")
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at:

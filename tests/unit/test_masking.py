@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytriever import masking
+from raytriever.annotation.config import ServiceConfig, check_service
 from raytriever.cli.main import run
 from raytriever.config import Config, check_curriculum
 from raytriever.config.curriculum import Curriculum
@@ -40,6 +42,11 @@ SECRET = [
     f"sk-{HUSH}",
     f"ghp_{HUSH}",
     "AKIA0123456789ABCDEF",
+    f"github_pat_{HUSH}",
+    f"glpat-{HUSH}",
+    f"AIza{HUSH}",
+    f"xoxb-{HUSH}",
+    f"eyJ{HUSH}.eyJ{HUSH}.{HUSH}",
 ]
 HARMLESS = [
     "s3://bucket/x?region=eu-west-1&endpoint_override=localhost%3A9000&scheme=http",
@@ -97,3 +104,22 @@ def test_no_stage_takes_a_secret(
 def test_settings_of_programs_and_files_are_refused_too() -> None:
     with pytest.raises(DataError, match=r"--dataset s3://\*\*\*@b: there is a password in its address"):
         check_curriculum(Curriculum(Config(data=DataConfig(dataset=f"s3://a:{HUSH}@b"))))
+
+
+@pytest.mark.parametrize("name", ["OPENAI_KEY", "KEY", "GITHUB_PAT", "OPENAI_API_KEY", "my_key"])
+def test_values_of_variables_that_are_named_like_keys_are_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "correct-horse-9")
+    assert masked("no such file: correct-horse-9") == "no such file: ***"
+
+
+@pytest.mark.parametrize("name", ["SSH_PUBLIC_KEY", "CACHE_KEY", "MONKEY", "PATH_OF_PAT_FILE"])
+def test_values_of_other_variables_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "correct-horse-9")
+    assert masked("no such file: correct-horse-9") == "no such file: correct-horse-9"
+
+
+def test_the_value_of_the_key_variable_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masking, "_own_variables", set())
+    monkeypatch.setenv("JUDGE", "correct-horse-9")
+    check_service(ServiceConfig(endpoint="http://localhost:8000/v1", llm="judge", key_variable="JUDGE"))
+    assert masked("no such file: correct-horse-9") == "no such file: ***"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from raytriever.errors import ConfigError, flag_of, setting
+from raytriever.masking import mask_variable
 from raytriever.options import option
 from raytriever.paths import CANDIDATES, PROMPTS
 
@@ -121,6 +122,7 @@ def check_service(config: ServiceConfig) -> None:
     if not _VARIABLE.fullmatch(config.key_variable):
         what = "is not the name of an environment variable"
         raise ConfigError(what, setting("key_variable"), "give the name, never the key")
+    mask_variable(config.key_variable)
     if config.budget is not None and not (config.price_in or config.price_out):
         remedy = f"give {setting('price_in')} and {setting('price_out')}, or {setting('budget_tokens')}"
         raise ConfigError("needs the prices of tokens", setting("budget"), remedy)

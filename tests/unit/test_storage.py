@@ -14,6 +14,7 @@ import pytest
 from raytriever.data.sources import open_raw, open_stream
 from raytriever.errors import StorageError
 from raytriever.store import commit as storage
+from raytriever.store import disk
 from raytriever.store.commit import MANIFEST, committed_directory, one_writer, read_manifest, write_atomically
 
 
@@ -74,6 +75,44 @@ def test_a_failed_replacement_keeps_the_old(tmp_path: Path, monkeypatch: pytest.
         (aside / "b.txt").write_text("new")
     assert read_manifest(tmp_path / "run")["meta"] == {"by": "one"}
     assert entries(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_writer_that_was_killed_between_two_renames_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: bool
+) -> None:
+    """On a file system that cannot exchange two directories."""
+
+    class Killed(BaseException): ...
+
+    commit(tmp_path / "run")
+    rename = os.rename
+
+    def die_before_the_second(source: Path, target: Path) -> None:
+        if target == tmp_path / "run":
+            raise Killed
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("raytriever.store.commit.exchange", lambda one, other: False)
+        patch.setattr(os, "rename", die_before_the_second)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)  # a killed process removes nothing
+        with pytest.raises(Killed):
+            commit(tmp_path / "run", "two", replace=True)
+    assert not (tmp_path / "run").exists()
+    assert len(entries(tmp_path)) == 2
+    for leftover in tmp_path.iterdir():
+        os.utime(leftover, (0, 0))  # minutes ago
+    with pytest.raises(StorageError if not replace else KeyboardInterrupt):
+        commit(tmp_path / "run", "three", replace=replace, during=fail_with(KeyboardInterrupt()))
+    assert read_manifest(tmp_path / "run")["meta"] == {"by": "two"}
+
+
+def test_a_folder_that_is_made_survives_a_crash_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(disk, "fsync", synced.append)
+    disk.make_folder(tmp_path / "a" / "b" / "c")
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
 
 
 def test_of_two_writers_at_once_the_first_wins(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def committed_directory(
         StorageError: `path` exists and `replace` is false, or the disk is full or forbidden.
     """
     path = Path(os.path.abspath(path))
+    with disk_errors(path):
+        _restore(path)
     if not replace:
         refuse_existing(path)
     with disk_errors(path):
@@ -300,6 +302,15 @@ def _put(aside: Path, path: Path, replace: bool) -> None:
             raise
         shutil.rmtree(old, ignore_errors=True)
     fsync(path.parent)
+
+
+def _restore(path: Path) -> None:
+    """Put the new directory in place if its writer was killed between the two renames of `_put`: then `path` is
+    missing, and the new directory and the old one are whole."""
+    if not path.exists():
+        whole = [leftover / MANIFEST for leftover in leftovers(path) if (leftover / MANIFEST).exists()]
+        if len(whole) > 1:
+            os.rename(max(whole, key=lambda manifest: manifest.stat().st_mtime).parent, path)
 
 
 def _sweep(path: Path, begun: Path | None) -> None:

@@ -126,10 +126,12 @@ def _errno(error: Exception) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents. Below a folder that a group may write, the group may write them as well."""
+    """Make a folder with its parents, which survive a crash of the machine. Below a folder that a group may write, the
+    group may write them as well."""
     missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
     folder.mkdir(parents=True, exist_ok=True)
     for one in reversed(missing):
+        fsync(one.parent)
         above = one.parent.stat().st_mode
         if above & stat.S_ISGID and above & stat.S_IWGRP:
             with suppress(PermissionError):  # another user has made it meanwhile

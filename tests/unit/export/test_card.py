@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
+from markdown_it import MarkdownIt
 
 from raytriever.export.card import CardFacts, model_card
 from raytriever.models.description import Description
@@ -109,6 +110,14 @@ def test_the_card_contains_the_settings() -> None:
     text = card(config=CONFIG, trained=TRAINED, results=RESULTS).text
     settings = text.split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(settings) == CONFIG
+
+
+def test_no_text_of_the_settings_leaves_its_code_block() -> None:
+    """Somebody else may have written them, and a hub shows the card as HTML."""
+    text = card(config=CONFIG | {"note": "x\n````\n<img src=x>\n"}, trained=TRAINED, results=RESULTS).text
+    tokens = MarkdownIt("commonmark").parse(text)
+    assert "<img src=x>" in "".join(token.content for token in tokens if token.type == "fence")
+    assert "<img" not in "".join(token.content for token in tokens if token.type != "fence")
 
 
 def test_the_card_omits_sections_without_facts(tmp_path: Path) -> None:

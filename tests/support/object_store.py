@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from raytriever.cluster.launch import free_port
+from processes import free_ports
 
+TRIES = 3
 WRITER, READER = ("writer", "writer-secret"), ("reader", "reader-secret")
 
 
@@ -39,7 +40,7 @@ class ObjectStore:
         program = shutil.which("weed", path=str(Path(sys.executable).parent)) or "weed"
         # Of every program that `weed mini` starts, so that several servers run at once.
         flags = [f"{name}.port" for name in ("master", "volume", "filer", "s3", "admin", "webdav")]
-        ports = {flag: free_port() for flag in (*flags, "s3.port.iceberg", "s3.port.lance")}
+        ports = dict(zip((*flags, "s3.port.iceberg", "s3.port.lance"), free_ports(8), strict=True))
         self.endpoint = f"http://{host}:{ports['s3.port']}"
         with (folder / "log").open("w") as log:
             self.process = subprocess.Popen(
@@ -87,10 +88,28 @@ class ObjectStore:
 @contextmanager
 def object_store(folder: Path) -> Iterator[ObjectStore]:
     """Run a server for the length of a block."""
-    store = ObjectStore(folder)
+    store = _started(folder)
     try:
-        store.wait()
         yield store
     finally:
-        store.process.kill()
-        store.process.wait()
+        _end(store)
+
+
+def _started(folder: Path) -> ObjectStore:
+    """Start a server; try other ports if another process takes one of them meanwhile."""
+    for number in range(TRIES):
+        (data := folder / f"try-{number}").mkdir()
+        store = ObjectStore(data)
+        try:
+            store.wait()
+            return store
+        except BaseException as error:
+            _end(store)
+            if not isinstance(error, RuntimeError) or number + 1 == TRIES:
+                raise
+    raise AssertionError
+
+
+def _end(store: ObjectStore) -> None:
+    store.process.kill()
+    store.process.wait()

@@ -42,6 +42,7 @@ from raytriever.prompts import Side
 from raytriever.store.cache import record_location
 from raytriever.store.disk import check_writable
 from raytriever.store.lock import LockClaim, claims, join
+from raytriever.store.objects import trust_stores
 
 # One running and one waiting: an actor is not idle while Ray Data processes its result.
 _TASKS_PER_ACTOR = 2
@@ -121,6 +122,7 @@ class _Actor:
     def __init__(self, encoder: ShardEncoder, pool: ActorPool, driver_claims: tuple[LockClaim, ...]) -> None:
         hide_unreserved_gpus()
         join(driver_claims)
+        trust_stores()
         torch.set_num_threads(pool.cpus)
         self._encoder = encoder
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,10 +25,10 @@ from raytriever.cluster.ray_private import head_address
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
 from raytriever.interruption import check_interrupted, hangups_blocked
-from raytriever.machine import LONGEST_TEMPORARY, usable_cores
+from raytriever.machine import LONGEST_TEMPORARY, empty_folder, safe_imports, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
-from raytriever.store.objects import COPIES, copies_folder
+from raytriever.store.objects import COPIES, copies_folder, trust_stores
 from raytriever.terminal import warn
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
     try:
         if address:
             check_cluster()
-            with activity(f"joining the Ray cluster at {address}"):
+            with activity(f"joining the Ray cluster at {address}"), _in_empty_folder():
                 ray.init(address=address, runtime_env=_runtime_env(), **quiet)
         else:
             restrict_token_file()
@@ -70,7 +70,7 @@ def ray_session(num_workers: int) -> Iterator[None]:
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
-            with activity("starting Ray"), hangups_blocked():
+            with activity("starting Ray"), hangups_blocked(), _in_empty_folder():
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
     except ConnectionError as error:
         raise _no_answer(str(address)) from error
@@ -109,6 +109,16 @@ def ray_session(num_workers: int) -> Iterator[None]:
     finally:
         with activity("stopping Ray"):
             ray.shutdown()
+
+
+@contextmanager
+def _in_empty_folder() -> Iterator[None]:
+    """Start Ray in an empty folder, because its workers import files of the folder in which the driver starts it.
+
+    Workers that need the folder of the driver enter it by `DriverContext`.
+    """
+    with safe_imports(), chdir(empty_folder()):
+        yield
 
 
 def run_with_gpu(remote: Callable[[], T], here: Callable[[], T], gpus: float = 1.0) -> T:
@@ -253,6 +263,7 @@ class DriverContext:
         """Change this process to the directory, share the locks, and see no GPU that others have reserved."""
         hide_unreserved_gpus()
         os.environ[COPIES] = self.copies
+        trust_stores()
         with suppress(FileNotFoundError):  # another node may not have it; then no path is relative to it
             os.chdir(self.directory)
         join(self.claims)

@@ -33,7 +33,9 @@ COPIES = "RAYTRIEVER_COPIES"  # folder of the copies; a driver sets it for its w
 LOCAL = "file://"
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss")
 MANIFEST = "manifest.json"
-PATIENCE_SECONDS = 300.0  # with a store that does not answer
+PATIENCE_SECONDS = 300.0  # with a store that has answered before and does not answer now
+FIRST_SECONDS = 20.0  # with a store that has never answered: the address may be wrong
+_answered: set[str] = set()  # buckets that have answered to this process; "" for those of its driver
 # What stores and pyarrow say when asking again is useless.
 _REFUSALS = re.compile(
     r"ACCESS_DENIED|Access Denied|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_BUCKET|Bucket .* not found|"
@@ -51,6 +53,11 @@ def report_to(report: Callable[[str], None]) -> None:
     """Send the lines about stores that do not answer to a function: a worker has no terminal of its own."""
     global _report
     _report = report
+
+
+def trust_stores() -> None:
+    """Wait long for every store from the first request on, in a worker: its driver has reached them."""
+    _answered.add("")
 
 
 def is_uri(name: str) -> bool:
@@ -195,13 +202,17 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
         where: the object, for messages.
 
     Raises:
-        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS`, or the disk of the copies fails.
+        StorageError: the store refuses, or does not answer for `PATIENCE_SECONDS` (`FIRST_SECONDS` if it never has), or
+            the disk of the copies fails.
     """
     began, pause = time.monotonic(), 0.5
     while True:
         try:
-            return request()
+            result = request()
+            _answered.add(uri)
+            return result
         except FileNotFoundError:
+            _answered.add(uri)
             raise
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -213,16 +224,18 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
                 ) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
-            waited = time.monotonic() - began
-            if waited > PATIENCE_SECONDS:
+            is_known = bool(_answered & {uri, ""})
+            patience = PATIENCE_SECONDS if is_known else FIRST_SECONDS
+            length = f"{patience / 60:g} minutes" if is_known else f"{patience:g} seconds"
+            if time.monotonic() - began > patience:
                 raise StorageError(
-                    f"the store has not answered for {PATIENCE_SECONDS / 60:g} minutes ({reason})",
+                    f"the store has not answered for {length} ({reason})",
                     uri,
-                    "check the endpoint and the network, then give the same command again: it continues",
+                    "check the endpoint and the network, then give the same command again"
+                    + (": it continues" if is_known else ""),
                 ) from error
             if pause == 0.5:
-                minutes = PATIENCE_SECONDS / 60
-                _report(f"{uri}: the store does not answer ({reason}); trying again for {minutes:g} minutes")
+                _report(f"{uri}: the store does not answer ({reason}); trying again for {length}")
             check_interrupted()
             time.sleep(pause)
             pause = min(2 * pause, 5.0)

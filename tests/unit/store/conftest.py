@@ -23,6 +23,7 @@ def machine(server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     objects._store.cache_clear()
+    monkeypatch.setattr(objects, "_answered", set())
 
     def move(name: str) -> None:
         monkeypatch.setenv(objects.COPIES, str(tmp_path / name))

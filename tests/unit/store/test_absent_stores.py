@@ -72,7 +72,7 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
     state: str,
 ) -> None:
     answers = state == "answers HTML"
-    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 8.0 if state == "closed" else 1.0)
+    monkeypatch.setattr(objects, "FIRST_SECONDS", 8.0 if state == "closed" else 1.0)
     began = time.monotonic()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Html) as server:
         if answers:
@@ -89,6 +89,39 @@ def test_an_endpoint_that_is_no_store_ends_in_one_line(
     assert state != "closed" or "s3://bucket: the store does not answer (" in capsys.readouterr().err
     where = rf"{uri}/\.probe-[0-9-]+: no object store: " if answers else "s3://bucket: the store has not answered for "
     assert re.match(where + r"[^\n]*; check the endpoint[^\n]*$", str(caught.value))
+
+
+def test_a_store_that_has_never_answered_is_waited_for_shortly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a command it is a wrong address; in a worker the driver has reached it."""
+    monkeypatch.setattr(objects, "_answered", set())
+    monkeypatch.setattr(objects, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.6)
+    failures: list[float] = []
+
+    def refuse() -> None:
+        failures.append(time.monotonic())
+        raise OSError("Could not connect to server")
+
+    def tries(uri: str, line: str) -> int:
+        failures.clear()
+        with pytest.raises(StorageError) as caught:
+            objects.patiently(refuse, uri, None)
+        assert str(caught.value).startswith(f"{uri}: the store has not answered for {line}")
+        return len(failures)
+
+    first = (
+        "0 seconds (Could not connect to server); check the endpoint and the network, then give the same command again"
+    )
+    assert tries("s3://new", first) == 1
+    assert capsys.readouterr().err == ""
+    assert objects.patiently(lambda: 1, "s3://old", None) == 1
+    assert tries("s3://old", "0.01 minutes (Could not connect to server); ") > 1
+    assert "s3://old: the store does not answer (Could not connect to server)" in capsys.readouterr().err
+    assert tries("s3://new", first) == 1
+    objects.trust_stores()
+    assert tries("s3://new", "0.01 minutes (Could not connect to server); ") > 1
 
 
 @pytest.mark.slow

@@ -134,6 +134,20 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def large_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`tiny_encoder` with so many further tokens that each of three workers has a shard above `remote.SMALL_BYTES`."""
+    from transformers import BertModel
+
+    folder = tmp_path_factory.mktemp("large") / "encoder"
+    shutil.copytree(tiny_encoder, folder)
+    torch.manual_seed(0)
+    model = BertModel.from_pretrained(tiny_encoder)
+    model.resize_token_embeddings(40_000, mean_resizing=False)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def other_encoder(tiny_encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Model directory with other weights, another width, a tokenizer with other ids, and a prompt of queries."""
     from transformers import BertConfig, BertModel

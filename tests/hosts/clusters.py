@@ -66,8 +66,13 @@ class Cluster:
             "HOME": "/tmp",
         }
         wait_for(hosts, "h1", self.store.endpoint)
+        self.start()
+
+    def start(self) -> None:
+        """Start Ray on all hosts, again where it runs."""
+        self.leave("h1")
         self._ray("h1", "--head", f"--node-ip-address={self.head}", "--port=6379", "--num-cpus=0")
-        for name in hosts.names[1:]:
+        for name in self.hosts.names[1:]:
             self.join(name)
 
     def join(self, name: str, **variables: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_encoder: Path, tiny_dataset: Path) -> Path:
-    """A folder with a model and data."""
+def folder(tmp_path_factory: pytest.TempPathFactory, large_encoder: Path, tiny_dataset: Path) -> Path:
+    """A folder with data and a model of 5.3 MB, whose checkpoints have shards above `remote.SMALL_BYTES`."""
     shared = tmp_path_factory.mktemp("hosts")
-    for name, source in (("model", tiny_encoder), ("data", tiny_dataset)):
+    for name, source in (("model", large_encoder), ("data", tiny_dataset)):
         subprocess.run(["cp", "-r", source, shared / name], check=True)
     return shared

@@ -85,6 +85,10 @@ class Hosts:
         assert process.returncode == 0, output
         return str(output)
 
+    def kill_ray(self, name: str) -> None:
+        """Kill all processes of Ray and raytriever on a host."""
+        self.run(name, ["pkill", "-9", "-f", "[r]ay"], {})  # the pattern is not itself
+
     def cut(self, name: str) -> None:
         """Take the cable of a host out."""
         self._in_switch("link", "set", f"{self._tag}{name}", "down")

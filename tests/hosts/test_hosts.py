@@ -1,5 +1,5 @@
 """Training on three hosts of a network, from a bucket into a bucket: the same loss curve as on one, and what goes wrong
-on one host: a lost cable, a full disk, another version of raytriever, a wrong clock.
+on one host: it is killed, or the head is, a lost cable, a full disk, another version of raytriever, a wrong clock.
 
 Run alone: `python -m pytest -m hosts tests/hosts`. Needs root."""
 
@@ -78,6 +78,32 @@ def refused(process: subprocess.Popen[str]) -> str:
 def test_three_hosts_have_the_loss_curve_of_one(cluster: Cluster, one: dict[int, float], strategy: str) -> None:
     finished(cluster.train(strategy, "--num-workers=3", f"--strategy={strategy}"))
     assert cluster.losses(strategy) == pytest.approx(one, rel=2e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero3", "fsdp2"])
+def test_a_run_in_a_bucket_continues_to_the_bit_after_a_worker_host_and_after_the_head_was_killed(
+    cluster: Cluster, strategy: str
+) -> None:
+    words = (f"--strategy={strategy}", "--num-workers=2", "--max-steps=200", "--checkpoint-steps=2", "--wait-minutes=5")
+    finished(cluster.train(f"{strategy}-whole", *words))
+    process = cluster.train(f"{strategy}-killed", *words)
+    lines = Lines(process.stderr)
+    lines.wait_for(r"train: [1-9]\d*/200")
+    cluster.hosts.kill_ray(worker_hosts(cluster)[-1])
+    lines.wait_for(r"Resumed from checkpoint step-\d+")
+    lines.wait_for(r"train: [1-9]\d*/200")
+    cluster.hosts.kill_ray("h1")
+    process.communicate(timeout=120)
+    cluster.start()
+    assert "Resumed from checkpoint step-" in finished(cluster.train(f"{strategy}-killed", *words))
+    assert cluster.losses(f"{strategy}-killed") == cluster.losses(f"{strategy}-whole")
+
+
+def worker_hosts(cluster: Cluster) -> list[str]:
+    """Return the hosts on which workers train."""
+    return [
+        name for name in cluster.hosts.names[1:] if "RayTrainWorker" in cluster.hosts.run(name, ["ps", "-A", "-o", "args"], {})
+    ]
 
 
 def test_a_full_disk_is_named_with_its_host(cluster: Cluster) -> None:

@@ -95,10 +95,6 @@ class Machines:
         """Return the loss of each step as the bucket has it."""
         return losses_of(self.hosts, OPERATOR, run, self.environment)
 
-    def kill(self, name: str) -> None:
-        """Kill all that runs of Ray on a machine."""
-        self.hosts.run(name, ["pkill", "-9", "-f", "[r]ay"], {})  # the pattern is not itself
-
     def _filled(self) -> str:
         """Return `own-machines.yaml` with these machines, which share two cores, and with the keys of the bucket."""
         text = (REPOSITORY / "cluster" / "own-machines.yaml").read_text()
@@ -151,11 +147,11 @@ def test_a_killed_machine_comes_back_by_itself_and_a_killed_head_by_ray_up(machi
     process = machines.submit("killed", *words)
     lines = Lines(process.stdout)
     lines.wait_for(r"train: [1-9]\d*/400")
-    machines.kill("h2")
-    machines.kill("h3")
+    machines.hosts.kill_ray("h2")
+    machines.hosts.kill_ray("h3")
     lines.wait_for(r"worker \d on host h\d (died with its node|lost its connection to host h\d)")
     lines.wait_for(r"train: [1-9]\d*/400")
-    machines.kill("h1")
+    machines.hosts.kill_ray("h1")
     process.communicate(timeout=300)
     before = machines.losses("killed")
     machines.up()
@@ -165,5 +161,5 @@ def test_a_killed_machine_comes_back_by_itself_and_a_killed_head_by_ray_up(machi
     steps = list(machines.losses("killed"))
     assert steps == list(range(1, steps[-1] + 1))
     assert steps[-1] >= max(before) - 2
-    machines.kill("h1")
+    machines.hosts.kill_ray("h1")
     process.communicate(timeout=300)

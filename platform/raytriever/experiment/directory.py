@@ -91,7 +91,9 @@ class RunDirectory:
     def metrics(self) -> RunMetrics:
         """Return the metrics of a finished run; raise `StorageError` if `metrics.json` is damaged or was changed."""
         with disk_errors(self.path, reading=True):
-            return read_json(self.path / METRICS, RunMetrics, f"give {setting('fresh', True)} to train again")
+            return read_json(
+                self.path / METRICS, RunMetrics, "remove it and give the same command again, which evaluates the model"
+            )
 
 
 def check_run_directory(path: Path, config: Mapping[str, Any], fresh: bool) -> None:

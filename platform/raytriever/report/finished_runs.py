@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NotRequired, TypedDict
 
-from raytriever.errors import ConfigError, StorageError, setting
+from raytriever.errors import ConfigError, StorageError
 from raytriever.evaluation.files import MEASURED, PER_QUERY, read_queries
 from raytriever.evaluation.names import safe_name
 from raytriever.evaluation.results import RESULTS, read_results
@@ -89,7 +89,10 @@ def _training(folder: Path, name: str) -> FinishedRun:
     path = folder / METRICS
     with disk_errors(path, reading=True):
         content = read_json(
-            path, _Trained, f"train again with {setting('fresh', True)}", "is not what this version writes"
+            path,
+            _Trained,
+            "remove it and give the command of the run again, which evaluates it",
+            "is not what this version writes",
         )
     if measured := content.get("measured"):
         return _arm(folder, measured)

@@ -154,12 +154,13 @@ def _write(path: Path, content: str | bytes | Iterable[str], durable: bool) -> N
 
 
 def complete(path: Path) -> None:
-    """Make the copy of an input from an object store complete, but for checkpoints; does nothing for other paths."""
+    """Make the copy of an input from an object store complete, but for the checkpoints of a run in it; does nothing for
+    other paths."""
     if objects.address_of(path) is None:
         return
     remote.pull(path)
     for manifest in path.rglob(MANIFEST):
-        if "checkpoints" not in manifest.parts:
+        if "checkpoints" not in manifest.relative_to(path).parts:
             is_committed(manifest.parent)  # which fetches its large files
 
 
@@ -280,7 +281,8 @@ def push_part(folder: Path, path: Path, part: str) -> None:
 def take_part(path: Path, part: str) -> dict[str, FileEntry] | None:
     """Return the files that another process has uploaded with `push_part`, for `committed_directory`; None so far."""
     content = objects.read_object(path / f".{part}")
-    return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], "train again")
+    remedy = "give the same command again"
+    return None if content is None else parse_json(content.decode(), part, dict[str, FileEntry], remedy)
 
 
 def _put(aside: Path, path: Path, replace: bool) -> None:

@@ -241,7 +241,7 @@ class _State(TypedDict, total=False):
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    remedy = f"give {setting('fresh', True)} to train again"
+    remedy = f"give another {setting('output')}"
     with disk_errors(path, reading=True):
         content = read_json(path, dict[str, Any], remedy)
     state = conform(content, str(path), _State, remedy)

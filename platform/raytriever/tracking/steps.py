@@ -21,7 +21,7 @@ from raytriever.store.disk import disk_errors
 from raytriever.tracking.tracker import Point
 
 STEPS = "steps.jsonl"
-_REMEDY = f"remove the line, or train again with {setting('fresh', True)}"
+_REMEDY = f"remove the line, or give another {setting('output')}"
 # Largest step, each of which uses a bit of memory, and largest time in milliseconds.
 _LIMITS = (1_000_000_000, 1 << 53)
 

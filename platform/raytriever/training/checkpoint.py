@@ -24,11 +24,12 @@ from raytriever.losses.config import LossConfig
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.arrays import open_tensors
 from raytriever.reading.structured import parse_json, read_json
-from raytriever.store.commit import complete, read_manifest, remove
+from raytriever.store.commit import read_manifest, remove
 from raytriever.store.disk import disk_errors
-from raytriever.store.remote import sweep
+from raytriever.store.objects import address_of
+from raytriever.store.remote import pull, sweep
 from raytriever.training.config import DEV_LOSS, MAY_CHANGE, TrainingConfig
-from raytriever.training.parallel.model_state import CHECKPOINT, TRAIN_AGAIN, Slice, whole_tensors
+from raytriever.training.parallel.model_state import CHECKPOINT, OTHER_OUTPUT, SAME_RUN, Slice, whole_tensors
 from raytriever.training.parallel.strategy import Strategy
 
 WEIGHTS, MOMENTS, STATE = "weights", "optimizer", "state.json"
@@ -109,7 +110,7 @@ def write_state(state: State, folder: Path) -> None:
 def read_state(path: Path) -> State:
     """Read `state.json` of a checkpoint; raises `StorageError` where it is damaged."""
     with disk_errors(path / STATE, reading=True):
-        return read_json(path / STATE, State, TRAIN_AGAIN, needed=True)
+        return read_json(path / STATE, State, OTHER_OUTPUT, needed=True)
 
 
 def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
@@ -117,7 +118,7 @@ def read_slices(path: Path, *kinds: str) -> Iterator[Slice]:
     for kind in kinds:
         with ExitStack() as stack:
             paths = sorted(path.glob(f"{kind}-*-of-*"))
-            files = [stack.enter_context(open_tensors(file, TRAIN_AGAIN)) for file in paths]
+            files = [stack.enter_context(open_tensors(file, OTHER_OUTPUT)) for file in paths]
             positions = [_slice_positions(tensors, file) for tensors, file in zip(files, paths, strict=True)]
             names = [set(file.keys()) for file in files]
             for name in sorted(set().union(*names)):
@@ -133,7 +134,7 @@ def check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) 
     for name, value in here.items():
         if name in there and there[name] != value:
             difference = f"was made with {name} {there[name]!r}, but this run has {value!r}"
-            raise StorageError(difference, str(path), f"{TRAIN_AGAIN}, or give the same settings and data")
+            raise StorageError(difference, str(path), SAME_RUN)
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
@@ -147,6 +148,17 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
         else:
             return path, lines
     return None, lines
+
+
+def check_checkpoint(path: Path, *, is_checked: bool = False) -> None:
+    """Raise `StorageError` unless this host has every byte of a checkpoint; from a bucket its files are copied first.
+
+    Args:
+        is_checked: whether another worker checks the digests, or this one did. They are then checked in a bucket
+            alone, of which each host has a copy of its own.
+    """
+    pull(path)
+    read_manifest(path, verify=not is_checked or address_of(path) is not None)
 
 
 def prune(folder: Path, progression: Progression, keep: int, retained: Collection[int] = ()) -> None:
@@ -175,10 +187,10 @@ def _slice_positions(tensors: Any, file: Path) -> dict[str, tuple[int, tuple[int
     """Return start and shape of the whole tensor, for each slice in a file that is no whole tensor."""
     positions = {}
     for name, text in (tensors.metadata() or {}).items():
-        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], TRAIN_AGAIN)
+        fields = parse_json(text, f"{file}: {name}", list[int | list[int]], OTHER_OUTPUT)
         if len(fields) != 2 or not isinstance(fields[0], int) or not isinstance(fields[1], list):
             raise StorageError(
-                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", TRAIN_AGAIN
+                "is damaged or changed: a start and a shape are expected", f"{file}: {name}", OTHER_OUTPUT
             )
         positions[name] = fields[0], tuple(fields[1])
     return positions
@@ -224,7 +236,7 @@ def resume(
     if step < 0:
         return Progression()
     path = checkpoint_path(folder, step)
-    complete(path)  # on the hosts of other workers
+    check_checkpoint(path, is_checked=workers.rank == 0)
     state = read_state(path)
     try:
         strategy.load_state(read_slices(path, WEIGHTS, MOMENTS))
@@ -252,8 +264,7 @@ def load_best(
     if step in (0, progression.step):
         return
     path = checkpoint_path(folder, step)
-    if workers.rank == 0:
-        read_manifest(path)
+    check_checkpoint(path, is_checked=workers.rank > 0)
     workers.all_reduce(torch.zeros(1, device=device))  # no worker reads before the digests are checked
     own = dict(objective.named_parameters())
     with torch.no_grad():

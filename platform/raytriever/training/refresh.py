@@ -41,7 +41,7 @@ from raytriever.training.loader import PREFETCH_DEPTH, SourceVersions
 from raytriever.training.parallel.model_state import Snapshot
 
 ROUNDS = "rounds.json"
-_REMEDY = f"train again with {setting('fresh', True)}"
+_REMEDY = f"give another {setting('output')}"
 
 
 @dataclass(frozen=True)

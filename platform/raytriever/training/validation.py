@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raytriever.errors import StorageError, setting
+from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
 from raytriever.reading.structured import read_json
 from raytriever.store.commit import read_manifest, remove, write_atomically
@@ -150,7 +150,7 @@ def remove_later(folder: Path, step: int) -> None:
 def _read(file: Path, kind: type[T]) -> T | None:
     try:
         with disk_errors(file, reading=True):
-            return read_json(file, kind, f"remove it to evaluate again, or train again with {setting('fresh', True)}")
+            return read_json(file, kind, "remove it to evaluate again")
     except FileNotFoundError:
         return None
 

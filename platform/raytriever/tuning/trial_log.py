@@ -80,7 +80,7 @@ def read_trials(folder: Path, settings: Collection[str] | None = None) -> list[T
     file = folder / TRIAL_LOG
     if not file.is_file():
         return []
-    remedy = f"give {setting('fresh', True)} to start again"
+    remedy = f"give another {setting('output')}"
     with disk_errors(file, reading=True):
         trials = sorted(read_json(file, _Trials, remedy)["trials"], key=lambda trial: trial.number)
     if [trial.number for trial in trials] != list(range(len(trials))):

@@ -138,7 +138,7 @@ def test_an_invalid_configuration_is_a_user_error(tmp_path: Path, content: str |
 def test_an_error_names_the_damaged_metrics_file(tmp_path: Path, content: str) -> None:
     opened(tmp_path).begin(TEXT)
     (tmp_path / "metrics.json").write_text(content)
-    with pytest.raises(StorageError, match=r"metrics\.json: .*; .*--fresh"):
+    with pytest.raises(StorageError, match=r"metrics\.json: .*; remove it and give the same command"):
         opened(tmp_path).metrics()
 
 

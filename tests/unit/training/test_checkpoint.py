@@ -116,7 +116,8 @@ def test_another_origin_is_refused_by_name(tmp_path: Path) -> None:
     there = {"data": "abc", "training.seed": 3}
     check_origin(tmp_path, there, {"data": "abc", "training.seed": 3, "training.new": 1})
     with pytest.raises(
-        StorageError, match=rf"^{tmp_path}: was made with data 'abc', but this run has 'abd'; train again with --fresh"
+        StorageError,
+        match=rf"^{tmp_path}: was made with data 'abc', but this run has 'abd'; give the model, the settings and",
     ):
         check_origin(tmp_path, there, {"data": "abd", "training.seed": 3})
 

@@ -38,8 +38,8 @@ from raytriever.models.precision import base_type, choose_precision, default_dev
 from raytriever.models.prepare import prepare_for_training
 from raytriever.models.retriever import Retriever, load_retriever
 from raytriever.models.writer import write_model
-from raytriever.store.commit import read_manifest, remove
-from raytriever.training.checkpoint import WEIGHTS, read_slices
+from raytriever.store.commit import remove
+from raytriever.training.checkpoint import WEIGHTS, check_checkpoint, read_slices
 from raytriever.training.config import DEV_LOSS
 from raytriever.training.parallel.model_state import load_snapshot, whole_tensors
 from raytriever.training.validation import FOLDER, Record, read_record, write_record
@@ -96,7 +96,7 @@ class Validations:
     def _load(self, checkpoint: Path) -> Retriever:
         """Return the encoder of a checkpoint as it would be loaded from `model/`, with bitwise equal embeddings."""
         config = self._config
-        read_manifest(checkpoint)
+        check_checkpoint(checkpoint)
         device = default_device()
         precision = choose_precision(config.training.precision, device)
         trained = load_retriever(config.model, base_type(config.model.lora_rank, precision))

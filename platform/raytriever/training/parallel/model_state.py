@@ -29,7 +29,8 @@ from raytriever.losses.distributed import WorkerGroup
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 CHECKPOINT = "the checkpoint"  # of an error in a state; `resume` names its path
-TRAIN_AGAIN = f"train again with {setting('fresh', True)}"
+OTHER_OUTPUT = f"give another {setting('output')}"
+SAME_RUN = f"give the model, the settings and the data of this run, or another {setting('output')}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def restore(slices: Iterable[Slice], module: nn.Module, put: Callable[[str, nn.P
             _refuse(name, None, shapes[name])
         if kinds not in (set(), {""}, {"", STEP, *MOMENTS}):
             moments = ", ".join(sorted(kinds - {""}))
-            raise StorageError(f"{name} has the moments {moments}, expected all or none", CHECKPOINT, TRAIN_AGAIN)
+            raise StorageError(f"{name} has the moments {moments}, expected all or none", CHECKPOINT, OTHER_OUTPUT)
 
 
 def replicated_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Slice]:
@@ -133,20 +134,20 @@ def _whole(name: str, parts: list[Slice]) -> Tensor:
     shape = parts[0].shape
     # Checked before memory for the whole tensor is allocated: the shape comes from a file.
     if not all(part.values.is_floating_point() for part in parts):
-        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, TRAIN_AGAIN)
+        raise StorageError(f"{name} has values that are no floating-point numbers", CHECKPOINT, OTHER_OUTPUT)
     if (values := sum(len(part.values) for part in parts)) != prod(shape):
-        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, TRAIN_AGAIN)
+        raise StorageError(f"{name} has {values} of its {prod(shape)} values", CHECKPOINT, OTHER_OUTPUT)
     whole = torch.empty(shape, dtype=parts[0].values.dtype)
     reached = 0
     for part in sorted(parts, key=lambda part: part.start):
         if part.shape != shape:
-            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, TRAIN_AGAIN)
+            raise StorageError(f"{name} has the shapes {shape} and {part.shape}", CHECKPOINT, OTHER_OUTPUT)
         if part.start != reached:
             break
         reached += len(part.values)
         whole.view(-1)[part.start : reached] = part.values
     if reached != whole.numel():
-        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, TRAIN_AGAIN)
+        raise StorageError(f"{name} has {reached} of its {whole.numel()} values", CHECKPOINT, OTHER_OUTPUT)
     return whole
 
 
@@ -154,7 +155,7 @@ def _refuse(name: str, saved: tuple[int, ...] | None, own: tuple[int, ...] | Non
     """Raise `StorageError` about a tensor whose shapes differ; None is an absent tensor."""
     there, here = ("absent" if shape is None else str(shape) for shape in (saved, own))
     what = f"is of another model: {name} is {there} in the checkpoint and {here} in the model"
-    raise StorageError(what, CHECKPOINT, TRAIN_AGAIN)
+    raise StorageError(what, CHECKPOINT, SAME_RUN)
 
 
 Snapshot = Mapping[str, ndarray]

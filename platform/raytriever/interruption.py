@@ -58,9 +58,13 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def hangups_blocked() -> Iterator[None]:
-    """Start processes that SIGHUP does not reach. A closed terminal sends it to all processes; this one ends them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+def signals_blocked() -> Iterator[None]:
+    """Start processes that SIGHUP and SIGTERM do not end: this process ends them, after it has used them to stop.
+
+    A closed terminal sends SIGHUP to all processes of its foreground group; `timeout`, systemd and Slurm send SIGTERM
+    to all processes that a command has started.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:

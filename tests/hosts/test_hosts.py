@@ -102,7 +102,9 @@ def test_a_run_in_a_bucket_continues_to_the_bit_after_a_worker_host_and_after_th
 def worker_hosts(cluster: Cluster) -> list[str]:
     """Return the hosts on which workers train."""
     return [
-        name for name in cluster.hosts.names[1:] if "RayTrainWorker" in cluster.hosts.run(name, ["ps", "-A", "-o", "args"], {})
+        name
+        for name in cluster.hosts.names[1:]
+        if "RayTrainWorker" in cluster.hosts.run(name, ["ps", "-A", "-o", "args"], {})
     ]
 
 

@@ -28,9 +28,12 @@ class ObjectStore:
         folder: of its data.
         host: address that it listens at.
         enter: command that runs a program where the address is.
+        limits: further flags of `weed mini`.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", enter: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", enter: Sequence[str] = (), limits: Sequence[str] = ()
+    ) -> None:
         actions = {WRITER: ["Admin", "Read", "Write", "List"], READER: ["Read", "List"]}
         identities = [
             {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
@@ -47,6 +50,7 @@ class ObjectStore:
                 [
                     *(*enter, program, "mini", f"-dir={folder}", f"-s3.config={folder / 'keys.json'}", f"-ip={host}"),
                     *(f"-{flag}={port}" for flag, port in ports.items()),
+                    *limits,
                 ],
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -86,20 +90,20 @@ class ObjectStore:
 
 
 @contextmanager
-def object_store(folder: Path) -> Iterator[ObjectStore]:
+def object_store(folder: Path, *limits: str) -> Iterator[ObjectStore]:
     """Run a server for the length of a block."""
-    store = _started(folder)
+    store = _started(folder, limits)
     try:
         yield store
     finally:
         _end(store)
 
 
-def _started(folder: Path) -> ObjectStore:
+def _started(folder: Path, limits: tuple[str, ...]) -> ObjectStore:
     """Start a server; try other ports if another process takes one of them meanwhile."""
     for number in range(TRIES):
         (data := folder / f"try-{number}").mkdir()
-        store = ObjectStore(data)
+        store = ObjectStore(data, limits=limits)
         try:
             store.wait()
             return store

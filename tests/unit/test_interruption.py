@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import children_of, processes, wait_for
 
-from raytriever.interruption import check_interrupted, hangups_blocked, interruptible
+from raytriever.interruption import check_interrupted, interruptible, signals_blocked
 
 pytestmark = pytest.mark.usefixtures("handled_interrupts", "handled_hangups")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -126,13 +126,14 @@ def test_a_signal_that_is_ignored_stays_so(number: int) -> None:
         check_interrupted()
 
 
-def test_a_hangup_of_the_terminal_does_not_reach_what_was_started_without_it() -> None:
-    with hangups_blocked():
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_to_all_processes_does_not_end_those_that_were_started_without_it(number: int) -> None:
+    with signals_blocked():
         process = subprocess.Popen([sys.executable, "-c", "input(); print('alive')"], stdin=-1, stdout=-1, text=True)
-    process.send_signal(signal.SIGHUP)
+    process.send_signal(number)
     assert process.communicate("go on\n")[0] == "alive\n"
     with interruptible(), pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGHUP)  # this process is reached
+        signal.raise_signal(number)  # this process is reached
 
 
 def test_other_threads_leave_the_handlers_alone() -> None:

@@ -85,7 +85,7 @@ def main(words: list[str]) -> None:
 
     from raytriever.data.pydocs.builder import PYDOCS, PYDOCS_PART
     from raytriever.evaluation.tables import metrics_table, training_notes
-    from raytriever.experiment.directory import RunDirectory
+    from raytriever.experiment.directory import RunDirectory, newer_datasets
     from raytriever.experiment.train import run_experiment
     from raytriever.tracking.mlflow_tracker import tracking_uri
 
@@ -95,6 +95,9 @@ def main(words: list[str]) -> None:
     finished = run_experiment(curriculum, output, shown, arguments.fresh, warn, arguments.trackers)
     if not finished.is_new:
         warn(f"{finished.path} is finished; --fresh removes it and trains again")
+        names = (name for stage in curriculum.all_stages for name in stage.config.data.datasets)
+        for line in newer_datasets(finished.path, (curriculum.base.data.dataset, *names)):
+            warn(line)
     rows = {f"{_ROW_TITLES[row]}": metrics for row, metrics in finished.rows.items()}
     config = curriculum.base
     show(f"\n{config.data.test_split} split of {config.data.dataset}, {config.model.model}, loss {curriculum.losses}")

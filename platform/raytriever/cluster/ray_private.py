@@ -41,6 +41,18 @@ def is_worker() -> bool:
     return bool(global_worker.mode == WORKER_MODE)
 
 
+def kill_at_shutdown() -> None:
+    """Let `ray.shutdown` kill the processes of this session at once.
+
+    They have SIGTERM blocked (`signals_blocked`), and Ray would wait for a second for each of them.
+    """
+    from ray._private import worker
+
+    node = worker._global_node
+    stop = node.kill_all_processes
+    node.kill_all_processes = lambda check_alive=True, allow_graceful=False, wait=False: stop(check_alive, False, wait)
+
+
 def forbid_auto_connect() -> None:
     """Stop this process from starting a Ray session when a call needs one and none exists."""
     from ray._private import auto_init_hook

@@ -21,10 +21,10 @@ from ray.exceptions import AuthenticationError
 from raytriever.activity import activity
 from raytriever.cluster.access import restrict_token_file
 from raytriever.cluster.placement import count_gpus, hide_unreserved_gpus
-from raytriever.cluster.ray_private import head_address
+from raytriever.cluster.ray_private import head_address, kill_at_shutdown
 from raytriever.cluster.working_directory import NUMBA_CACHE, NUMBA_LOCATORS, SUBMITTED
 from raytriever.errors import ConfigError, UserError
-from raytriever.interruption import check_interrupted, hangups_blocked
+from raytriever.interruption import check_interrupted, signals_blocked
 from raytriever.machine import LONGEST_TEMPORARY, empty_folder, safe_imports, usable_cores
 from raytriever.reading.structured import parse_json
 from raytriever.store.lock import LockClaim, claims, join
@@ -70,8 +70,9 @@ def ray_session(num_workers: int) -> Iterator[None]:
             # Ray gives its workers the lowest priority: on a busy machine a step took 154 s instead of 6.
             os.environ.setdefault("RAY_worker_niceness", "0")
             # `local` never joins another cluster that is recorded on this machine.
-            with activity("starting Ray"), hangups_blocked(), _in_empty_folder():
+            with activity("starting Ray"), signals_blocked(), _in_empty_folder():
                 _start(lambda: ray.init(address="local", num_cpus=cpus, **quiet))
+                kill_at_shutdown()
     except ConnectionError as error:
         raise _no_answer(str(address)) from error
     except RuntimeError as error:

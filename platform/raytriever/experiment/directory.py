@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from raytriever.config import Config, read_settings
-from raytriever.errors import ConfigError, setting
+from raytriever.errors import ConfigError, flag_of, setting
 from raytriever.evaluation.differences.rows import DifferenceRow, TestedPair
 from raytriever.losses.config import LossConfig
 from raytriever.options import with_current_names
-from raytriever.paths import PathKind
+from raytriever.paths import PathKind, expanded
 from raytriever.reading.structured import conform, read_json, read_yaml
 from raytriever.store.commit import remove, write_atomically
-from raytriever.store.disk import check_writable, disk_errors
+from raytriever.store.disk import check_writable, disk_errors, files_below
 from raytriever.training.config import MAY_CHANGE
 
 CONFIG, METRICS = "config.yaml", "metrics.json"
@@ -131,11 +131,27 @@ def recorded_settings(path: Path) -> dict[str, Any]:
 def refuse_difference(path: Path, difference: str | None) -> None:
     """Raise `ConfigError` if the settings of the run in a directory differ."""
     if difference:
+        is_longer = difference.startswith(("training.max_steps", "training.epochs")) and (path / METRICS).is_file()
+        further = f" with {setting('model', path / 'model')} to train its model further" if is_longer else ""
         raise ConfigError(
             f"holds a run with other settings ({difference})",
             setting("output", path),
-            f"give another {setting('output')}, or {setting('fresh', True)} to remove that run",
+            f"give another {setting('output')}{further}, or {setting('fresh', True)} to remove that run",
         )
+
+
+def newer_datasets(path: Path, datasets: Iterable[str]) -> list[str]:
+    """Return a line about each data set on this disk with a file that is newer than a finished run."""
+    finished, lines = (path / METRICS).stat().st_mtime, []
+    for name in sorted(set(datasets)):
+        folder = expanded(name)
+        files = files_below(folder) if folder.is_dir() else []
+        newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+        if newest is not None and newest.stat().st_mtime > finished:
+            lines.append(
+                f"{newest} is newer than the finished run {path}; to train on it, give another {flag_of('output')}"
+            )
+    return lines
 
 
 def _difference(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:

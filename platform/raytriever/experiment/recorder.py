@@ -79,6 +79,7 @@ class Recorder:
             return
         self.gauges.record_step(event.step, event.metrics)
         if "dev_loss" in event.metrics:
+            self._status.close()
             self._log(f"step {event.step}: dev loss {event.metrics['dev_loss']:.5g}")
         else:
             self.step = event.step

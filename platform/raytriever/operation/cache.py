@@ -22,6 +22,7 @@ from raytriever.store.cache import BOUNDS, cache_folder, is_held
 from raytriever.store.commit import MANIFEST
 from raytriever.store.disk import disk_errors, walk
 from raytriever.store.lock import LOCK, owner_of
+from raytriever.store.objects import address_of, listing
 from raytriever.store.owner import Owner
 
 COLLECTIONS = tuple(name for name in BOUNDS if name != "pydocs")
@@ -149,8 +150,11 @@ def format_time(seconds: float | None) -> str:
 def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files below a folder; links are not followed.
 
+    Those of a folder in an object store are the bytes of its objects; its copy on this machine has only some of them.
     A file that another process removes during the count is skipped.
     """
+    if address_of(path) and path.is_dir():
+        return sum(size for size, _ in listing(path).values())
     return sum(status.st_size for status in _statuses(path))
 
 

@@ -97,7 +97,7 @@ def committed_directory(
 @contextmanager
 def lock_errors(path: Path | str) -> Iterator[None]:
     """Raise `disk_errors` of taking a lock with the path, because a user does not know the lock file."""
-    with disk_errors(path):
+    with disk_errors(path), objects.named(path, lock_file_of(path)):
         try:
             yield
         except FileNotFoundError as error:  # of a file system of the kernel, such as /proc

@@ -14,8 +14,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
@@ -42,6 +42,10 @@ _REFUSALS = re.compile(
     r"Forbidden|Unauthorized|PermissionDenied|status 40[13]|HTTP status 40[13]|credentials|Could not resolve host|"
     r"Could not create a OAuth2 access token",
     re.IGNORECASE,
+)
+# An error that the server has sent, such as that of a full bucket; the connection itself works.
+_ANSWERS = re.compile(
+    r"AWS Error (?!NETWORK_CONNECTION|REQUEST_TIMEOUT|UNKNOWN)|HTTP status (code: )?5\d\d", re.IGNORECASE
 )
 # Errors of this machine's disk that name no file; asking the store again would not help.
 _OF_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EIO)
@@ -224,18 +228,21 @@ def patiently(request: Callable[[], T], uri: str, where: str | None) -> T:
                 ) from error
             if isinstance(error, ValueError) or _REFUSALS.search(str(error)):
                 raise StorageError(f"the store refuses ({reason})", where, _REFUSED) from error
-            is_known = bool(_answered & {uri, ""})
+            answers = _ANSWERS.search(str(error))
+            is_known = bool(answers or _answered & {uri, ""})
             patience = PATIENCE_SECONDS if is_known else FIRST_SECONDS
             length = f"{patience / 60:g} minutes" if is_known else f"{patience:g} seconds"
             if time.monotonic() - began > patience:
                 raise StorageError(
-                    f"the store has not answered for {length} ({reason})",
+                    f"the store has {'answered with errors' if answers else 'not answered'} for {length} ({reason})",
                     uri,
-                    "check the endpoint and the network, then give the same command again"
+                    ("free space in it if it is full" if answers else "check the endpoint and the network")
+                    + ", then give the same command again"
                     + (": it continues" if is_known else ""),
                 ) from error
             if pause == 0.5:
-                _report(f"{uri}: the store does not answer ({reason}); trying again for {length}")
+                problem = "answers with an error, as a full one does" if answers else "does not answer"
+                _report(f"{uri}: the store {problem} ({reason}); trying again for {length}")
             check_interrupted()
             time.sleep(pause)
             pause = min(2 * pause, 5.0)
@@ -319,7 +326,22 @@ def check_writable(path: Path | str) -> None:
     if inside(path) is None:
         return
     probe = Path(path) / f".probe-{os.getpid()}-{threading.get_ident()}"
-    write_object(probe, _PROBE)
-    if read_object(probe) != _PROBE:
-        raise StorageError("no object store: what was written cannot be read", address_of(probe), "check the endpoint")
-    delete_object(probe)
+    with named(path, probe):
+        write_object(probe, _PROBE)
+        if read_object(probe) != _PROBE:
+            raise StorageError(
+                "no object store: what was written cannot be read", address_of(probe), "check the endpoint"
+            )
+        delete_object(probe)
+
+
+@contextmanager
+def named(path: Path | str, internal: Path) -> Iterator[None]:
+    """Raise errors about an object that the user does not know, or about one below it, with the path of the user."""
+    try:
+        yield
+    except StorageError as error:
+        address = address_of(internal)
+        if address is None or not str(error.where).startswith(address):
+            raise
+        raise error.at(address_of(path)) from error

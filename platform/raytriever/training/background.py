@@ -187,8 +187,14 @@ class BackgroundJob(Callback, ABC):
     All workers make every call in the same order.
     """
 
-    def __init__(self, stages: Sequence[JobStage], workers: WorkerGroup, log: Callable[[str], None]) -> None:
-        self._stages, self.workers, self._log = stages, workers, log
+    def __init__(
+        self,
+        stages: Sequence[JobStage],
+        workers: WorkerGroup,
+        log: Callable[[str], None],
+        report_status: Callable[[str], None],
+    ) -> None:
+        self._stages, self.workers, self._log, self._report_status = stages, workers, log, report_status
         self._stage: int | None = None
         self._message, self._reason = RUNNING, ""
         self._wait_seconds = 0.0
@@ -251,6 +257,8 @@ class BackgroundJob(Callback, ABC):
     def wait_while(self, must_wait: Callable[[], bool], step: int) -> None:
         """Poll until `must_wait` is false; logs every `LOG_SECONDS` for how long training has waited."""
         began = logged = time.monotonic()
+        if must_wait():
+            self._report_status(f"waiting for {self.describe()}")
         while must_wait():
             time.sleep(POLL_SECONDS)
             self.poll(step)

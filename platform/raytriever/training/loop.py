@@ -55,6 +55,7 @@ class TrainingSetup:
         precision: `fp32` or `bf16`.
         folder: Folder of the checkpoints, seen by every worker.
         on_metrics: called on the first worker with the number of steps done and the metrics of a step or validation.
+        report_status: called on every worker with what training does between two steps.
         before_commit: called with a step before its checkpoint is committed; returns when all metrics are stored.
         data_digest: of everything that batches are made of; a run resumes with no other. Empty where it is not known.
         refresh: plan of the refreshes of hard negatives; None for none.
@@ -74,6 +75,7 @@ class TrainingSetup:
     folder: Path
     on_metrics: Callable[[int, Mapping[str, float]], None]
     log: Callable[[str], None]
+    report_status: Callable[[str], None] = lambda text: None
     before_commit: Callable[[int], None] = lambda step: None
     data_digest: str = ""
     refresh: RefreshPlan | None = None
@@ -207,6 +209,7 @@ class _Trainer:
                     checkpoints=setup.folder,
                     workers=self.messages,
                     log=setup.log,
+                    report_status=setup.report_status,
                 )
             )
         if setup.refresh:
@@ -218,6 +221,7 @@ class _Trainer:
                     workers=self.messages,
                     take_snapshot=partial(take_snapshot, setup.retriever, self.workers),
                     log=setup.log,
+                    report_status=setup.report_status,
                 )
             )
         return callbacks
@@ -311,6 +315,7 @@ class _Trainer:
         if step % self.settings.eval_steps and step != self.setup.total_steps:
             return None
         self.reports.finish()
+        self.setup.report_status(f"computing the dev loss of step {step}")
         self.setup.retriever.eval()
         losses, areas = [], []
         for number in range(self.settings.dev_batches):

@@ -205,13 +205,14 @@ class RefreshJob(BackgroundJob):
         workers: WorkerGroup,
         take_snapshot: Callable[[], Snapshot],
         log: Callable[[str], None],
+        report_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         stages = [
             JobStage(self._check_mining),
             JobStage(self._check_reading, self._start_reading, needs_all=True),
             JobStage(lambda _: JobMessage(JobStatus.DONE) if self.is_first else RUNNING, self._record),
         ]
-        super().__init__(stages, workers, log)
+        super().__init__(stages, workers, log, report_status)
         self._plan, self._sources, self._total_steps = plan, sources, total_steps
         self._take_snapshot = take_snapshot
         self._ledger = read_ledger(plan.folder)

@@ -190,9 +190,10 @@ class ValidationJob(BackgroundJob):
         checkpoints: Path,
         workers: WorkerGroup,
         log: Callable[[str], None],
+        report_status: Callable[[str], None] = lambda text: None,
     ) -> None:
         stages = [JobStage(self._check_checkpoint), JobStage(self._check_evaluation, self._submit_evaluation)]
-        super().__init__(stages, workers, log)
+        super().__init__(stages, workers, log, report_status)
         self._plan, self._settings, self._total_steps = plan, settings, total_steps
         self._checkpoints = checkpoints
         self._values: dict[int, float] = {}

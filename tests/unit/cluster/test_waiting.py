@@ -41,7 +41,11 @@ def test_what_is_missing_is_shown_once_and_again_when_it_changes(room: list[int]
     wait.begin(wanted(1))  # Ray Train asks again
     wait.check(events.append)
     assert lines(events) == ["waiting for 2 workers, the cluster has room for 1; gives up at T", 1]
+    room[0] = 0  # the group has reserved a node that has just joined
+    wait.check(events.append)
+    assert len(events) == 2
     room[0] = 3
+    wait._next_look = 0
     wait.check(events.append)
     assert lines(events)[2:] == ["starting the workers", 0]
     wait.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from raytriever.config import Config, dump_config, to_dict
 from raytriever.data.config import DataConfig
 from raytriever.errors import ConfigError, StorageError
-from raytriever.experiment.directory import RunDirectory, check_same_settings
+from raytriever.experiment.directory import RunDirectory, check_same_settings, newer_datasets
 from raytriever.losses.config import LossConfig
 from raytriever.models.config import ModelConfig
 from raytriever.training.config import MAY_CHANGE, TrainingConfig, ValidationConfig
@@ -40,6 +41,39 @@ def test_a_run_is_new_then_interrupted_then_finished(tmp_path: Path) -> None:
     run.finish(METRICS)
     run = opened(path)
     assert (run.state, run.metrics()) == ("finished", METRICS)
+
+
+def test_more_steps_of_a_finished_run_are_refused_with_the_way_to_train_its_model_further(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    opened(path).begin(TEXT)
+    longer = to_dict(Config(training=TrainingConfig(max_steps=12)))
+    with pytest.raises(ConfigError, match=r"give another --output, or --fresh"):
+        RunDirectory.open(path, longer, False)  # it is not finished, and has no model yet
+    opened(path).finish(METRICS)
+    with pytest.raises(ConfigError) as caught:
+        RunDirectory.open(path, longer, False)
+    assert str(caught.value) == (
+        f"--output {path}: holds a run with other settings (training.max_steps is None there and 12 here); give "
+        f"another --output with --model {path}/model to train its model further, or --fresh to remove that run"
+    )
+
+
+def test_data_that_has_changed_since_a_run_finished_is_named(tmp_path: Path) -> None:
+    path, data = tmp_path / "run", tmp_path / "data"
+    (data / "qrels").mkdir(parents=True)
+    (data / "qrels" / "train.tsv").write_text("")
+    (data / "corpus.jsonl").write_text("")
+    opened(path).begin(TEXT)
+    opened(path).finish(METRICS)
+    names = ["pydocs", "s3://bucket/data", str(tmp_path / "moved"), str(data), str(data)]
+    finished = (path / "metrics.json").stat().st_mtime
+    for file in (data / "corpus.jsonl", data / "qrels" / "train.tsv"):
+        os.utime(file, (finished, finished))
+    assert newer_datasets(path, names) == []
+    os.utime(data / "qrels" / "train.tsv", (finished + 2, finished + 2))
+    assert newer_datasets(path, names) == [
+        f"{data}/qrels/train.tsv is newer than the finished run {path}; to train on it, give another --output"
+    ]
 
 
 def test_files_of_losses_that_share_a_name_are_all_kept(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from object_store import READER, ObjectStore
+from object_store import READER, ObjectStore, object_store
 
 from raytriever.api.models import path_of
 from raytriever.data.formats.rows import numbered_rows
@@ -17,6 +18,7 @@ from raytriever.errors import StorageError
 from raytriever.store import objects
 from raytriever.store.commit import (
     complete,
+    one_writer,
     write_atomically,
 )
 from raytriever.store.disk import check_writable
@@ -33,8 +35,39 @@ def test_credentials_that_may_not_write_are_found_first(
     for name, value in server.environment(credentials).items():
         monkeypatch.setenv(name, value)
     objects._store.cache_clear()
-    with pytest.raises(StorageError, match=rf"^{uri}/\.probe.*: the store refuses \(.*; check the name of the bucket"):
+    with pytest.raises(StorageError, match=rf"^{uri}: the store refuses \(.*; check the name of the bucket"):
         check_writable(path_of(uri))
+    with pytest.raises(StorageError, match=rf"^{uri}: the store refuses"), one_writer(path_of(uri)):
+        pass
+
+
+class _ReportedError(Exception):
+    """Ends a wait with the line that it reports."""
+
+
+def test_a_full_store_is_one_that_answers(
+    machine: Callable[[str], None], uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def report(line: str) -> None:
+        raise _ReportedError(line)
+
+    def fill() -> None:
+        for number in range(50):
+            objects.write_object(path_of(uri) / str(number), bytes(1 << 20))
+
+    monkeypatch.setattr(objects, "_report", report)
+    (tmp_path / "store").mkdir()
+    with object_store(tmp_path / "store", "-volume.max=1", "-master.volumeSizeLimitMB=1") as full:
+        for name, value in full.environment().items():
+            monkeypatch.setenv(name, value)
+        objects._store.cache_clear()
+        with pytest.raises(
+            _ReportedError, match=r"^s3://bucket: the store answers with an error, as a full one does \("
+        ):
+            fill()
+        monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.0)
+        with pytest.raises(StorageError, match=r"the store has answered with errors for .*; free space in it if it is"):
+            fill()
 
 
 def test_a_store_that_is_away_for_some_seconds_is_waited_for(

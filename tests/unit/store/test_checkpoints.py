@@ -17,6 +17,7 @@ from torch import nn
 from raytriever.api.models import path_of
 from raytriever.errors import StorageError
 from raytriever.losses.distributed import WorkerGroup
+from raytriever.operation.cache import size_of
 from raytriever.store.commit import committed_directory, complete, push_part, take_part
 from raytriever.store.remote import SMALL_BYTES, pull
 from raytriever.training.checkpoint import (
@@ -141,6 +142,20 @@ def test_a_shard_that_is_damaged_on_one_host_is_named_and_nothing_should_go(
         resumed(folder(), 1)
     assert "--fresh" not in str(caught.value)
     assert "remove" not in str(caught.value)
+
+
+def test_the_size_of_a_run_is_that_of_its_objects(
+    machine: Callable[[str], None], folder: Callable[[], Path], tmp_path: Path
+) -> None:
+    model, optimizer = build(STEP)
+    sizes = []
+    for host in ("first", "third"):
+        machine(host)
+        pull(folder())
+        sizes.append(size_of(folder().parent))
+    values = sum(len(part.values) for part in replicated_state(model, optimizer))
+    assert 2 * 4 * values < sizes[0] < 2 * 4 * values + 20_000
+    assert sizes[0] == sizes[1]
 
 
 def test_a_model_in_a_folder_named_checkpoints_is_complete(machine: Callable[[str], None], uri: str) -> None:

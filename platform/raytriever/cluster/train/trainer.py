@@ -88,11 +88,11 @@ class Wait:
         if wanted is None or now < self._next_look:
             return
         self._next_look = now + LOOK_SECONDS
-        if self._room < wanted.workers:  # else the group may have reserved what is free
-            room = min(room_for(wanted.resources), wanted.workers)
-            if room != self._room:
-                self._room = room
-                self._report(wanted, send)
+        room = min(room_for(wanted.resources), wanted.workers)
+        # Less room may be what the group has reserved. Ray Train counts again before it asks for another group.
+        if room > self._room:
+            self._room = room
+            self._report(wanted, send)
         if now > self._ends and self._room == wanted.workers:
             raise TrainingError(
                 f"workers died as they started, for {self._minutes:g} minutes",

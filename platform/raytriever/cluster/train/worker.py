@@ -172,6 +172,7 @@ def _open_setup(job: WorkerJob, device: torch.device) -> TrainingSetup:
         folder=job.folder / "checkpoints",
         on_metrics=lambda step, metrics: queue.send(StepEvent(step, dict(metrics))),
         log=lambda text: queue.send(LogMessage(text)),
+        report_status=partial(_report_status, queue),
         before_commit=lambda step: queue.flush(CheckpointEvent(step)),
         data_digest=data.digest(negatives),
         refresh=_refresh_plan(job, data, negatives, workers, device),

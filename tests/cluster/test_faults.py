@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -70,6 +71,30 @@ def test_the_same_command_goes_on_after_its_driver_died_whatever_it_left(
     assert set(losses(run)) == set(range(1, STEPS + 1))
     figures = [json.loads((cli.folder / name / "metrics.json").read_text()) for name in ("interrupted", "peace")]
     assert figures[0] == figures[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_sigterm_to_every_process_ends_a_command_in_one_line_and_the_same_command_continues(
+    command_line: Callable, started: list
+) -> None:
+    """As `timeout`, systemd and Slurm send it."""
+    cli = command_line()
+    words = [*SETTINGS, "--output", "run", "--num-workers", "2"]
+    started.append(cli.start("train", *cli.settings, *words))
+    wait_for((cli.folder / "run" / "checkpoints" / "step-20").exists, 300, started[0])
+    for pid in of_session(started[0].pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    _, err = started[0].communicate(timeout=120)
+    assert started[0].returncode == 130, err
+    assert "Traceback" not in err
+    assert err.strip().splitlines()[-1] == "interrupted; run the same command again to continue"
+    wait_for(lambda: not of_session(started[0].pid), 60)
+    again = cli.train(*words)
+    assert again.returncode == 0, again.stderr
+    assert "Resumed from checkpoint step-" in again.stderr
+    assert set(losses(cli.folder / "run")) == set(range(1, STEPS + 1))
 
 
 def killed_until_the_end(process: subprocess.Popen[str], title: str) -> tuple[str, int]:

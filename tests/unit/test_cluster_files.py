@@ -14,6 +14,7 @@ from ray.autoscaler.v2.instance_manager.config import AutoscalingConfig
 from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingRequest
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 
+import raytriever
 from raytriever.cluster.ray_private import package_folder
 
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -57,12 +58,19 @@ def test_ray_takes_a_description_and_adds_none_of_its_own_installation_or_open_p
         validate_config({**config, "instance_type": "x"})
 
 
-@pytest.mark.parametrize("file", LAUNCHED)
-def test_images_are_pinned_to_the_versions_of_the_project(file: str) -> None:
-    docker = described(file)["docker"]
+def test_images_are_pinned_to_the_versions_of_the_project(kuberay: dict[str, dict[str, Any]]) -> None:
+    docker = described("cluster.yaml")["docker"]
     for image in (docker["image"], docker["head_image"], docker["worker_image"]):
         assert image.startswith(f"rayproject/ray:{PINS['ray']}-py311-")
     assert docker["worker_image"].endswith("gpu")
+    dockerfile = (REPOSITORY / "cluster" / "Dockerfile").read_text()
+    assert f"ARG BASE={docker['worker_image']}\n" in dockerfile
+    assert "-c /tmp/dist/constraints.txt" in dockerfile
+    image = f"raytriever:{raytriever.__version__}"
+    assert f"-t REGISTRY/{image} dist\n" in dockerfile
+    used = [described("cluster/gcp.yaml")["docker"]["image"]]
+    used += [container["image"] for pod in pods(kuberay) for container in pod["spec"]["containers"]]
+    assert set(used) == {f"CHANGE-ME/{image}"}
 
 
 @pytest.mark.parametrize("file", LAUNCHED)
@@ -175,9 +183,6 @@ def test_kuberay_wants_a_token_and_gives_gpus_to_workers_alone(kuberay: dict[str
     limits = [pod["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for pod in pods(kuberay)]
     assert limits == [None, "1", "1", None]
     assert [group["groupName"] for group in cluster["workerGroupSpecs"]] == ["gpu-spot", "gpu-on-demand"]
-    images = {container["image"] for pod in pods(kuberay) for container in pod["spec"]["containers"]}
-    assert len(images) == 1
-    assert not images.pop().endswith("latest")
     policy = kuberay["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     let_in = policy["podSelector"]["matchLabels"]
@@ -192,7 +197,15 @@ def test_the_job_of_kuberay_is_given_to_that_cluster_and_writes_where_it_lasts(
     assert f"--output {MOUNT}/" in job["entrypoint"]
     submitter = {each["name"]: each for each in pods(kuberay)[-1]["spec"]["containers"][0]["env"]}
     assert submitter["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == cluster["metadata"]["name"]
+    claim = kuberay["PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["metadata"]["labels"]["kind"] not in (
+        each["metadata"]["labels"]["kind"] for each in (cluster, kuberay["RayJob"])
+    )
     for pod in pods(kuberay)[:-1]:
+        assert {"name": "runs", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}} in pod["spec"][
+            "volumes"
+        ]
         assert {"name": "runs", "mountPath": MOUNT} in pod["spec"]["containers"][0]["volumeMounts"]
 
 

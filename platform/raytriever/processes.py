@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -101,10 +103,10 @@ def _run_pool(
 
 
 def call_within(seconds: float | None, preload: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of a call in a process of its own, which is killed after some seconds, if given.
+    """Return the result of a call in a process of its own; see `ChildProcess`.
 
     Args:
-        seconds: time limit of the call and the start of the process; None for none.
+        seconds: limit of the call's processor time, at least 1; None for none.
         preload: module that such processes share.
         function: Function of a module; its errors are raised here.
         arguments: Arguments of the function.
@@ -113,38 +115,122 @@ def call_within(seconds: float | None, preload: str, function: Callable[..., Any
         TimeoutError: the call took longer.
         ChildProcessError: the process died.
     """
-    context = clean_processes()
-    context.set_forkserver_preload([preload])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(sender, function, arguments))  # type: ignore[attr-defined]
-    with _clean_start():
-        process.start()
-    sender.close()
-    try:
-        if not receiver.poll(seconds):
-            raise TimeoutError
-        result, error = receiver.recv()
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        raise ChildProcessError(f"signal {-code}" if code < 0 else f"exit code {code}") from None
-    finally:
-        process.kill()
-        process.join()
-        receiver.close()
-    if error is not None:
-        raise error
-    return result
+    with ChildProcess(preload) as child:
+        return child.call(seconds, function, *arguments)
 
 
-def _answer(sender: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+class ChildProcess:
+    """Process for calls that may take too long, need too much memory or crash.
+
+    It starts with the first call, and again with the next one after it died. Use it as a context manager.
+
+    Args:
+        preload: module that such processes share; the first one decides.
+        memory: bytes that the process may allocate after its start; None for no limit.
+    """
+
+    def __init__(self, preload: str, memory: int | None = None) -> None:
+        self._preload, self._memory = preload, memory
+        self._process: Any = None
+        self._connection: Any = None
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def call(self, seconds: float | None, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a call.
+
+        Args:
+            seconds: limit of the call's processor time, at least 1; None for none.
+            function: Function of a module; its errors are raised here.
+            arguments: Arguments of the function.
+
+        Raises:
+            TimeoutError: the call took longer.
+            MemoryError: the call needed more memory.
+            ChildProcessError: the process died.
+        """
+        if self._process is None:
+            self._start()
+        try:
+            self._connection.send((seconds, function, arguments))
+            result, error = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            self._close()
+            if code == -signal.SIGXCPU:
+                raise TimeoutError from None
+            raise ChildProcessError(f"signal {-code}" if code < 0 else f"exit code {code}") from None
+        except BaseException:  # such as Ctrl-C: the answer would be read as that of the next call
+            self._close()
+            raise
+        if error is not None:
+            raise error
+        return result
+
+    def _start(self) -> None:
+        context = clean_processes()
+        context.set_forkserver_preload([self._preload])
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._memory))  # type: ignore[attr-defined]
+        with _clean_start():
+            self._process.start()
+        theirs.close()
+
+    def _close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._connection.close()
+            self._process = None
+
+
+def _serve(connection: Any, memory: int | None) -> None:
+    """Answer the calls of a `ChildProcess`."""
+    import resource
+
     _begin(None, ())
-    answer: tuple[Any, Exception | None]
+    _limit(resource.RLIMIT_CORE, 0)  # the signal of the processor time would write a core file
+    if memory is not None:
+        _limit(resource.RLIMIT_DATA, _allocated() + memory)
+    while True:
+        try:
+            seconds, function, arguments = connection.recv()
+        except EOFError:
+            return
+        if seconds is not None:
+            _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
+        answer: tuple[Any, Exception | None]
+        try:
+            answer = function(*arguments), None
+        except Exception as error:
+            answer = None, error
+        try:
+            connection.send(answer)
+        except MemoryError as error:  # of a result that was nearly too large
+            answer = None, error
+            connection.send(answer)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set the soft limit of a resource, not above the hard one that this process has."""
+    import resource
+
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _allocated() -> int:
+    """Return the bytes of data of this process that count for its limit; 0 where the system does not tell."""
     try:
-        answer = function(*arguments), None
-    except Exception as error:
-        answer = None, error
-    sender.send(answer)
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:")), 0)
+    except OSError:
+        return 0
 
 
 @contextmanager

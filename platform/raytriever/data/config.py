@@ -18,13 +18,13 @@ class SplitConfig:
         None,
         "share of the questions that are test (default: 0.1, or more for 50 questions, at most 0.3)",
         minimum=0,
-        maximum=0.9,
+        maximum=1,
     )
     dev_share: float | None = option(
         None,
         f"share of the questions that are dev (default: as {flag_of('test_share')})",
         minimum=0,
-        maximum=0.9,
+        maximum=1,
     )
     test_questions: str = option(
         "",

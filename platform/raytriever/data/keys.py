@@ -2,10 +2,10 @@
 
 Matching the ids of documents with those of judgements needs 16 bytes for each, for any length of ids and texts.
 
-Two texts are copies if they are equal after Unicode normalisation (NFKC), case folding and the replacement of each run
-of white space by one space. A passage is its title and text, joined as an encoder reads it. A copy of a positive is no
-negative, and what answers a question answers its copies. `prepare` stores a hash of 8 bytes for each text, its form.
-Ten million different texts share a form with a probability of 3 in a million.
+Two texts are copies if they are equal after Unicode normalization (NFKC), case folding, the removal of invisible
+characters, and the replacement of each run of white space by one space. A passage is its title and text, joined as an
+encoder reads it. A copy of a positive is no negative, and what answers a question answers its copies. `prepare` stores
+a hash of 8 bytes for each text, its form. Ten million different texts share one with a probability of 3 in a million.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt64
 from numpy import ndarray
+
+from raytriever.reading.characters import remove_invisible
 
 WIDTH = 16
 Keys = UInt64[ndarray, "rows 2"]
@@ -92,9 +94,9 @@ Forms = UInt64[ndarray, " texts"]
 
 
 def normalise(text: str) -> str:
-    """Normalise a text for comparison: NFKC, case folded, each run of white space replaced by one space."""
+    """Normalise a text for comparison: NFKC, case folded, without invisible characters and with single spaces."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", text)
+        text = unicodedata.normalize("NFKC", remove_invisible(text))
     return " ".join(text.casefold().split())
 
 

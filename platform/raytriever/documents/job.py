@@ -2,7 +2,7 @@
 
 The same folder, questions, settings and seed give the same bytes. The folder that is written is in BEIR layout, which
 every command reads. It appears whole, or not at all. All passages of a document, and all questions that it answers,
-belong to one split. A data set of an earlier import is updated (`documents.update`).
+belong to one split. A data set of an earlier import is replaced, and its splits are kept (`documents.earlier`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,21 @@ from raytriever.data.formats.beir import QRELS_HEADER, UNANSWERABLE, UNANSWERABL
 from raytriever.data.formats.division import SPLITS, shares_of
 from raytriever.data.keys import key_of
 from raytriever.data.records import QuarantineReport, bad_entry
-from raytriever.data.sources import Source, SourceFile, open_stream
+from raytriever.data.sources import SourceFile
+from raytriever.documents.earlier import KIND, EarlierImport
+from raytriever.documents.folder import DocumentFolder
 from raytriever.documents.passages import Chunker, Passage
 from raytriever.documents.questions import Questions
+from raytriever.documents.reader import DocumentReader
 from raytriever.documents.splits import split_import
 from raytriever.documents.summary import ImportSummary
-from raytriever.documents.update import KIND, EarlierImport, source_of_questions
 from raytriever.errors import ConfigError, DataError, UserError, setting
 from raytriever.models.config import ModelConfig
 from raytriever.models.description import describe, prompt_table
 from raytriever.models.pipeline.modules import read_pipeline
 from raytriever.models.resolution import resolve_model
 from raytriever.models.tokenisation import Template, content_tokenizer_json, load_tokenizer
-from raytriever.processes import call_within
-from raytriever.reading.documents.read import KINDS, PDF, kind_of_document, most_bytes, read_document, require_parsers
+from raytriever.reading.documents.read import KINDS, OTHER_KINDS, ending_of, kind_of_document, require_parsers
 from raytriever.reading.documents.sections import ParsedDocument
 from raytriever.store.capacity import format_size
 from raytriever.store.commit import committed_directory
@@ -44,14 +44,12 @@ from raytriever.store.disk import check_writable
 _REPORT_SECONDS = 10
 _EXAMPLES = 3
 _OVERLAP = 8  # by default a passage repeats an eighth of the one before it
-# A PDF file can contain work for days. A page of text has some 20 kB and takes 0.1 s.
-_PDF_SECONDS, _PDF_SECONDS_OF_MB = 30.0, 20.0
 
 
 def import_folder(
     folder: str, output: Path, config: ImportConfig, model: ModelConfig, log: Callable[[str], None]
 ) -> ImportSummary:
-    """Write the passages of a folder of documents, and the questions that they answer, as a data set, or update it.
+    """Write the passages of a folder of documents, and the questions that they answer, as a data set.
 
     `model` is the encoder whose tokens and length the passages have; `log` is called with lines about long work.
 
@@ -60,43 +58,38 @@ def import_folder(
     """
     check_writable(output)
     earlier = EarlierImport.at(output)
-    config = earlier.config(config) if earlier else config
     shares = shares_of(config)
     if config.test_questions and not config.questions:
         raise ConfigError("has no effect", setting("test_questions"), f"give {setting('questions')} too")
-    source = Source.open(folder)
+    source = DocumentFolder.of(folder)
     questions_files = [os.path.abspath(file) for file in (config.questions, config.test_questions) if file]
     files = [file for file in source.files if file.where not in questions_files]
-    readable = _readable(files, source)
-    require_parsers({kind_of_document(file.path) or "" for file in readable})
+    paths = [file.path for file in _readable(files, source.where)]
+    require_parsers({str(kind_of_document(path)) for path in paths})
     chunker = _chunker(config, model)
     questions = None
     if config.questions:
-        paths = [file.path for file in readable]
         questions = Questions(config.questions, config.columns, paths, source.where, config.test_questions)
-    others = Counter(_ending(file) for file in files if kind_of_document(file.path) is None)
-    summary = ImportSummary(output, others=others, questions=questions)
-    known = earlier.splits if earlier else None
-    splits, of_questions = split_import((file.path for file in readable), questions, config.seed, shares, known)
+    if earlier is not None:
+        earlier.check(source.where, paths, config.seed, questions is not None)
+    splits, of_questions = split_import(paths, questions, config.seed, shares, earlier)
+    others = Counter(_ending(file) for file in files if ending_of(file.path) not in {*KINDS, *OTHER_KINDS})
+    skipped = {_printable(path): reason for path, reason in source.left_out.items()}
+    summary = ImportSummary(output, skipped=skipped, others=others, questions=questions, replaces=earlier is not None)
     meta = {
         "kind": KIND,
         "source": source.where,
         "seed": config.seed,
         "chunk_tokens": chunker.tokens,
         "overlap_tokens": chunker.overlap,
-        **source_of_questions(config),
     }
-    if earlier is not None:
-        earlier.check(meta, [file.path for file in readable])
-        splits = earlier.keep_splits(splits, questions)
     with committed_directory(output, meta, replace=earlier is not None) as aside:
         work = _Import(aside, summary, chunker, splits)
-        work.write_corpus([file for file in files if kind_of_document(file.path)], log, earlier)
+        work.write_corpus([file for file in files if kind_of_document(file.path)], log)
         if questions is not None:
             work.write_questions(questions, of_questions)
-        skipped = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
-        QuarantineReport((*skipped, *(questions.bad if questions else ()))).write(aside)
-        summary.changes = earlier.finish(aside) if earlier else None
+        entries = [bad_entry(name, 0, reason, b"") for name, reason in summary.skipped.items()]
+        QuarantineReport((*entries, *(questions.bad if questions else ()))).write(aside)
     return summary
 
 
@@ -107,65 +100,72 @@ class _Import:
         self._folder, self._summary, self._chunker, self._splits = folder, summary, chunker, splits
         self._positives: dict[str, dict[str, list[str]]] = {split: {} for split in SPLITS}
         self._texts: dict[bytes, str] = {}
+        self._nearest: list[tuple[bytes, str, Passage]] = []
 
-    def write_corpus(
-        self, files: Sequence[SourceFile], log: Callable[[str], None], earlier: EarlierImport | None
-    ) -> None:
+    def write_corpus(self, files: Sequence[SourceFile], log: Callable[[str], None]) -> None:
         """Write `corpus.jsonl`, and `documents.jsonl` with a row for each file."""
         summary, last = self._summary, time.monotonic()
-        nearest: list[tuple[bytes, int, Passage]] = []
         with (
             (self._folder / "corpus.jsonl").open("wb") as corpus,
             (self._folder / "documents.jsonl").open("wb") as table,
+            DocumentReader() as reader,
         ):
             for number, file in enumerate(files):
                 if time.monotonic() - last > _REPORT_SECONDS:
                     log(f"{number:,} of {len(files):,} files read, next {file.path} ({format_size(file.size)})")
                     last = time.monotonic()
                 try:
-                    title, passages = self._passages(file)
+                    document, passages = self._passages(file, reader)
                 except UserError as error:
-                    summary.skipped[_name_of(file)] = "; ".join(filter(None, (error.what, error.remedy)))
+                    summary.skipped[_printable(file.path)] = "; ".join(filter(None, (error.what, error.remedy)))
                     continue
-                passages = earlier.keep_ids(file.path, passages) if earlier else passages
-                kind, split = str(kind_of_document(file.path)), self._splits[file.path]
                 for passage in passages:
                     corpus.write(_line({"_id": passage.id, "title": passage.title, "text": passage.text}))
-                    summary.lengths[kind][passage.tokens] += 1
-                    nearest.append((key_of(passage.id), len(nearest), passage))
-                nearest = heapq.nsmallest(_EXAMPLES, nearest)
-                row = {"file": file.path, "kind": kind, "title": title, "split": split, "passages": len(passages)}
-                table.write(_line(row))
-                summary.files[kind] += 1
-                summary.documents[split] += 1
-                summary.passages[split] += len(passages)
-                first = self._texts.setdefault(key_of(*(passage.text for passage in passages)), file.path)
-                if first != file.path:
-                    summary.repeated.append(f"{file.path} repeats {first}")
-                matched = summary.questions.match(file.path, passages) if summary.questions else []
-                for question, ids in matched:
-                    self._positives[question.split or split].setdefault(question.id, []).extend(ids)
-                summary.shared += len({question.split or split for question, _ in matched}) > 1
-        summary.examples = [passage for *_, passage in nearest]
+                kind, split = str(kind_of_document(file.path)), self._splits[file.path]
+                row = {"file": file.path, "kind": kind, "title": document.title, "split": split}
+                table.write(_line({**row, "passages": len(passages)}))
+                self._count(file.path, kind, split, passages)
+                self._note_copy(file.path, document)
+                self._match(file.path, split, passages)
         if not summary.files:
-            path, reason = next(iter(summary.skipped.items()))
+            path, reason = next((path, reason) for path, reason in summary.skipped.items() if kind_of_document(path))
             raise DataError(
                 f"none of its {len(files):,} files has text that can be read; {path} {reason}", str(files[0].where)
             )
 
-    def _passages(self, file: SourceFile) -> tuple[str, list[Passage]]:
-        """Return the title and the passages of a file; raises `UserError` if it cannot be read."""
-        kind = str(kind_of_document(file.path))
+    def _count(self, path: str, kind: str, split: str, passages: Sequence[Passage]) -> None:
+        summary = self._summary
+        summary.files[kind] += 1
+        summary.documents[split] += 1
+        summary.passages[split] += len(passages)
+        summary.lengths[kind].update(passage.tokens for passage in passages)
+        self._nearest += [(key_of(passage.id), path, passage) for passage in passages]
+        self._nearest = heapq.nsmallest(_EXAMPLES, self._nearest, key=lambda entry: entry[:2])
+        summary.examples = [passage for *_, passage in self._nearest]
+
+    def _note_copy(self, path: str, document: ParsedDocument) -> None:
+        """Note a file whose headings and text are those of an earlier one. Its title may be made of its name."""
+        texts = [text for section in document.sections for text in (*section.headings, section.text)]
+        first = self._texts.setdefault(key_of(*texts), path)
+        if first != path:
+            self._summary.repeated.append(f"{path} repeats {first}")
+
+    def _match(self, path: str, split: str, passages: Sequence[Passage]) -> None:
+        """Note the passages that answer the questions of a file."""
+        matched = self._summary.questions.match(path, passages) if self._summary.questions else []
+        for question, ids in matched:
+            self._positives[question.split or split].setdefault(question.id, []).extend(ids)
+        self._summary.shared += len({question.split or split for question, _ in matched}) > 1
+
+    def _passages(self, file: SourceFile, reader: DocumentReader) -> tuple[ParsedDocument, list[Passage]]:
+        """Return a file and its passages; raises `UserError` if it cannot be read."""
         if not _is_utf8(file.path):
             raise DataError("its name is not UTF-8", None, "rename it")
-        if file.size > most_bytes(kind):
-            most = format_size(most_bytes(kind))
-            raise DataError(f"has {format_size(file.size)}, more than {most}", None, "divide it")
-        document = _read_pdf(file) if kind == PDF else _read(file.where, kind)
+        document = reader.read(file)
         passages = list(self._chunker.passages(file.path, document))
         if not passages:
             raise DataError("has no text", None, "remove it")
-        return document.title, passages
+        return document, passages
 
     def write_questions(self, questions: Questions, splits: dict[str, str]) -> None:
         """Write `queries.jsonl`, `qrels/SPLIT.tsv` and `unanswerable/SPLIT.tsv`. Rows whose file was skipped are bad.
@@ -204,31 +204,13 @@ class _Import:
         (self._folder / kind / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _read(where: str, kind: str) -> ParsedDocument:
-    with closing(open_stream(where)) as stream:
-        return read_document(stream, where, kind)
-
-
-def _read_pdf(file: SourceFile) -> ParsedDocument:
-    """Return a PDF file that is read in a process of its own; raises `DataError` also if that takes too long."""
-    seconds = _PDF_SECONDS + _PDF_SECONDS_OF_MB * file.size / 1e6
-    try:
-        document: ParsedDocument = call_within(seconds, "pypdf", _read, file.where, PDF)
-    except TimeoutError:
-        remedy = "print it to a new PDF file, or leave it out"
-        raise DataError(f"takes longer than {seconds:.0f} s to read", file.where, remedy) from None
-    except ChildProcessError as error:
-        raise DataError(f"ends the process that reads it ({error})", file.where, "leave it out") from None
-    return document
-
-
-def _readable(files: Sequence[SourceFile], source: Source) -> list[SourceFile]:
+def _readable(files: Sequence[SourceFile], where: str) -> list[SourceFile]:
     readable = [file for file in files if kind_of_document(file.path) and _is_utf8(file.path)]
     if not readable:
         endings = Counter(map(_ending, files))
         there = ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8)) or "nothing else"
         remedy = f"give a folder with files that end in {', '.join(KINDS)}"
-        raise DataError(f"no document in it; its files end in {there}", source.where, remedy)
+        raise DataError(f"no document in it; its files end in {there}", where, remedy)
     return readable
 
 
@@ -246,13 +228,12 @@ def _chunker(config: ImportConfig, model: ModelConfig) -> Chunker:
     return Chunker(serialized, tokens, overlap)
 
 
-def _name_of(file: SourceFile) -> str:
-    return os.fsencode(file.path).decode(errors="backslashreplace")
+def _printable(path: str) -> str:
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _ending(file: SourceFile) -> str:
-    """Return the ending of a file's name, in small letters."""
-    return Path(_name_of(file)).suffix.lower() or "no ending"
+    return ending_of(_printable(file.path)) or "no ending"
 
 
 def _is_utf8(path: str) -> bool:

@@ -1,20 +1,22 @@
 """Passages of a document: windows of tokens in each section, cut where a paragraph or a sentence ends.
 
 The title of a passage has the title of the document and its headings, so a passage says where it belongs. Title and
-text together fit the encoder. Ids are the path and the anchor of the section, and the number of the passage from its
-second one on: `guide/setup.md#install`, `guide/setup.md#install:2`.
+text together fit the encoder. A passage that begins within a table repeats the table's header.
+
+Ids are the path and the anchor of the section, and the number of the passage from its second one on:
+`guide/setup.md#install`, `guide/setup.md#install:2`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from raytriever.errors import ConfigError, setting
-from raytriever.reading.documents.sections import ParsedDocument, Section
+from raytriever.reading.documents.sections import ParsedDocument, Section, TableRows
 
 _ENDS = (re.compile(r"\n\s*\n"), re.compile(r"[.!?][\"'”’)\]]*\s+|[。！？]"), re.compile(r"\s+"))
 _BEGINS = _ENDS[1:]
@@ -63,7 +65,11 @@ class Chunker:
         for section in document.sections:
             title, in_title = self._title(document.title or stem, section)
             heading = section.headings[-1] if section.headings else ""
-            texts = (text for piece in _pieces(section.text) for text in self._windows(piece, in_title))
+            texts = (
+                text
+                for piece, start in _pieces(section.text)
+                for text in self._windows(piece, in_title, [table.moved(-start) for table in section.tables])
+            )
             for number, (text, tokens) in enumerate(texts, 1):
                 name = passage_id(path, section.anchor, number)
                 yield Passage(name, section.anchor, heading, title, text, in_title + tokens)
@@ -76,11 +82,13 @@ class Chunker:
             words = words[: ends[most - 1][1]].rstrip()
         return words, min(len(ends), most)
 
-    def _windows(self, text: str, in_title: int) -> Iterator[tuple[str, int]]:
-        """Yield windows of a text with the number of their tokens."""
-        offsets, size = self._offsets(text), self._text_tokens(in_title)
+    def _windows(self, text: str, in_title: int, tables: Sequence[TableRows]) -> Iterator[tuple[str, int]]:
+        """Yield windows of a text with the number of their tokens; `tables` are ranges of the text."""
+        offsets, most = self._offsets(text), self._text_tokens(in_title)
         first, begin = 0, 0
         while first < len(offsets):
+            header, in_header = self._header(tables, begin, most)
+            size = most - in_header
             if len(offsets) - first <= size:
                 last, end = len(offsets), len(text)
             else:
@@ -88,11 +96,26 @@ class Chunker:
                 end = _end(text, offsets[first + size // 2][0], offsets[first + size][0])
                 last = _token_from(offsets, end, first)
             if window := text[begin:end].strip():
-                yield window, last - first
+                yield header + window, last - first + in_header
             if end == len(text):
                 return
-            begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end) if self.overlap else end
+            begin = end
+            if self.overlap:
+                # In a table the overlap is whole rows.
+                patterns = _ENDS[:1] if _table_at(tables, end) else _BEGINS
+                begin = _begin(text, offsets[max(first + 1, last - self.overlap)][0], end, patterns)
             first = max(first + 1, _token_from(offsets, begin, first))  # bytes of one character have equal offsets
+
+    def _header(self, tables: Sequence[TableRows], position: int, most: int) -> tuple[str, int]:
+        """Return the header of the table that a position is in, cut to a quarter of `most` tokens, and its tokens."""
+        table = _table_at(tables, position)
+        if table is None:
+            return "", 0
+        ends = self._offsets(table.header)
+        header = table.header
+        if len(ends) > (room := most // _SHARE_OF_TITLE):
+            header = header[: ends[room][0]].rstrip()
+        return f"{header}\n\n", min(len(ends), room) + 1
 
     def _text_tokens(self, in_title: int) -> int:
         return max(2, self.tokens - in_title - _RESERVE)
@@ -115,13 +138,19 @@ def passage_id(path: str, anchor: str, number: int = 1) -> str:
     return f"{name}:{number}" if number > 1 else name
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Yield a text in pieces that a tokenizer can have in memory, cut where a paragraph or a sentence ends."""
-    while len(text) > _MOST_CHARACTERS:
-        end = _end(text, _MOST_CHARACTERS // 2, _MOST_CHARACTERS)
-        yield text[:end]
-        text = text[end:]
-    yield text
+def _pieces(text: str) -> Iterator[tuple[str, int]]:
+    """Yield pieces of a text that a tokenizer can have in memory, cut where a paragraph or a sentence ends, each with
+    the position of its first character."""
+    start = 0
+    while len(text) - start > _MOST_CHARACTERS:
+        end = _end(text, start + _MOST_CHARACTERS // 2, start + _MOST_CHARACTERS)
+        yield text[start:end], start
+        start = end
+    yield text[start:], start
+
+
+def _table_at(tables: Sequence[TableRows], position: int) -> TableRows | None:
+    return next((table for table in tables if table.start <= position < table.end), None)
 
 
 def _end(text: str, first: int, last: int) -> int:
@@ -133,9 +162,9 @@ def _end(text: str, first: int, last: int) -> int:
     return last
 
 
-def _begin(text: str, first: int, last: int) -> int:
-    """Return the first position in a range at which a sentence begins, else a word, else the end."""
-    for pattern in _BEGINS:
+def _begin(text: str, first: int, last: int, patterns: Sequence[re.Pattern[str]]) -> int:
+    """Return the first position in a range behind a match of the first pattern that has one, else the end."""
+    for pattern in patterns:
         match = pattern.search(text, first, last)
         if match is not None and match.end() < last:
             return match.end()

@@ -1,6 +1,7 @@
 """Questions whose answer is a file of the folder, or a passage in one.
 
-1. The rows are read, and each names its file by path, by the end of its path, or by name where only one file has it.
+1. The rows are read, and each names its file by path, by the end of its path, by name where only one file has it, or
+   by the id of a passage.
 2. When a file has been divided into passages, its questions are matched: by the anchor or heading of a section, by the
    text of the answer, or, without both, to all passages of the file.
 3. A row that cannot be matched is a bad row with its line and the reason.
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 from raytriever.data.formats.division import SPLITS, TEST
 from raytriever.data.formats.plan import (
@@ -28,9 +30,10 @@ from raytriever.data.formats.rows import numbered_rows, object_of
 from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
 from raytriever.data.keys import normalise
 from raytriever.data.records import BadRow, bad_entry, content_id
-from raytriever.documents.passages import Passage
+from raytriever.documents.passages import Passage, passage_id
 from raytriever.errors import DataError, setting
 from raytriever.options import did_you_mean
+from raytriever.reading.characters import plain_characters, remove_invisible
 from raytriever.reading.documents.sections import slug
 
 QUESTION = Role("question", QUERY.names)
@@ -46,6 +49,7 @@ ROLES = (QUESTION, FILE, ANSWER, ANCHOR, ID, IS_ANSWERABLE, SPLIT)
 NO_FILE = "none"  # in the column file: the folder has no answer
 _REMEDY = f"name them, such as {setting('columns')} question=COLUMN,file=COLUMN"
 _NO_WORD = re.compile(r"[\W_]+")
+_NUMBER = re.compile(r":\d+$")
 _GRAM = 8  # characters
 _WHOLE, _PART = 0.8, 0.3  # shares of an answer that passages must have together, and each alone
 _SURE = 12  # characters of an answer that may also begin or end within a word
@@ -221,7 +225,7 @@ def _question_of(where: str, line: int, row: Any, only: str) -> Question:
     """Return the question of a row; raises `BadRow`. `only` is the split of all rows of the file, or empty."""
     if isinstance(row, str):
         raise BadRow(row)
-    text = string_field(row, "question").strip()
+    text = plain_characters(string_field(row, "question")).strip()
     name = id_field(row, "id").strip() if str(row.get("id", "")).strip() else content_id(text)
     if len(name.split()) > 1:
         raise BadRow(f"id {name!r} has white space")
@@ -250,24 +254,28 @@ def _entry(where: str, line: int, reason: str, row: Any) -> dict[str, Any]:
 
 
 class _Files:
-    """Files of the folder by the names that people give them."""
+    """Files of the folder by the names that people give them. Case and the form of accents do not matter."""
 
     def __init__(self, paths: Sequence[str], root: str) -> None:
         self._paths, self._root = frozenset(paths), root.rstrip("/")
         self._hints = _MOST_HINTS if len(paths) < _MOST_PATHS else 0
         self._ends: dict[str, list[str]] = defaultdict(list)
         for path in paths:
-            parts = path.casefold().split("/")
+            parts = _alike(path).split("/")
             for index in range(len(parts)):
                 self._ends["/".join(parts[index:])].append(path)
 
     def resolve(self, name: str) -> tuple[str, str]:
         """Return the path of a file and the anchor behind it; raises `BadRow` with similar names."""
-        whole = self._path(name)
-        if whole is None and "#" in name:
-            file, _, anchor = name.rpartition("#")
-            return self._path(file) or self._refuse(file), anchor
-        return whole or self._refuse(name), ""
+        before, _, anchor = name.rpartition("#")
+        named = [(name, ""), (before, anchor)] if before else [(name, "")]
+        if match := _NUMBER.search(name):  # the id of a passage before the first heading
+            named.append((name[: match.start()], match[0]))
+        # Ids of passages escape some characters of the path and of the anchor.
+        for file, section in [*named, *((unquote(file), section) for file, section in named)]:
+            if path := self._path(file):
+                return path, section
+        return self._refuse(before or name), ""
 
     def _path(self, name: str) -> str | None:
         name = name.replace("\\", "/").removeprefix(f"{self._root}/")
@@ -277,16 +285,20 @@ class _Files:
         folder = self._root.rsplit("/", 1)[-1]
         if (below := name.removeprefix(f"{folder}/")) in self._paths:
             return below
-        paths = self._ends.get(name.casefold(), [])
+        paths = self._ends.get(_alike(name), [])
         if len(paths) > 1:
             raise BadRow(f"file {name!r} is one of {len(paths)}: {', '.join(paths[:4])}; write its path")
         return paths[0] if paths else None
 
     def _refuse(self, name: str) -> str:
-        moved = self._ends.get(name.rpartition("/")[2].casefold(), [])  # a file of this name in another folder
+        moved = self._ends.get(_alike(name.rpartition("/")[2]), [])  # a file of this name in another folder
         hint = did_you_mean(name, moved or self._paths) if self._hints > 0 else ""
         self._hints -= 1
         raise BadRow(f"no file {name!r} was read" + (f"; {hint}" if hint.startswith("did") else ""))
+
+
+def _alike(path: str) -> str:
+    return unicodedata.normalize("NFC", path).casefold()
 
 
 def _matching(question: Question, file: str, passages: Sequence[Passage]) -> list[str]:
@@ -318,9 +330,12 @@ def _parts(answer: str, texts: Sequence[str], file: str) -> list[bool]:
 
 
 def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Passage]:
-    anchor = anchor.removeprefix("#")
-    wanted = {anchor, slug(anchor), f"page={anchor}"}
+    anchor = plain_characters(anchor.removeprefix("#"))
+    wanted = {anchor, unquote(anchor), slug(anchor), f"page={anchor}"}
     section = [one for one in passages if one.anchor in wanted or (one.heading and slug(one.heading) in wanted)]
+    if not section:  # the id of a passage
+        wanted = {f"{passage_id(file, '')}{mark}{anchor}" for mark in ("#", "")}
+        section = [one for one in passages if one.id in wanted]
     if not section:
         hint = did_you_mean(slug(anchor), {one.anchor for one in passages if one.anchor})
         raise BadRow(f"no section {anchor!r} with text in {file}" + (f"; {hint}" if hint.startswith("did") else ""))
@@ -329,4 +344,4 @@ def _of_section(anchor: str, file: str, passages: Sequence[Passage]) -> list[Pas
 
 def _plain(text: str) -> str:
     """Return a text in small letters without punctuation, so that line breaks and quotation marks do not matter."""
-    return _NO_WORD.sub(" ", unicodedata.normalize("NFKC", text).casefold()).strip()
+    return _NO_WORD.sub(" ", unicodedata.normalize("NFKC", remove_invisible(text)).casefold()).strip()

@@ -15,28 +15,31 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from raytriever.data.formats.division import DEV, SPLITS, TEST, TRAIN, Shares, divide, hash_of
+from raytriever.documents.earlier import EarlierImport
 from raytriever.documents.questions import Questions
 
 _SHARE = 0.1  # of the documents that answer no question
 
 
 def split_import(
-    paths: Iterable[str], questions: Questions | None, seed: int, shares: Shares, known: Mapping[str, str] | None = None
+    paths: Iterable[str], questions: Questions | None, seed: int, shares: Shares, earlier: EarlierImport | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the split of each document by its path, and of each question without an answer by its id.
 
-    `known` has the splits, by path and by id, that documents and questions keep from an earlier import. A split that
-    the row of a question names counts more.
+    Documents and questions of an earlier import keep their splits; questions that are then in two become bad rows.
     """
-    known = known or {}
+    known = earlier.splits_of(questions) if earlier else {}
     if questions is None:
-        return assign_splits(paths, seed, (), shares, known), {}
+        return assign_splits(paths, seed, (), shares, known) | known, {}
     groups, without = list(questions.groups()), questions.unanswerable
     named = {name: one.split for name, one in without.items() if one.split}
     texts = {name: one.text for name, one in without.items() if not one.split}
     total = len(groups) + len(texts)
-    splits = assign_splits(paths, seed, groups, shares, {**known, **questions.named_splits()}, total)
-    return splits, named | divide(texts, seed, shares.sizes(len(texts), total), known)
+    splits = assign_splits(paths, seed, groups, shares, {**questions.named_splits(), **known}, total) | known
+    if earlier is not None:
+        earlier.refuse_divided(questions, splits)
+    known_questions = earlier.questions if earlier else {}
+    return splits, named | divide(texts, seed, shares.sizes(len(texts), total), known_questions)
 
 
 def assign_splits(
@@ -60,8 +63,8 @@ def assign_splits(
 
     Returns:
         Splits by path. Groups that fit join a split, then one that is too large if that brings the split nearer to its
-        number of questions. The last group is left to train. A document without questions is divided by its hash alone,
-        so further ones move none.
+        number of questions. The last group is left to train, if train has a share. A document without questions is
+        divided by its hash alone, so further ones move none.
     """
     shares, known = shares or Shares(), known or {}
     ordered, groups = list(paths), list(groups)
@@ -81,13 +84,13 @@ def assign_splits(
         for most in (1, 2):  # groups that fit; then one that is too large, if that is nearer
             for first in list(waiting):
                 missing = size - have[split]
-                if missing <= 0 or (len(waiting) == 1 and not have[TRAIN]):
+                if missing <= 0 or (shares.has_train and len(waiting) == 1 and not have[TRAIN]):
                     break
                 if questions[first] <= most * missing:
                     waiting.remove(first)
                     splits[first] = split
                     have[split] += questions[first]
-    splits |= dict.fromkeys(waiting, TRAIN)
+    splits |= dict.fromkeys(waiting, TRAIN if shares.has_train else DEV if shares.dev else TEST)
     return {path: splits.get(first_of[path]) or _by_hash(path, seed, shares) for path in ordered}
 
 

@@ -12,7 +12,6 @@ from raytriever.data.config import ImportConfig
 from raytriever.data.formats.division import SPLITS, Shares, few_questions, shares_of
 from raytriever.documents.passages import Passage
 from raytriever.documents.questions import NO_FILE, Questions
-from raytriever.documents.update import PassageChanges
 from raytriever.errors import flag_of
 from raytriever.terminal import one_line, text_table
 
@@ -29,7 +28,7 @@ class ImportSummary:
         files: number of files that were read, by kind.
         lengths: number of passages by their number of tokens, for each kind.
         documents, passages: numbers of files and of passages by split.
-        skipped: documents that could not be read, each with the reason.
+        skipped: documents that were not read, and names that were left out, each with the reason.
         others: number of files that are no documents, by the ending of their names.
         examples: passages, the same ones for the same folder.
         repeated: files with the text of another.
@@ -37,7 +36,7 @@ class ImportSummary:
         judged: number of questions with an answer by split.
         unanswerable: number of questions without an answer by split.
         shared: number of files that answer questions of several splits.
-        changes: what an update has changed; None for a new data set.
+        replaces: whether an earlier import was replaced.
     """
 
     path: Path
@@ -53,7 +52,7 @@ class ImportSummary:
     judged: Counter[str] = field(default_factory=Counter)
     unanswerable: Counter[str] = field(default_factory=Counter)
     shared: int = 0
-    changes: PassageChanges | None = None
+    replaces: bool = False
 
 
 def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> Iterator[str]:
@@ -64,11 +63,11 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
         everything = sum(summary.lengths.values(), Counter[int]())
         rows.append(("all", *_figures(sum(summary.files.values()), everything)))
     yield text_table(rows, left=0)
-    yield from _listed("skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
+    yield from _listed("files or folders skipped", [f"{path}: {reason}" for path, reason in summary.skipped.items()])
     if summary.others:
         endings = ", ".join(f"{ending} ({count:,})" for ending, count in summary.others.most_common(_SHOWN))
         yield f"\nFiles that are no documents: {one_line(endings)}"
-    yield from _listed("with the text of another file (remove one of them)", summary.repeated)
+    yield from _listed("files with the text of another file (remove one of them)", summary.repeated)
     yield "\nExamples:"
     for passage in summary.examples:
         yield f"  {one_line(passage.id)}  [{one_line(passage.title)}]"
@@ -79,10 +78,10 @@ def summary_lines(summary: ImportSummary, config: ImportConfig, model: str) -> I
     if summary.shared:
         apart = f"{summary.shared:,} of them answer questions of several splits, as these are named."
     yield f"\nSplits by document, seed {config.seed}: {', '.join(parts)}. {apart}"
-    if summary.changes is not None:
-        yield f"{summary.path} was updated: {summary.changes}. Ids of unchanged passages and all splits stay."
+    if summary.replaces:
+        yield f"{summary.path} was replaced. Files and questions of the earlier import keep their splits."
     yield from _questions(summary, shares_of(config))
-    yield _next(summary, model)
+    yield _next(summary, config, model)
 
 
 def _figures(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
@@ -97,7 +96,7 @@ def _figures(files: int, lengths: Counter[int]) -> tuple[str, str, str, str]:
 
 def _listed(what: str, lines: list[str]) -> Iterator[str]:
     if lines:
-        yield f"\n{len(lines):,} file{'s' * (len(lines) > 1)} {what}:"
+        yield f"\n{len(lines):,} {what}:"
         yield from (f"  {one_line(line)}" for line in lines[:_SHOWN])
         if len(lines) > _SHOWN:
             yield f"  and {len(lines) - _SHOWN:,} more"
@@ -118,9 +117,12 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
             f"Questions without a file: {len(questions.unjudged):,}; they are in no split. If the folder does not "
             f"answer a question, write `{NO_FILE}` as its file."
         )
-    # After an update the earlier questions keep their splits: other shares would change nothing.
-    is_new = summary.changes is None
-    if is_new and summary.judged and (line := few_questions(summary.judged + summary.unanswerable, shares)):
+    # Earlier questions keep their splits: other shares would change nothing.
+    if (
+        not summary.replaces
+        and summary.judged
+        and (line := few_questions(summary.judged + summary.unanswerable, shares))
+    ):
         yield line
     if questions.bad:
         first, count = questions.bad[0], len(questions.bad)
@@ -130,15 +132,17 @@ def _questions(summary: ImportSummary, shares: Shares) -> Iterator[str]:
         )
 
 
-def _next(summary: ImportSummary, model: str) -> str:
+def _next(summary: ImportSummary, config: ImportConfig, model: str) -> str:
     """Return the last line: the command that makes sense for what there is."""
     folder = shlex.quote(str(summary.path))
     arguments = f"{flag_of('dataset')} {folder} {flag_of('model')} {shlex.quote(model)}"
     if summary.judged["train"] and summary.judged["test"]:
         line = f"\nContinue with: raytriever train {arguments}"
-        if summary.changes is None:
+        if not summary.replaces:
             return line
         return f"{line} {flag_of('output')} DIR (a new folder: a finished run does not train again)"
+    if summary.judged["test"] and not shares_of(config).has_train:
+        return f"\nContinue with: raytriever evaluate {arguments}"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
         return (

@@ -1,10 +1,11 @@
 """BM25's analyser: splits a text into terms by the rules of its language, and detects corpora that it does not suit.
 
+- All: Unicode's NFKC, without soft hyphens and characters that have no width.
 - English: runs of two or more letters, digits and underscores, in lower case, without stop words, stemmed by Snowball.
 - Chinese, Japanese and Korean: pairs of adjacent characters, as Lucene's CJKAnalyzer makes them. Thai, Lao, Khmer and
   Burmese: three adjacent characters. Words of other scripts stay whole.
-- Other languages: words after Unicode's NFKC and, for Arabic and Hindi, Lucene's normalisation of letters. Stop words
-  are removed and Snowball stems the rest, where they exist for the language.
+- Other languages: words and, for Arabic and Hindi, Lucene's normalization of letters. Stop words are removed and
+  Snowball stems the rest, where they exist for the language.
 
 A wrong language makes a clause or a piece of a word a term, and BM25 finds almost nothing. Such a BM25 result is no
 baseline, so the user is warned.
@@ -32,6 +33,7 @@ from numpy import ndarray
 from raytriever.data.dataset import Documents, Passages
 from raytriever.data.languages import AUTO, ENGLISH, LANGUAGES, NGRAMS, OTHER, UNSPACED, detect
 from raytriever.errors import flag_of
+from raytriever.reading.characters import remove_invisible
 
 SAMPLE_SIZE = 1_000  # documents that are examined, evenly spread over the corpus
 _ENGLISH_TERM = re.compile(r"\b\w\w+\b")  # as in bm25s
@@ -122,9 +124,9 @@ class Analyser:
 
     def _words(self, text: str) -> list[str]:
         """Return the words of a text before stop words are removed."""
-        if self.language == ENGLISH:
-            return _ENGLISH_TERM.findall(text.lower())
         text, length = self._normalised(text), LANGUAGES[self.language].ngram
+        if self.language == ENGLISH:
+            return _ENGLISH_TERM.findall(text)
         if not length:
             return _word_pattern().findall(text)
         words = []
@@ -136,7 +138,8 @@ class Analyser:
         return words
 
     def _normalised(self, text: str) -> str:
-        text = unicodedata.normalize("NFKC", text)
+        if not text.isascii():
+            text = unicodedata.normalize("NFKC", remove_invisible(text))
         folded = _FOLDED.get(self.language)
         return (text.translate(folded) if folded else text).lower()
 

@@ -41,7 +41,7 @@ from raytriever.store.parts import Parts, make_once
 K1, B = 0.9, 0.4
 BLOCK = 1 << 15  # documents
 _TOGETHER = 1 << 16  # postings
-_FORMAT = 1  # changes with the files or the weights; the postings are made again
+_FORMAT = 2  # changes with the files, the terms or the weights; the postings are made again
 _TYPES = {
     "counts": "int64",
     "rows": "uint32",

@@ -1,9 +1,9 @@
-"""Documents become sections: titles, headings, anchors and text of Markdown, HTML, reStructuredText, text and PDF."""
+"""Documents become sections: titles, headings, anchors and text of Markdown, HTML, text and PDF."""
 
 from __future__ import annotations
 
 import io
-import sys
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from raytriever.reading.documents.read import kind_of_document, read_document, r
 from raytriever.reading.documents.sections import ParsedDocument
 
 MARKDOWN = """---
-title: not this
+layout: page
 ---
 Before *any* heading.
 
@@ -47,27 +47,6 @@ HTML = """<html><head><title>My page</title><script>x()</script></head><body><na
 line.<br>Two</p><!-- no --><ul><li>a<li>b</ul><table><tr><td>1</td><td>2</td></tr></table>
 <section id="more"><h2>Second &amp; more</h2><pre>a
   b</pre>tail</section></body></html>"""
-RST = """Title
-=====
-
-See :ref:`the page <label>`.
-
-.. note:: noted
-
-.. versionadded:: 1.2
-   It is new.
-
-.. include:: /etc/passwd
-
-Sub section
------------
-
-* one
-
-.. code-block:: python
-
-   x  = 1
-"""
 
 
 def sections(name: str, raw: bytes | str) -> list[tuple[tuple[str, ...], str, str]]:
@@ -102,11 +81,76 @@ def test_html_has_the_encoding_that_it_declares() -> None:
     assert text == "Müller"
 
 
-def test_restructured_text_includes_no_file() -> None:
-    assert sections("a.rst", RST) == [
-        (("Title",), "title", "See the page.\n\nnoted\n\nIt is new."),
-        (("Title", "Sub section"), "sub-section", "one\n\nx  = 1"),
-    ]
+@pytest.mark.parametrize(
+    ("front", "title"),
+    [
+        ("---\ntitle: Pumps\ntags: [a]\n---\n", "Pumps"),
+        ("---\nlayout: x\ntitle: 'It''s: here' # yes\n...\n", "It's: here"),
+        ("---\ntitle: Pumps: a guide\nx: {{ y }}\n---\n", "Pumps: a guide"),
+        ("---\ntitle: >\n  Long\n  title\n---\n", "Long title"),
+        ("---\ndraft: true\n---\n", "Heading"),
+        ('+++\ntitle = "A \\"B\\""\n[params]\nx = 1\n+++\n', 'A "B"'),
+        ('{\n  "title": "Pumps",\n  "tags": []\n}\n', "Pumps"),
+        ("#+TITLE: Pumps\n#+DATE: 2024\n", "Pumps"),
+        ("Title: Pumps\n  and valves\nAuthor: me\nMy key: x\n", "Pumps and valves"),
+        ("Date: 2024\nTags: a\n", "Heading"),
+    ],
+)
+def test_front_matter_is_no_text_and_names_the_title(front: str, title: str) -> None:
+    for name, page in (
+        ("a.md", "# Heading\n\ntext"),
+        ("a.mdx", "# Heading\n\ntext"),
+        ("a.html", "<h1>Heading</h1>text"),
+    ):
+        assert parsed(name, f"{front}\n{page}").title == title
+        assert sections(name, f"{front}\n{page}") == [(("Heading",), "heading", "text")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["---\n\nFirst\n\n---\n\nsecond", "Note: this is text\n\nmore", '{\n"title": "all"\n}\n', "---\ntitle: no end"],
+)
+def test_text_that_is_no_front_matter_stays(text: str) -> None:
+    words = " ".join(section.text for section in parsed("a.md", text).sections)
+    assert set(re.findall(r"\w+", text)) == set(re.findall(r"\w+", words))
+
+
+def test_mdx_has_no_modules_and_no_comments() -> None:
+    page = "import X from './x'\n\nexport const a = 1\n\n# Use\n\nText{/* note */}.\n\n```js\nimport y\n```\n\n"
+    page += "<X>\n\nIn X\n\n</X>"
+    assert sections("a.mdx", page) == [(("Use",), "use", "Text.\n\nimport y\n\nIn X")]
+
+
+def test_html_that_a_browser_does_not_show_is_no_text() -> None:
+    page = """<p>seen<b hidden>a</b><i aria-hidden="true">b</i><span style="color:red; DISPLAY : none">c</span>
+    <span style="visibility:hidden">d</span><template>e</template><script>f</script><style>g</style><nav>h</nav>
+    <div role="tabpanel" hidden>second tab</div><div hidden="until-found">found</div><p aria-hidden="false">end"""
+    assert sections("a.html", page) == [((), "", "seen\n\nsecond tab\n\nfound\n\nend")]
+    assert sections("a.md", "seen\n\n<div hidden>a</div>") == [((), "", "seen")]
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("a.md", "| part | price |\n|---|---|\n| seal | 3 |\n| hose | 4 |\n"),
+        ("a.html", "<table><tr><th>part<th>price<tr><td>seal<td>3<tr><th>hose<td>4</table>"),
+    ],
+)
+def test_rows_of_a_table_know_their_header(name: str, table: str) -> None:
+    document = parsed(name, f"Prices\n\n{table}\n\n<p>end</p>\n\n<table><tr><td>no<td>header</table>")
+    [section] = document.sections
+    [rows] = section.tables
+    assert rows.header == "part | price"
+    assert section.text[rows.start : rows.end] == "seal | 3\n\nhose | 4"
+
+
+def test_characters_that_look_alike_are_the_same() -> None:
+    raw = "# Cafe\u0301\n\no\ufb03ce \ufb01ne co\u00adoper&shy;ate zero\u200bwidth na\u0308mlich \ufeffx"
+    assert sections("a.md", raw) == [(("Café",), "café", "office fine cooperate zerowidth nämlich x")]
+    assert sections("a.html", "<p>o&#xfb03;ce&#8203;s") == [((), "", "offices")]
+    # Persian, Hindi, Khmer and emoji need their joiners.
+    kept = "می\u200cخواهم क्\u200dष ភាសា\u200bខ្មែរ \U0001f469\u200d\U0001f4bb"
+    assert sections("a.txt", kept) == [((), "", kept)]
 
 
 def test_text_has_paragraphs_and_byte_order_marks() -> None:
@@ -156,18 +200,17 @@ def test_encrypted_and_scanned_pdf(tmp_path: Path, pages: list[str], password: s
     assert str(error.value) == reason
 
 
-def test_text_that_is_too_deep_for_its_parser() -> None:
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(1000)
-    try:
-        with pytest.raises(DataError, match=r"^a\.rst: is nested too deeply; simplify it"):
-            parsed("a.rst", "\n".join(" " * depth + "* x" for depth in range(300)))
-    finally:
-        sys.setrecursionlimit(limit)
+def test_ligatures_of_latex_are_letters(tmp_path: Path) -> None:
+    write_pdf(tmp_path / "a.pdf", ["An o\x0ece \x0cnds e\x1bort.", "di\x0berent \x1dow"])
+    assert [text for *_, text in sections("a.pdf", (tmp_path / "a.pdf").read_bytes())] == [
+        "An office finds effort.",
+        "different flow",
+    ]
 
 
 def test_html_of_any_depth_is_read() -> None:
     assert sections("a.html", "<div>" * 3000 + "deep") == [((), "", "deep")]
+    assert sections("a.html", "<h1>" * 8000 + "<p>deep") == [((), "", "deep")]
 
 
 def test_parsers_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

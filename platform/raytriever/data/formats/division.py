@@ -16,27 +16,33 @@ from raytriever.errors import ConfigError, DataError, flag_of, setting
 
 TRAIN, DEV, TEST = SPLITS = ("train", "dev", "test")
 ENOUGH = 50  # questions of dev and test that figures and thresholds should have
+_ROUNDING = 1e-9
 _SMALL, _LARGE = 0.1, 0.3  # bounds of the share of dev, and of test, that is not named
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of the questions that become test and dev, 0 to 0.9 with a sum below 1.
+    """Shares of the questions that become test and dev, 0 to 1. With a sum of 1 no question is train.
 
     None is the default: 0.1, or more so that the split gets 50 questions, but at most 0.3 and half of what the other
     share leaves.
 
     Raises:
-        ConfigError: the sum is 1 or more.
+        ConfigError: the sum is more than 1.
     """
 
     test: float | None = None
     dev: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.test or 0.0) + (self.dev or 0.0) >= 1:
+        if (self.test or 0.0) + (self.dev or 0.0) > 1 + _ROUNDING:
             where = f"{setting('test_share', self.test)}, {setting('dev_share', self.dev)}"
-            raise ConfigError("no question is left for train", where, "give shares with a sum below 1")
+            raise ConfigError("are more than all questions", where, "give shares with a sum of at most 1")
+
+    @property
+    def has_train(self) -> bool:
+        """Whether questions are left to train."""
+        return (self.test or 0.0) + (self.dev or 0.0) < 1 - _ROUNDING
 
     def of(self, count: int) -> tuple[float, float]:
         """Return the shares of test and dev for a number of questions."""
@@ -51,9 +57,9 @@ class Shares:
 
         `total` is the number of all questions, which decides the default shares; `count` if None.
         """
-        test, dev = (share and max(1, int(share * count + 1e-9)) for share in self.of(total or count))
+        test, dev = (share and max(1, int(share * count + _ROUNDING)) for share in self.of(total or count))
         test = min(int(test), count)
-        return test, min(int(dev), count - test)
+        return test, min(int(dev), count - test) if self.has_train or not dev else count - test
 
 
 def shares_of(config: SplitConfig) -> Shares:
@@ -147,7 +153,9 @@ class Division:
             digests[is_answered].add(_digest(text))
         count, total = len(digests[True]), sum(map(len, digests.values()))
         sizes = shares.sizes(count, total)
-        if sum(sizes) >= count or any(share and not size for share, size in zip(shares.of(total), sizes, strict=True)):
+        if sum(sizes) >= count + (not shares.has_train) or any(
+            share and not size for share, size in zip(shares.of(total), sizes, strict=True)
+        ):
             kind = " with an answer" if digests[False] else ""
             what = f"has {count} different queries{kind}, too few to divide into train, dev and test"
             raise DataError(what, where, "give at least 3, or a column `split`")

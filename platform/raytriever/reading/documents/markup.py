@@ -1,4 +1,4 @@
-"""Sections of Markdown (markdown-it-py), HTML (Beautiful Soup without lxml), reStructuredText (docutils), PDF (pypdf).
+"""Sections of Markdown (markdown-it-py), HTML (Beautiful Soup without lxml) and PDF (pypdf).
 
 The sections of a PDF file are its pages, under the titles of its outline. The anchor of a page is `page=N`, which PDF
 viewers open. Pictures are not read: a scanned file has no text.
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from raytriever.errors import DataError
+from raytriever.reading.documents.front_matter import split_front_matter
 from raytriever.reading.documents.sections import Outline, ParsedDocument, squeeze
 
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?:(?!---|\.\.\.).*\n)*(?:---|\.\.\.)[ \t]*(?:\n|\Z)")
 # HTML: elements without text of the document, elements that begin and end a block, and elements of one table cell.
 _NO_TEXT = {
     *("head", "script", "style", "noscript", "template", "svg"),
@@ -27,27 +27,37 @@ _BLOCKS = {
     *("table", "tbody", "tfoot", "thead", "tr", "ul"),
 }
 _HEADING = re.compile(r"h[1-6]")
-_ROLE = re.compile(r":[\w:.+-]+:`~?([^`<]*[^`<\s])\s*(?:<[^`>]*>)?`")  # of Sphinx, such as :ref:`title <label>`
 _SPACES = re.compile(r"\s+")
+_NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+# Of MDX: modules that a page imports and exports, and comments.
+_MODULE = re.compile(r"(?:import|export)\s")
+_COMMENT = re.compile(r"\{/\*.*?\*/\}")
 
 
-def parse_markdown(text: str) -> ParsedDocument:
-    """Return the sections of CommonMark with tables; front matter is left out."""
+def parse_markdown(text: str, is_mdx: bool = False) -> ParsedDocument:
+    """Return the sections of CommonMark with tables, or of MDX; of front matter only the title is used."""
     from markdown_it import MarkdownIt
 
-    outline = Outline()
-    tokens = MarkdownIt("commonmark").enable("table").parse(_FRONT_MATTER.sub("", text))
-    level, row = 0, None
+    title, text = split_front_matter(text)
+    outline = Outline(title)
+    tokens = MarkdownIt("commonmark").enable("table").parse(text)
+    level, row, is_header = 0, None, False
     for token in tokens:
         if token.type == "heading_open":
             level = int(token.tag[1:])
         elif token.type == "tr_open":
             row = list[str]()
         elif token.type == "tr_close":
-            outline.add_block(" | ".join(row or []))
+            outline.add_row(" | ".join(row or []), is_header)
             row = None
+        elif token.type in ("thead_open", "thead_close"):
+            is_header = token.type == "thead_open"
+        elif token.type == "table_close":
+            outline.end_table()
         elif token.type == "inline":
             content = _inline_text(token)
+            if is_mdx:
+                content = "" if _MODULE.match(content) else _COMMENT.sub("", content)
             if level:
                 outline.add_heading(level, content)
                 level = 0
@@ -84,7 +94,8 @@ def declared_encoding(raw: bytes) -> str | None:
 
 def parse_html(text: str) -> ParsedDocument:
     """Return the sections of an HTML document, without its navigation, footer, scripts and forms."""
-    outline = Outline()
+    title, text = split_front_matter(text)
+    outline = Outline(title)
     _add_html(outline, text)
     return outline.finish()
 
@@ -96,12 +107,18 @@ def _add_html(outline: Outline, text: str) -> None:
         warnings.simplefilter("ignore")  # about texts that look like paths, or like XML
         soup = BeautifulSoup(text, "html.parser")
     if soup.title and soup.title.string:
-        outline.title = str(soup.title.string)
+        outline.title = outline.title or str(soup.title.string)
     buffer: list[str] = []
+    cells: set[str] = set()  # names of the elements of this row's cells
 
     def end_block() -> None:
-        outline.add_block("".join(buffer).strip(" |"))
+        text = "".join(buffer).strip(" |")
+        if cells:
+            outline.add_row(text, cells == {"th"})
+        else:
+            outline.add_block(text)
         buffer.clear()
+        cells.clear()
 
     for node, is_end in _events(soup.find("main") or soup):
         if is_end is None:
@@ -115,8 +132,11 @@ def _add_html(outline: Outline, text: str) -> None:
                 end_block()
         elif node.name in _BLOCKS:
             end_block()
-        elif node.name in ("td", "th") and is_end:
+            if node.name == "table":
+                outline.end_table()
+        elif node.name in ("td", "th") and not is_end:  # the end may be left out
             buffer.append(" | ")
+            cells.add(node.name)
     end_block()
 
 
@@ -136,65 +156,33 @@ def _events(root: Any) -> Iterator[tuple[Any, bool | None]]:
             if stack:
                 yield parent, True
         elif isinstance(child, Tag):
-            if child.name not in _NO_TEXT:
+            if child.name not in _NO_TEXT and not _is_hidden(child):
                 yield child, False
                 stack.append((child, iter(list(child.children)), is_code or child.name == "pre"))
         elif isinstance(child, NavigableString) and not isinstance(child, PreformattedString):  # such as comments
             yield str(child) if is_code else _SPACES.sub(" ", child), None
 
 
+def _is_hidden(element: Any) -> bool:
+    """Return whether a browser does not show an element. The tabs behind the first one are text of the page."""
+    if element.get("aria-hidden") == "true" or _NOT_SHOWN.search(str(element.get("style", ""))):
+        return True
+    return element.has_attr("hidden") and element["hidden"] != "until-found" and element.get("role") != "tabpanel"
+
+
 def _own_anchor(heading: Any) -> str:
-    """Return the id of a heading, of its section (Sphinx), or of an anchor in it; empty if there is none."""
-    for element in (heading, heading.find(id=True), heading.find("a", attrs={"name": True})):
-        if element is not None and (anchor := element.get("id") or element.get("name")):
+    """Return the id of a heading, of its section (Sphinx), or of an element in it; empty if there is none."""
+    from bs4.element import Tag
+
+    for element in (heading, *heading.children):
+        if isinstance(element, Tag) and (anchor := element.get("id") or (element.name == "a" and element.get("name"))):
             return str(anchor)
     section = heading.parent if heading.parent is not None and heading.parent.name == "section" else None
     return str(section.get("id") or "") if section is not None else ""
 
 
-def parse_restructured_text(text: str) -> ParsedDocument:
-    """Return the sections of reStructuredText. Files are not included, raw blocks and comments are left out."""
-    from docutils import nodes
-    from docutils.core import publish_doctree
-
-    settings = {
-        "file_insertion_enabled": False,
-        "raw_enabled": False,
-        "report_level": 5,
-        "halt_level": 6,
-        "_disable_config": True,
-        "warning_stream": False,
-    }
-    outline = Outline()
-    tree = publish_doctree(text, settings_overrides=settings)
-    left_out = (nodes.comment, nodes.system_message, nodes.substitution_definition, nodes.raw, nodes.docinfo)
-    stack = [(child, 1) for child in reversed(tree.children)]
-    while stack:
-        node, level = stack.pop()
-        if isinstance(node, nodes.title) and isinstance(node.parent, nodes.section | nodes.document):
-            owner = node.parent
-            outline.add_heading(level, node.astext(), owner["ids"][0] if owner["ids"] else "")
-        elif isinstance(node, nodes.row):
-            outline.add_block(" | ".join(squeeze(entry.astext()) for entry in node.children))
-        elif isinstance(node, left_out):
-            outline.add_block(_unknown_directive(node) if isinstance(node, nodes.system_message) else "")
-        elif isinstance(node, nodes.TextElement):
-            text = node.astext()
-            outline.add_block(text if isinstance(node, nodes.FixedTextElement) else _ROLE.sub(r"\1", squeeze(text)))
-        else:
-            below = level + isinstance(node, nodes.section)
-            stack += [(child, below) for child in reversed(node.children)]
-    return outline.finish()
-
-
-def _unknown_directive(message: Any) -> str:
-    """Return the content of a directive that docutils does not have, such as Sphinx's `versionadded`."""
-    from docutils import nodes
-
-    lines = [line for block in message.findall(nodes.literal_block) for line in block.astext().split("\n")]
-    return squeeze(" ".join(line for line in lines if not re.match(r"\s*(?:\.\. |:[\w-]+:)", line)))
-
-
+# Ligatures of LaTeX's fonts (OT1, T1) that name no characters.
+_TEX = {0x0B: "ff", 0x0C: "fi", 0x0E: "ffi", 0x0F: "ffl", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl"}
 _HYPHEN = re.compile(r"(\w)-\n(?=[a-zß-öø-ÿ])")
 _MOST_PAGES = 20_000
 
@@ -223,7 +211,7 @@ def parse_pdf(stream: BinaryIO, where: str) -> ParsedDocument:
     for number, page in enumerate(reader.pages):
         for level, title in titles.get(number, ()):
             path = [(above, text) for above, text in path if above < level] + [(level, title)]
-        text = _HYPHEN.sub(r"\1", page.extract_text() or "").strip()
+        text = _HYPHEN.sub(r"\1", (page.extract_text() or "").translate(_TEX)).strip()
         if text:
             outline.add_page(number + 1, tuple(title for _, title in path), text)
     document = outline.finish()

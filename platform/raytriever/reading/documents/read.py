@@ -14,20 +14,36 @@ from raytriever.reading.documents.markup import (
     parse_html,
     parse_markdown,
     parse_pdf,
-    parse_restructured_text,
 )
 from raytriever.reading.documents.sections import Outline, ParsedDocument
 
-MARKDOWN, HTML, TEXT, RESTRUCTURED_TEXT, PDF = "Markdown", "HTML", "text", "reStructuredText", "PDF"
+MARKDOWN, MDX, HTML, TEXT, PDF = "Markdown", "MDX", "HTML", "text", "PDF"
 KINDS = {
-    **dict.fromkeys((".md", ".markdown", ".mkd"), MARKDOWN),
+    **dict.fromkeys((".md", ".markdown", ".mkd", ".mkdn", ".mdown", ".qmd", ".rmd"), MARKDOWN),
+    ".mdx": MDX,
     **dict.fromkeys((".html", ".htm", ".xhtml"), HTML),
     **dict.fromkeys((".txt", ".text"), TEXT),
-    **dict.fromkeys((".rst", ".rest"), RESTRUCTURED_TEXT),
     ".pdf": PDF,
 }
+# Documents that are not read, so that each is named.
+OTHER_KINDS = {
+    **dict.fromkeys((".rst", ".rest"), "reStructuredText"),
+    **dict.fromkeys((".adoc", ".asciidoc"), "AsciiDoc"),
+    **dict.fromkeys((".doc", ".docx", ".odt", ".rtf"), "a word processor's"),
+    **dict.fromkeys((".epub", ".mobi"), "an e-book"),
+    **dict.fromkeys((".ppt", ".pptx", ".odp"), "a presentation"),
+    ".ipynb": "a notebook",
+    ".org": "Org",
+    ".tex": "LaTeX",
+    ".textile": "Textile",
+    ".wiki": "MediaWiki",
+}
 # The module that reads a kind. Markdown may contain HTML.
-_MODULES = {MARKDOWN: ("markdown_it", "bs4"), HTML: ("bs4",), RESTRUCTURED_TEXT: ("docutils",), PDF: ("pypdf",)}
+_MODULES = {
+    **dict.fromkeys((MARKDOWN, MDX), ("markdown_it", "bs4")),
+    HTML: ("bs4",),
+    PDF: ("pypdf",),
+}
 # A parser needs several times the memory of a file. The text of a book has 1 MB; PDF files have pictures, too.
 _MOST_BYTES = {PDF: 1_000_000_000}
 _MOST_BYTES_OF_TEXT = 64_000_000
@@ -37,8 +53,13 @@ _ENDING = re.compile(r"\.[^./]+$")
 
 def kind_of_document(path: str) -> str | None:
     """Return the kind of a file by the ending of its name; None for a file that cannot be read."""
+    return KINDS.get(ending_of(path))
+
+
+def ending_of(path: str) -> str:
+    """Return the ending of a file's name in small letters, such as `.md`; empty if it has none."""
     ending = _ENDING.search(path.lower())
-    return KINDS.get(ending[0]) if ending else None
+    return ending[0] if ending else ""
 
 
 def require_parsers(kinds: Collection[str]) -> None:
@@ -64,6 +85,8 @@ def read_document(stream: BinaryIO, where: str, kind: str) -> ParsedDocument:
         document = _parse_text(stream.read(), where, kind)
     except DataError:
         raise
+    except MemoryError:
+        raise
     except RecursionError:
         raise DataError("is nested too deeply", where, "simplify it, or leave it out") from None
     except Exception as error:  # of a parser; each has errors of its own, which no list would complete
@@ -78,12 +101,10 @@ def _parse_text(raw: bytes, where: str, kind: str) -> ParsedDocument:
     if not raw:
         raise DataError("is empty", where, "remove it")
     text = _decoded(raw, where, kind).replace("\r\n", "\n").replace("\0", "")
-    if kind == MARKDOWN:
-        return parse_markdown(text)
+    if kind in (MARKDOWN, MDX):
+        return parse_markdown(text, kind == MDX)
     if kind == HTML:
         return parse_html(text)
-    if kind == RESTRUCTURED_TEXT:
-        return parse_restructured_text(text)
     outline = Outline()
     for block in re.split(r"\n[ \t]*\n", text):
         outline.add_block(block)

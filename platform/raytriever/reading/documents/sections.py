@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from raytriever.reading.characters import plain_characters
+
 _LONGEST_HEADING = 200  # characters
+_SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table, as a range of characters of a section's text, and the header before them."""
+
+    start: int
+    end: int
+    header: str
+
+    def moved(self, characters: int) -> TableRows:
+        """Return the rows in a text that begins elsewhere."""
+        return TableRows(self.start + characters, self.end + characters, self.header)
 
 
 @dataclass(frozen=True)
 class Section:
-    """Text under a path of headings, the outermost first, with a blank line between paragraphs.
+    """Text under a path of headings, the outermost first, with a blank line between paragraphs and rows of tables.
 
     The anchor is that of the heading, unique in the document; both are empty for text before the first heading.
     """
@@ -19,6 +36,7 @@ class Section:
     headings: tuple[str, ...]
     anchor: str
     text: str
+    tables: tuple[TableRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,7 +49,7 @@ class ParsedDocument:
 
 @dataclass
 class Outline:
-    """Collector of headings and blocks in the order of the document."""
+    """Collector of headings and blocks in the order of the document; their characters are made plain."""
 
     title: str = ""
     _sections: list[Section] = field(default_factory=list)
@@ -39,13 +57,16 @@ class Outline:
     _anchor: str = ""
     _anchors: Counter[str] = field(default_factory=Counter)
     _blocks: list[str] = field(default_factory=list)
+    _header: list[str] = field(default_factory=list)
+    _in_body: bool = False
+    _headers: dict[int, str] = field(default_factory=dict)  # of the blocks that are rows of a table
 
     def add_heading(self, level: int, text: str, anchor: str = "") -> None:
         """Begin a section. Level 1 is the outermost; it ends all sections of the same and of larger levels.
 
         `anchor` is the document's own; by default one is made of the text.
         """
-        text = squeeze(text)[:_LONGEST_HEADING]
+        text = squeeze(plain_characters(text))[:_LONGEST_HEADING]
         if not text:
             return
         self._end_section()
@@ -54,24 +75,56 @@ class Outline:
         self.title = self.title or text
 
     def add_block(self, text: str) -> None:
-        """Add a paragraph, a list item, a row of a table or a block of code; an empty one adds nothing."""
+        """Add a paragraph, a list item or a block of code; an empty one adds nothing."""
+        text = plain_characters(text)
         if text.strip():
             self._blocks.append(text.strip("\n").rstrip())
 
+    def add_row(self, text: str, is_header: bool) -> None:
+        """Add a row of a table. Rows of the header are those before the first other row."""
+        before = len(self._blocks)
+        self.add_block(text)
+        if is_header and not self._in_body:
+            self._header += self._blocks[before:]
+        elif len(self._blocks) > before:
+            self._in_body = True
+            self._headers[before] = _SEPARATOR.join(self._header)
+
+    def end_table(self) -> None:
+        """End a table: the next row begins another one."""
+        self._header, self._in_body = [], False
+
     def add_page(self, number: int, headings: tuple[str, ...], text: str) -> None:
         """Add a page of a document of pages as a section; `number` counts from 1."""
-        self._sections.append(Section(headings, f"page={number}", text))
+        headings = tuple(plain_characters(heading) for heading in headings)
+        self._sections.append(Section(headings, f"page={number}", plain_characters(text)))
 
     def finish(self) -> ParsedDocument:
         """Return the document."""
         self._end_section()
-        return ParsedDocument(squeeze(self.title)[:_LONGEST_HEADING], tuple(self._sections))
+        return ParsedDocument(squeeze(plain_characters(self.title))[:_LONGEST_HEADING], tuple(self._sections))
 
     def _end_section(self) -> None:
         if self._blocks:
             headings = tuple(title for _, title in self._path)
-            self._sections.append(Section(headings, self._anchor, "\n\n".join(self._blocks)))
-            self._blocks = []
+            text = _SEPARATOR.join(self._blocks)
+            self._sections.append(Section(headings, self._anchor, text, tuple(self._tables())))
+            self._blocks, self._headers = [], {}
+
+    def _tables(self) -> Iterator[TableRows]:
+        """Yield the rows of each table of this section that has a header."""
+        start = 0
+        rows: TableRows | None = None
+        for number, block in enumerate(self._blocks):
+            header, end = self._headers.get(number, ""), start + len(block)
+            if rows is not None and rows.header != header:
+                yield rows
+                rows = None
+            if header:
+                rows = TableRows(rows.start if rows else start, end, header)
+            start = end + len(_SEPARATOR)
+        if rows is not None:
+            yield rows
 
     def _unique(self, anchor: str) -> str:
         """Return the anchor, with the number that GitHub and Sphinx append where it was used before."""

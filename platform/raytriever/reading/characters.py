@@ -1,0 +1,26 @@
+"""Characters that look alike: accents in two forms, ligatures, soft hyphens, and characters without a width."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# U+FB00 to U+FB06, which PDF files of LaTeX contain.
+_LIGATURES = str.maketrans({point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)})
+# A soft hyphen at the end of a line joins two halves of a word. Joiners and zero-width spaces are letters' business in
+# Persian, Hindi or Khmer, and join emoji: they stay behind a character of such a script.
+_INVISIBLE = re.compile(
+    "\u00ad(?:\\s*\n\\s*)?|[\u180e\u2060\ufeff]|(?<![\u0590-\u1dff\ufe0f\U0001f000-\U0001faff])[\u200b-\u200d]"
+)
+
+
+def plain_characters(text: str) -> str:
+    """Return a text with composed accents (NFC), letters for ligatures, and without invisible characters."""
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", remove_invisible(text).translate(_LIGATURES))
+
+
+def remove_invisible(text: str) -> str:
+    """Return a text without soft hyphens and without characters that have no width and no meaning."""
+    return _INVISIBLE.sub("", text)

@@ -135,7 +135,7 @@ class Dataset:
             query: column of queries in a frame of pairs; one named `question` or `anchor` is recognised.
             passage: column of passages in a frame of pairs; one named `answer`, `positive` or `text` is recognised.
             split: column of splits; by default `split`, if there is one.
-            test_share: share of the queries, 0 to 0.9, in a frame of pairs without a column of splits.
+            test_share: share of the queries, 0 to 1, in a frame of pairs without a column of splits.
             dev_share: as `test_share`.
             name: letters, digits, `.`, `_` and `-`.
             max_bad_rows: share of rows that may be bad, 0 to 1.
@@ -245,35 +245,34 @@ class Dataset:
         dev_share: float | None = None,
         test_questions: str | os.PathLike[str] | None = None,
     ) -> Dataset:
-        """Divide a folder of Markdown, HTML, text, reStructuredText and PDF files into passages.
+        """Divide a folder of Markdown, HTML, text and PDF files into passages.
 
         The passages fit the encoder. A document and the questions that it answers share a split. What was
         read, and what was skipped and why, is printed on standard error and listed in `output/quarantine.jsonl`.
 
         Args:
             folder: path or URI of the documents.
-            output: folder in which the data set is written. An earlier import there is updated: ids of unchanged
-                passages, and splits, stay.
+            output: folder in which the data set is written. An earlier import there is replaced: files and questions
+                keep their splits.
             questions: CSV, TSV or JSONL file of questions with the columns `question`, `file` and perhaps `answer`,
                 `anchor`, `id`, `split` and `answerable`. The file `none`, or `answerable` no, says that the folder has
-                no answer. Without questions there are passages to search, and nothing to train on. An update reads the
-                file of the earlier import again.
+                no answer. Without questions there are passages to search, and nothing to train on.
             columns: columns of `questions` that have other names, such as `question=Frage,file=Datei`.
             model: the encoder whose tokens and length the passages have.
             chunk_tokens: largest number of tokens of a passage with its title; by default what the encoder reads.
             overlap_tokens: tokens that a passage repeats of the one before it; by default an eighth.
             seed: Seed of the splits.
-            test_share: share of the questions that are test, 0 to 0.9; by default 0.1, or more for 50 questions, at
+            test_share: share of the questions that are test, 0 to 1; by default 0.1, or more for 50 questions, at
                 most 0.3.
             dev_share: share of the questions that are dev; by default as `test_share`.
             test_questions: file of questions with the same columns that are all test; the others are train and dev.
 
         Raises:
             ConfigError: a number is out of range, a package that reads such documents is not installed, or the earlier
-                import has other settings or none of the files.
+                import has another seed, questions that this one lacks, or none of the files.
             DataError: there is no document, or no question can be matched.
             ModelError: the encoder cannot be found.
-            StorageError: `output` is no import or is damaged, or cannot be written.
+            StorageError: `output` is no import, is damaged or has further files, or cannot be written.
 
         Examples:
             >>> from pathlib import Path

@@ -44,10 +44,10 @@ def main(words: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "import",
-        "Write a folder of Markdown, HTML, text, reStructuredText and PDF files as a data set, or update it.",
+        "Write a folder of Markdown, HTML, text and PDF files as a data set.",
     )
     add_path(parser, "folder", DOCUMENTS, "FOLDER", "folder of documents, or its URI")
-    add_output(parser, "folder to write the data set to, in BEIR layout; an import that is there is updated")
+    add_output(parser, "folder to write the data set to, in BEIR layout; an import that is there is replaced")
     add_settings(parser, ImportConfig, "import")
     add_settings(parser, ModelConfig, "model", only=_MODEL)
     return parser

@@ -142,7 +142,8 @@ def _next(summary: ImportSummary, config: ImportConfig, model: str) -> str:
             return line
         return f"{line} {flag_of('output')} DIR (a new folder: a finished run does not train again)"
     if summary.judged["test"] and not shares_of(config).has_train:
-        return f"\nContinue with: raytriever evaluate {arguments}"
+        arguments = f"{flag_of('model')} {shlex.quote(model)} {flag_of('datasets')} {folder}"
+        return f"\nContinue with: raytriever evaluate {arguments} {flag_of('output')} DIR"
     if summary.judged:
         empty = " and ".join(split for split in ("train", "test") if not summary.judged[split])
         return (

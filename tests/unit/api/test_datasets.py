@@ -173,12 +173,12 @@ ERRORS: list[tuple[Any, str]] = [
         "pairs: the column 'passage' is missing; it has 'query', 'pasage'; did you mean 'pasage'?",
     ),
     (
-        lambda: rt.Dataset.from_pandas(pairs(), test_share=1.0),
-        "test_share: 1.0 is out of range; give a value at most 0.9",
+        lambda: rt.Dataset.from_pandas(pairs(), test_share=1.5),
+        "test_share: 1.5 is out of range; give a value at most 1",
     ),
     (
-        lambda: rt.Dataset.from_pandas(pairs(), test_share=0.5, dev_share=0.5),
-        "test_share='0.5', dev_share='0.5': no question is left for train",
+        lambda: rt.Dataset.from_pandas(pairs(), test_share=0.6, dev_share=0.5),
+        "test_share='0.6', dev_share='0.5': are more than all questions; give shares with a sum of at most 1",
     ),
     (
         lambda: rt.Dataset.from_pandas(pairs().assign(split="train"), dev_share=0.2),

@@ -13,9 +13,7 @@ from pdf import write_endless_pdf, write_pdf
 
 from raytriever.cli.main import run
 from raytriever.data.prepare.open import open_all_splits
-from raytriever.data.sources import Source
-from raytriever.documents import job
-from raytriever.errors import DataError
+from raytriever.documents import reader
 
 ErrorLine = Callable[..., str]
 
@@ -124,8 +122,6 @@ def test_user_errors(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> N
     assert "--overlap-tokens: 20 is too many" in line("--overlap-tokens", "20")
     Path("q.csv").write_text("question,file\na,nowhere.md\n")
     assert "q.csv line 2: no question can be used: no file 'nowhere.md' was read" in line("--questions", "q.csv")
-    (docs / "circle").symlink_to(docs)
-    assert "symbolic links lead in a circle; remove the link" in line()
 
 
 def test_pdf_files_are_read_within_a_limit(
@@ -138,11 +134,9 @@ def test_pdf_files_are_read_within_a_limit(
     assert "  b.pdf: is encrypted; save a copy without password (`qpdf --decrypt`)" in out
     assert "\nPDF           1         1" in out
     write_endless_pdf(docs / "c.pdf")
-    monkeypatch.setattr(job, "_PDF_SECONDS", 0.3)
-    monkeypatch.setattr(job, "_PDF_SECONDS_OF_MB", 0.0)
-    [file] = [file for file in Source.open(docs).files if file.path == "c.pdf"]
-    with pytest.raises(DataError, match=r"c.pdf: takes longer than 0 s to read; print it to a new PDF file, or leave"):
-        job._read_pdf(file)
+    monkeypatch.setattr(reader, "_SECONDS", {"PDF": (1.0, 0.0)})
+    assert run("import", words(docs, tiny_encoder, "again")) == 0
+    assert "c.pdf: takes longer than 1 s to read; print it to a new PDF file, or leave" in capsys.readouterr().out
     assert not active_children()
 
 
@@ -156,6 +150,10 @@ def test_files_that_cannot_be_read_are_skipped(
     (docs / "part7.md").write_bytes(b"")
     os.close(os.open(os.fsencode(docs) + b"/\xff.md", os.O_CREAT))
     (docs / "copy.md").write_bytes((docs / "part1.md").read_bytes())
+    (docs / "long.txt").write_text("Valves leak. " * 200)
+    (docs / "a copy of it.txt").write_bytes((docs / "long.txt").read_bytes())
+    (docs / "key.md").symlink_to("/etc/hostname")
+    (docs / "b.rst").write_text("text")
     assert run("import", words(docs, tiny_encoder, "out", "--questions", str(docs / "qa.csv"))) == 0
     out = capsys.readouterr().out
     for reason in (
@@ -163,7 +161,11 @@ def test_files_that_cannot_be_read_are_skipped(
         "huge.txt: has 2.0 GB, more than 64.0 MB; divide it",
         "latin.txt: byte 0xfc in line 1 is not UTF-8; save it as UTF-8",
         "pipe.md: is a pipe, a socket or a device; give a regular file",
+        "2 files with the text of another file (remove one of them):",
         "part1.md repeats copy.md",
+        "long.txt repeats a copy of it.txt",
+        "key.md: is a link out of the folder; copy what it names",
+        "b.rst: is reStructuredText, which is not read; convert it to Markdown",
     ):
         assert reason in out
     quarantine = [json.loads(line) for line in Path("out/quarantine.jsonl").read_text().splitlines()]
@@ -196,15 +198,25 @@ def test_questions_without_an_answer_and_shares(
     assert "Questions with an answer: train 15, dev 0, test 15." in capsys.readouterr().out
 
 
+def test_evaluation_alone_needs_no_train(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    questions = ["--questions", str(docs / "qa.csv"), "--test-share", "1"]
+    assert run("import", words(docs, tiny_encoder, "out", *questions)) == 0
+    out = capsys.readouterr().out
+    assert "Questions with an answer: train 0, dev 0, test 30." in out
+    last = f"Continue with: raytriever evaluate --model {tiny_encoder} --datasets out --output DIR"
+    assert out.splitlines()[-1] == last
+    assert run("evaluate", last.split()[4:]) == 0
+
+
 def test_splits_that_cannot_be_made(docs: Path, tiny_encoder: Path, error_line: ErrorLine) -> None:
     def line(*more: str) -> str:
         return error_line("import", *words(docs, tiny_encoder, "out", *more))
 
     questions = ["--questions", str(docs / "qa.csv")]
-    assert "no question is left for train; give shares with a sum below 1" in line(
-        "--test-share", "0.6", "--dev-share", "0.4"
+    assert "are more than all questions; give shares with a sum of at most 1" in line(
+        "--test-share", "0.6", "--dev-share", "0.5"
     )
-    assert "--test-share" in line("--test-share", "0.95")
+    assert "--test-share" in line("--test-share", "1.5")
     assert "--test-questions: has no effect; give --questions too" in line("--test-questions", str(docs / "qa.csv"))
     Path("test.csv").write_text("question,file\nwhat replaces part 3,part3.md\n")
     assert "--test-share 0.2: has no effect; leave out this or --test-questions" in line(

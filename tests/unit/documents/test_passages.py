@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from raytriever.documents.passages import Chunker, passage_id
 from raytriever.errors import ConfigError
-from raytriever.reading.documents.sections import ParsedDocument, Section
+from raytriever.reading.documents.sections import ParsedDocument, Section, TableRows
 
 
 def chunker(tokens: int, overlap: int) -> Chunker:
@@ -76,3 +76,28 @@ def test_different_paths_and_anchors_have_different_ids() -> None:
 def test_too_large_an_overlap_is_refused() -> None:
     with pytest.raises(ConfigError, match="--overlap-tokens: 23 is too many: next to a title a passage has 46 tokens"):
         chunker(64, 23)
+
+
+def test_each_piece_of_a_table_has_its_header() -> None:
+    rows = [f"row {number} {number * 7}" for number in range(60)]
+    before, header = "Prices of all.", "part price"
+    text = "\n\n".join([before, header, *rows, "After the table."])
+    start = text.index(rows[0])
+    table = TableRows(start, text.index(rows[-1]) + len(rows[-1]), header)
+    for overlap in (0, 7):
+        section = Section((), "t", text, (table,))
+        passages = list(chunker(40, overlap).passages("a.md", ParsedDocument("Pump", (section,))))
+        assert len(passages) > 3
+        assert passages[0].text.startswith(f"{before}\n\n{header}\n\nrow 0 0")
+        for passage in passages[1:]:
+            assert passage.text.startswith(f"{header}\n\nrow ")
+            assert len(passage.text.split()) <= passage.tokens <= 40
+        assert {line for passage in passages for line in passage.text.split("\n\n")} == set(text.split("\n\n"))
+
+
+def test_a_header_takes_a_quarter_of_a_passage_at_most() -> None:
+    header, rows = "h " * 100, "\n\n".join(["r " * 20] * 10)
+    section = Section((), "t", rows, (TableRows(0, len(rows), header),))
+    for passage in chunker(64, 8).passages("a.md", ParsedDocument("Pump", (section,))):
+        assert passage.text.count("h ") <= 15
+        assert len(passage.text.split()) <= 64

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from raytriever.documents.passages import Passage
+from raytriever.documents.passages import Passage, passage_id
 from raytriever.documents.questions import Questions
 from raytriever.documents.splits import assign_splits
 from raytriever.errors import DataError
 
-PATHS = ["guide/setup.md", "guide/faq.md", "old/faq.md", "manual.pdf"]
+PATHS = ["guide/setup.md", "guide/faq.md", "old/faq.md", "manual.pdf", "Cafe\u0301 menu #1.md"]
 TEXTS = {
     "install": ("Install", "Open the box. Attach the “red” hose, then tighten\nboth screws by hand and close the lid."),
     "install:2": ("Install", "and close the lid. Then switch it on and wait until the green lamp is lit for a minute."),
@@ -52,6 +52,7 @@ def matched(tmp_path: Path, row: str) -> list[str] | str:
         ("142,", "the text of the answer is not in guide/setup.md"),
         ("1420,", ["f#page=3"]),
         ("...,", "the answer has no letter and no digit"),
+        ("Attach the red ho\u00adse then tight\u200ben both screws,", ["f#install"]),
     ],
 )
 def test_an_answer_is_matched_to_passages(tmp_path: Path, row: str, expected: list[str] | str) -> None:
@@ -70,10 +71,25 @@ def test_an_answer_is_matched_to_passages(tmp_path: Path, row: str, expected: li
         ("SETUP.md", "guide/setup.md"),
         ("manual.pdf#page=3", "manual.pdf"),
         ("old/faq.md", "old/faq.md"),
+        ("CAF\u00c9 menu #1.md", PATHS[-1]),
+        ("Cafe\u0301%20menu%20%231.md", PATHS[-1]),
+        ("Caf\u00e9%20menu%20%231.md#a%20b:2", PATHS[-1]),
+        ("guide/setup.md:2", "guide/setup.md"),
     ],
 )
 def test_a_file_is_named_in_several_ways(tmp_path: Path, name: str, path: str) -> None:
     assert list(read(tmp_path, f"question,file\nq,{name}\n").by_file) == [path]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_id_of_a_passage_names_it(tmp_path: Path, number: int) -> None:
+    path, parts = PATHS[-1], [("", 1), ("", 2), ("a b", 1), ("a b", 2), ("c%d", 1)]
+    passages = [Passage(passage_id(path, *part), part[0], "", "", "text", 0) for part in parts]
+    questions = read(tmp_path, f"question,file\nq,{passages[number].id}\n")
+    [(_, ids)] = questions.match(path, passages)
+    # The id of the first passage of a section, or of a file, is the name of the whole.
+    expected = [passages, passages[1:2], passages[2:4], passages[3:4], passages[4:]][number]
+    assert ids == [passage.id for passage in expected]
 
 
 @pytest.mark.parametrize(

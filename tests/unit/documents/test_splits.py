@@ -29,16 +29,27 @@ def questions_by_split(splits: dict[str, str], groups: list[list[str]]) -> list[
         (Shares(0.9, 0.0), 60, (54, 0)),
         (Shares(0.0), 60, (0, 18)),
         (Shares(0.29, 0.01), 100, (29, 1)),
+        (Shares(1.0), 60, (60, 0)),
+        (Shares(0.5, 0.5), 5, (2, 3)),
+        (Shares(0.0, 1.0), 5, (0, 5)),
     ],
 )
 def test_sizes_of_dev_and_test(shares: Shares, count: int, sizes: tuple[int, int]) -> None:
     assert shares.sizes(count) == sizes
 
 
-def test_shares_leave_questions_to_train() -> None:
+def test_shares_of_more_than_all_questions() -> None:
     with pytest.raises(ConfigError) as error:
-        Shares(0.5, 0.5)
-    assert str(error.value).endswith("no question is left for train; give shares with a sum below 1")
+        Shares(0.6, 0.5)
+    assert str(error.value).endswith("are more than all questions; give shares with a sum of at most 1")
+
+
+def test_evaluation_alone_needs_no_train() -> None:
+    groups = [[page] for page in PAGES[:60]]
+    assert set(assign_splits(PAGES, 0, groups, Shares(1.0)).values()) == {"test"}
+    assert questions_by_split(assign_splits(PAGES, 0, groups, Shares(0.5, 0.5)), groups) == [0, 30, 30]
+    assert set(assign_splits(PAGES, 0, [PAGES], Shares(1.0)).values()) == {"test"}
+    assert set(assign_splits(PAGES, 0, [PAGES, PAGES], Shares(0.0, 1.0)).values()) == {"dev"}
 
 
 def test_questions_and_not_files_reach_the_shares() -> None:

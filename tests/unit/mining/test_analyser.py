@@ -29,6 +29,13 @@ def corpus(texts: Sequence[str], language: str | None = None) -> Documents:
     return Documents([str(row) for row in range(len(texts))], [""] * len(texts), texts, bm25_language=language)
 
 
+@pytest.mark.parametrize("language", sorted(LANGUAGES))
+def test_words_that_look_alike_are_one_term(language: str) -> None:
+    texts = ["o\ufb03ce co\u00adop zero\u200bwide ne\u0301", "office coop zerowide n\u00e9"]
+    alike = Analyser(language).analyse(texts)
+    assert alike[0] == alike[1] != []
+
+
 @pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI])
 def test_a_script_without_spaces_read_as_english_gets_a_warning_with_its_numbers(text: str) -> None:
     result = Analysis.of(corpus([text] * 3, "en"))

@@ -1,4 +1,4 @@
-"""Update of an imported data set: ids, splits and bad rows stay, counts are right, and a kill leaves one data set."""
+"""Import to the output of an earlier import: it is replaced, splits stay, and a kill leaves one data set."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OUT = Path("out")
 def imported(docs: Path, tiny_encoder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     def imported(*more: str, output: str = "out") -> list[str]:
         """Import, and return the lines that were printed."""
-        words = [str(docs), "--model", str(tiny_encoder), "--output", output, "--passage-length", "32", *more]
-        assert run("import", words) == 0
+        words = [str(docs), "--model", str(tiny_encoder), "--output", output, "--passage-length", "32"]
+        assert run("import", [*words, "--questions", str(docs / "qa.csv"), *more]) == 0
         return capsys.readouterr().out.splitlines()
 
-    imported("--questions", str(docs / "qa.csv"))
+    imported()
     return imported
 
 
@@ -53,58 +53,31 @@ def judged() -> dict[str, str]:
     }
 
 
-def test_passages_are_added_changed_and_removed(
+def test_the_data_set_is_replaced(
     docs: Path, imported: Callable[..., list[str]], write_part: Callable[..., None]
 ) -> None:
-    before, questions, quarantine = corpus(), judged(), (OUT / "quarantine.jsonl").read_bytes()
+    questions = judged()
     (docs / "new.md").write_text("# New\n\nA new part of brass.")
     write_part(docs, 3, "brass")
     (docs / "part29.md").unlink()
-    lines = imported()  # the questions are read again from their file
-    after = corpus()
-    of_29 = {name for name in before if name.startswith("part29.md")}
-    assert after.keys() - before.keys() == {"new.md#new"}
-    assert before.keys() - after.keys() == of_29
-    changed = {name for name in before.keys() & after.keys() if before[name] != after[name]}
-    assert changed == {"part3.md#part-3"}
-    kept = len(before) - len(of_29) - 1
-    counts = f"1 passages added, 1 changed, {len(of_29)} removed, {kept} unchanged"
-    assert f"out was updated: {counts}. Ids of unchanged passages and all splits stay." in lines
+    lines = imported()
+    imported(output="again")
+    assert corpus() == corpus(Path("again"))
+    assert "new.md#new" in corpus()
+    assert not [name for name in corpus() if name.startswith("part29.md")]
+    assert "out was replaced. Files and questions of the earlier import keep their splits." in lines
     assert lines[-1].endswith(" --output DIR (a new folder: a finished run does not train again)")
-    assert "--test-share" not in "".join(lines)  # shares of splits change nothing in an update
+    assert "--test-share" not in "".join(lines)  # other shares change no known split
     assert judged() == {text: split for text, split in questions.items() if text != "how do I repair 29"}
-    rows = [json.loads(line)["reason"] for line in (OUT / "quarantine.jsonl").read_text().splitlines()]
-    assert rows[0].startswith("no file 'part29.md' was read")
-    assert rows[1:] == [json.loads(quarantine)["reason"]]
-    assert len(open_all_splits("out").documents) == len(after)
+    reasons = [json.loads(line)["reason"] for line in (OUT / "quarantine.jsonl").read_text().splitlines()]
+    assert reasons[0].startswith("no file 'part29.md' was read")
+    assert len(open_all_splits("out").documents) == len(corpus())
 
 
 def test_without_a_change_every_byte_stays(imported: Callable[..., list[str]]) -> None:
     before = {str(file): file.read_bytes() for file in OUT.rglob("*") if file.is_file()}
-    lines = imported()
-    assert f"out was updated: 0 passages added, 0 changed, 0 removed, {len(corpus())} unchanged" in "\n".join(lines)
+    imported()
     assert {str(file): file.read_bytes() for file in OUT.rglob("*") if file.is_file()} == before
-
-
-def test_an_unchanged_passage_keeps_its_id_behind_a_new_one(docs: Path, imported: Callable[..., list[str]]) -> None:
-    text = (docs / "part5.md").read_text()
-    (docs / "part5.md").write_text(text + "\n\n## Use\n\nTurn it.\n\n## Use\n\nPush it.")
-    imported()
-    before = corpus()
-    first, second = (name for name, (_, text) in before.items() if text in ("Turn it.", "Push it."))
-    # A new section of the same heading before them: a new import would give its passage the id of the first.
-    (docs / "part5.md").write_text(text + "\n\n## Use\n\nPull it.\n\n## Use\n\nTurn it.\n\n## Use\n\nPush it.")
-    imported()
-    after = corpus()
-    assert (after[first][1], after[second][1]) == ("Turn it.", "Push it.")
-    [new] = after.keys() - before.keys()
-    assert after[new][1] == "Pull it."
-    imported(output="again")
-    assert corpus(Path("again"))[first][1] == "Pull it."
-    (docs / "part5.md").write_text(text + "\n\n## Use\n\nPush it.")
-    imported()
-    assert corpus()[second][1] == "Push it."
-    assert first not in corpus()
 
 
 def test_files_and_questions_stay_in_their_splits(docs: Path, imported: Callable[..., list[str]]) -> None:
@@ -136,29 +109,33 @@ def test_files_and_questions_stay_in_their_splits(docs: Path, imported: Callable
     assert reason in (OUT / "quarantine.jsonl").read_text()
 
 
-def test_files_of_the_user_in_the_data_set_stay(imported: Callable[..., list[str]]) -> None:
-    (OUT / "answers.jsonl").write_text("")
-    imported()
-    assert (OUT / "answers.jsonl").is_file()
-    assert "answers.jsonl" in read_manifest(OUT)["files"]
+def test_splits_that_rows_name_stay(docs: Path, imported: Callable[..., list[str]]) -> None:
+    """A file answers a question of train and one of test, as their rows say, and does so again."""
+    rows = [f"of {split} {number},part{number}.md,{split}" for number in range(3) for split in ("train", "test")]
+    Path("named.csv").write_text("\n".join(["question,file,split", *rows]) + "\n")
+    for _ in range(2):
+        imported("--questions", "named.csv", output="named")
+        lines = Path("named/qrels/test.tsv").read_text().splitlines()
+        assert len({line.split("\t")[0] for line in lines[1:]}) == 3
+        assert not Path("named/quarantine.jsonl").exists()
 
 
 def test_user_errors(docs: Path, imported: Callable[..., list[str]], tiny_encoder: Path, error_line: ErrorLine) -> None:
-    def line(*more: str, folder: Path = docs, output: str = "out", length: str = "32") -> str:
-        words = [str(folder), "--model", str(tiny_encoder), "--output", output, "--passage-length", length]
-        return error_line("import", *words, *more)
+    def line(*more: str, folder: Path = docs, output: str = "out", questions: Path | None = docs / "qa.csv") -> str:
+        words = [str(folder), "--model", str(tiny_encoder), "--output", output, "--passage-length", "32"]
+        return error_line("import", *words, *(["--questions", str(questions)] if questions else []), *more)
 
     before = (OUT / MANIFEST).read_bytes()
-    assert "--seed: is 3, and out was imported with 0; give --seed 0, or another --output" in line("--seed", "3")
-    assert "--chunk-tokens: is 24, and out was imported with 30; give --chunk-tokens 30, or another" in line(
-        length="26"
-    )
+    assert "--seed: is 3, and out was divided with 0; give --seed 0, or another --output" in line("--seed", "3")
+    assert "out: has questions, and this import names none; give --questions, or another" in line(questions=None)
     Path("other").mkdir()
     Path("other/x.md").write_text("# X\n\nother")
-    assert "out: none of its 30 files is in " in line(folder=Path("other"))
-    (docs / "qa.csv").rename("qa.csv")
-    assert f"out: its questions were read from {docs}/qa.csv, which is gone; give --questions, or another" in line()
+    assert run("import", [str(docs), "--model", str(tiny_encoder), "--output", "corpus"]) == 0
+    assert "corpus: none of its 30 files is in " in line(folder=Path("other"), questions=None, output="corpus")
     assert (OUT / MANIFEST).read_bytes() == before
+    (OUT / "answers.jsonl").touch()
+    assert "out: has answers.jsonl, which the import would remove; move it, or give another --output" in line()
+    (OUT / "answers.jsonl").unlink()
     (OUT / "corpus.jsonl").write_text("")
     assert "corpus.jsonl: incomplete: 0 bytes of" in line()
     Path("made").mkdir()
@@ -168,18 +145,16 @@ def test_user_errors(docs: Path, imported: Callable[..., list[str]], tiny_encode
 
 def _killed(words: list[str], where: str) -> None:
     """Import, and die by SIGKILL at a step of the commit."""
-    from raytriever.documents import job
     from raytriever.store import commit
 
-    module = {"exchange": commit, "_seal": commit, "summary_lines": job}[where]
-    real = getattr(module, where)
+    real = getattr(commit, where)
 
     def die(*arguments: object) -> None:
         if where == "exchange":
             real(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(module, where, die)
+    setattr(commit, where, die)
     run("import", words)
 
 
@@ -190,6 +165,7 @@ def test_a_kill_leaves_the_earlier_or_the_new_data_set(
 ) -> None:
     (docs / "new.md").write_text("# New\n\nA new part of brass.")
     words = [str(docs), "--model", str(tiny_encoder), "--output", "out", "--passage-length", "32"]
+    words += ["--questions", str(docs / "qa.csv")]
     process = multiprocessing.get_context("spawn").Process(target=_killed, args=(words, where))
     process.start()
     process.join()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raytriever.api.calls import public, working
 from raytriever.api.tables import (
     NAME,
-    Table,
     csv_table,
     frame_table,
     hub_tables,
@@ -20,6 +19,7 @@ from raytriever.api.tables import (
     shares_within,
     text_files,
 )
+from raytriever.data.formats.division import Shares
 from raytriever.data.sources import Files
 from raytriever.errors import ConfigError, DataError
 from raytriever.terminal import warn
@@ -38,7 +38,7 @@ class Dataset:
     """Checked data set for retrieval: documents, queries, and which documents answer which query.
 
     It is made by `load_dataset`, from a folder of documents by `from_documents`, or from data in memory by `from_dict`,
-    `from_pandas`, `from_csv` or `from_huggingface`. Data in memory is written once to the cache, under the digest of
+    `from_pandas` or `from_huggingface`. Data in memory is written once to the cache, under the digest of
     its content, and then checked as files are: a bad row is left out and listed in `bad_rows`, and too many bad rows
     are an error.
 
@@ -151,53 +151,16 @@ class Dataset:
             >>> rt.Dataset.from_pandas(frame, query="question", name="faq")
             Dataset('faq': 3 documents, 3 queries, splits dev, test, train)
         """
-        tables, shares = (frame_table, frame, queries, judgements), (test_share, dev_share)
-        return _from_tables(cls, *tables, query, passage, split, shares, name, max_bad_rows)
-
-    @classmethod
-    @public
-    def from_csv(
-        cls,
-        path: str | os.PathLike[str],
-        queries: str | os.PathLike[str] | None = None,
-        judgements: str | os.PathLike[str] | None = None,
-        *,
-        query: str = "query",
-        passage: str = "passage",
-        split: str | None = None,
-        test_share: float | None = None,
-        dev_share: float | None = None,
-        name: str | None = None,
-        max_bad_rows: float = 0.01,
-    ) -> Dataset:
-        """Make a data set of one CSV or TSV file of pairs, or of three with ids; see `from_pandas`.
-
-        Args:
-            path: the pairs, or the documents; UTF-8, with a header, separated by commas, semicolons, tabs or `|`.
-            queries: the queries, where `path` holds documents.
-            judgements: the judgements, where `path` holds documents.
-            query: column of queries in a file of pairs; see `from_pandas`.
-            passage: column of passages in a file of pairs; see `from_pandas`.
-            split: column of splits; by default `split`, if there is one.
-            test_share: see `from_pandas`.
-            dev_share: see `from_pandas`.
-            name: letters, digits, `.`, `_` and `-`; by default the file's.
-            max_bad_rows: share of rows that may be bad, 0 to 1.
-
-        Raises:
-            ConfigError: a share is out of range, or has no effect.
-            DataError: there is no such file, a column is missing, or too many rows are bad.
-            StorageError: a file cannot be read, or the cache cannot be written.
-
-        Examples:
-            >>> from pathlib import Path
-            >>> _ = Path("faq.csv").write_text("query,passage\\na?,A.\\nb?,B.\\nc?,C.\\n")
-            >>> rt.Dataset.from_csv("faq.csv").counts["documents"]
-            3
-        """
-        called = Path(path).stem if name is None else name
-        tables, shares = (csv_table, path, queries, judgements), (test_share, dev_share)
-        return _from_tables(cls, *tables, query, passage, split, shares, called, max_bad_rows)
+        if (queries is None) != (judgements is None):
+            raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
+        shares = shares_within(test_share, dev_share)
+        if queries is None:
+            files = pair_files(frame_table("pairs", frame), query, passage, split, shares)
+        else:
+            refuse_shares(shares, "the table of judgements")
+            tables = {"documents": frame, "queries": queries, "judgements": judgements}
+            files = judged_tables(*(frame_table(title, one) for title, one in tables.items()), split)
+        return _from_files(cls, files, name, max_bad_rows)
 
     @classmethod
     @public
@@ -311,7 +274,15 @@ class Dataset:
 
 
 @public
-def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_bad_rows: float = 0.01) -> Dataset:
+def load_dataset(
+    path: str | os.PathLike[str],
+    *,
+    query: str | None = None,
+    passage: str | None = None,
+    split: str | None = None,
+    name: str | None = None,
+    max_bad_rows: float = 0.01,
+) -> Dataset:
     """Check and prepare a data set on disk, in an object store or on the hub.
 
     What was prepared before is found in the cache. Every row is checked; a bad one is left out and listed in `bad_rows`
@@ -321,18 +292,31 @@ def load_dataset(path: str | os.PathLike[str], *, name: str | None = None, max_b
         path: a folder or file in a known format (BEIR, sentence-transformers, Tevatron, DPR, FlagEmbedding, pairs,
             CSV, `save_to_disk`), a URI such as `s3://bucket/data`, `hf://datasets/ORG/NAME`, `ir_datasets:NAME`, a
             prepared data set, or `pydocs`.
+        query: column of queries of one CSV or TSV file, if it has another name than the well-known ones.
+        passage: column of passages of such a file.
+        split: column of splits of such a file.
         name: in tables; by default that of the folder.
         max_bad_rows: share of each file's rows that may be bad, 0 to 1.
 
     Raises:
-        DataError: there is no such data set, its format is unknown, a file is broken, or too many rows are bad.
+        DataError: there is no such data set or column, its format is unknown, a file is broken, or too many rows are
+            bad.
         StorageError: the cache cannot be written.
 
     Examples:
         >>> rt.load_dataset(folder)
         Dataset('letters': 160 documents, 160 queries, splits dev, test, train)
     """
-    return _load(Dataset, os.fspath(path), name, max_bad_rows)
+    if query is None and passage is None and split is None:
+        return _load(Dataset, os.fspath(path), name, max_bad_rows)
+    files = pair_files(csv_table(path), query or "query", passage or "passage", split, Shares())
+    return _from_files(Dataset, files, name or _stem(path), max_bad_rows)
+
+
+def _stem(path: str | os.PathLike[str]) -> str:
+    """Return the name of a file without its endings, with the characters of the name of a data set."""
+    stem = re.sub(r"\.[ct]sv(\.gz)?$", "", os.fspath(path).rsplit("/", 1)[-1], flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9._-]", "-", stem).lstrip("._-") or "table"
 
 
 def source_of(data: Dataset | str | os.PathLike[str]) -> str:
@@ -357,32 +341,6 @@ def _load(kind: type[Dataset], source: str, name: str | None, max_bad_rows: floa
     with working("load_dataset"):
         opened = open_all_splits(source, max_bad_rows=max_bad_rows, run=in_processes, report=warn)
     return kind(source, name or opened.name, max_bad_rows, opened)
-
-
-def _from_tables(
-    kind: type[Dataset],
-    table: Callable[[str, Any], Table],
-    first: Any,
-    queries: Any,
-    judgements: Any,
-    query: str,
-    passage: str,
-    split: str | None,
-    given: tuple[float | None, float | None],
-    name: str,
-    max_bad_rows: float,
-) -> Dataset:
-    if (queries is None) != (judgements is None):
-        raise ConfigError("queries and judgements belong together", None, "give both, or a table of pairs alone")
-    shares = shares_within(*given)
-    if queries is None:
-        files = pair_files(table("pairs", first), query, passage, split, shares)
-    else:
-        refuse_shares(shares, "the table of judgements")
-        files = judged_tables(
-            table("documents", first), table("queries", queries), table("judgements", judgements), split
-        )
-    return _from_files(kind, files, name, max_bad_rows)
 
 
 def _from_files(kind: type[Dataset], files: Files, name: str, max_bad_rows: float) -> Dataset:

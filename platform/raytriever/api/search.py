@@ -225,8 +225,8 @@ def _columns(passages: Texts) -> tuple[list[str], list[str], list[str]]:
             raise ConfigError(f"the id {name!r} is no text, or empty", "passages", "give {id: text}")
         if not isinstance(title, str) or not isinstance(text, str):
             raise ConfigError(f"the passage {name!r} is no text", "passages", 'give a text, or {"title", "text"}')
-        if not text.strip():
-            raise ConfigError(f"the passage {name!r} is empty", "passages", "give its text, or leave it out")
+        if not (title.strip() or text.strip()):
+            raise ConfigError(f"the passage {name!r} is empty", "passages", "give its title or text, or leave it out")
         for column, value in zip(columns, (name, title, text), strict=True):
             column.append(value)
     return columns

@@ -16,14 +16,16 @@ from typing import Any
 
 from raytriever.data.config import SplitConfig
 from raytriever.data.formats.beir import UNANSWERABLE
+from raytriever.data.formats.delimited import TableFile
 from raytriever.data.formats.division import Division, Shares, shares_of
 from raytriever.data.formats.plan import ANSWERABLE, is_answerable
-from raytriever.data.formats.tables import PASSAGE, QUERY, TableFile, choose_columns, column_names, number_of
+from raytriever.data.formats.tables import PASSAGE, QUERY, choose_columns, column_names, value_of, votes_note
 from raytriever.data.records import BadRow
 from raytriever.data.sources import Files, Row, Rows, json_value
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.options import check_options, did_you_mean
 from raytriever.paths import FILE
+from raytriever.store.objects import is_uri
 from raytriever.terminal import warn
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -121,10 +123,13 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
     first = next(iter(table.rows()), None)
     if first is None:
         raise DataError("has no row", table.title, "give at least three pairs")
-    names = column_names(table.columns, [json_value(first[one]) for one in table.columns], query, passage)
+    values = [json_value(first[one]) for one in table.columns]
+    names = column_names(table.columns, values, {"query": query, "passage": passage})
+    if votes := votes_note(table.columns, names, "rename it to 'label'"):
+        warn(table.title + votes)
     read = {column: name for column, name in zip(table.columns, names, strict=True) if name}
     split = split or next((column for column, name in read.items() if name == "split"), None)
-    others = {column: name for column, name in read.items() if name not in ("split", "anchor", "positive")}
+    fields = {column: name for column, name in read.items() if name != "split"}
     if split:
         refuse_shares(shares, f"the column {split!r}")
     assigned = (lambda row: row[split]) if split else _division(table, query, shares)
@@ -132,10 +137,13 @@ def pair_files(table: Table, query: str, passage: str, split: str | None, shares
 
     def rows_of(name: str) -> Rows:
         def rows() -> Iterator[Row]:
-            for row in table.rows():
+            for number, row in enumerate(table.rows(), 1):
                 if assigned(row) == name:
-                    more = {name: number_of(row[column]) for column, name in others.items()}
-                    yield {"anchor": row[query], "positive": row[passage], **more}
+                    try:
+                        yield {name: value_of(name, row[column]) for column, name in fields.items()}
+                    except BadRow as reason:
+                        where = f"{table.title} row {number}"
+                        raise DataError(str(reason), where, "correct it, or leave the row out") from reason
 
         return rows
 
@@ -242,11 +250,14 @@ def frame_table(title: str, frame: Any) -> Table:
     return Table(title, names, rows)
 
 
-def csv_table(title: str, path: str | os.PathLike[str]) -> Table:
+def csv_table(path: str | os.PathLike[str]) -> Table:
     """Return the table of a CSV or TSV file; a row with too many or too few fields has no values."""
-    file = Path(path).expanduser()
-    replace(FILE, error=DataError).check(str(file), title)
-    table = TableFile.open(str(file))
+    file = os.fspath(path) if is_uri(os.fspath(path)) else str(Path(path).expanduser())
+    if not re.search(r"\.[ct]sv(\.gz)?$", file, re.IGNORECASE):
+        raise DataError("is no CSV or TSV file, and only these have columns to name", file, "leave the names out")
+    if not is_uri(file):
+        replace(FILE, error=DataError).check(file, "dataset")
+    table = TableFile.open(file)
 
     def rows() -> Iterator[Row]:
         for _, fields in table.rows():
@@ -256,7 +267,7 @@ def csv_table(title: str, path: str | os.PathLike[str]) -> Table:
                 else dict(zip(table.columns, fields, strict=True))
             )
 
-    return Table(f"{title} ({file})" if title != "pairs" else str(file), table.columns, rows)
+    return Table(file, table.columns, rows)
 
 
 def require_package(package: str, function: str) -> None:

@@ -38,8 +38,13 @@ def main(words: list[str]) -> None:
     if prepared.quarantined:
         show(prepared.quarantined)
     flags = ("--dataset", prepared.path, "--model", model.model)
-    is_corpus = prepared.lines["queries"] == "0"
-    command = ("search", *flags, "a question") if is_corpus else ("train", *flags)
+    if "train" in prepared.splits:
+        command = ("train", *flags)
+    elif prepared.splits:
+        split = () if "test" in prepared.splits else ("--split", prepared.splits[0])
+        command = ("evaluate", "--datasets", prepared.path, *split, "--model", model.model, "--output", "evaluation")
+    else:
+        command = ("search", *flags, "a question")
     show(f"\nContinue with:\n  {quote_command('raytriever', *command)}")
 
 

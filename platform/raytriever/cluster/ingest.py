@@ -163,11 +163,13 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Result of a preparation: path of the data set, lines of its table, and a line on quarantined rows, if any."""
+    """Result of a preparation: path of the data set, lines of its table, a line on quarantined rows, if any, and the
+    splits with judgements."""
 
     path: Path
     lines: dict[str, str]
     quarantined: str | None
+    splits: tuple[str, ...]
 
 
 def run_preparation(
@@ -208,4 +210,6 @@ def run_preparation(
     check_prompts(table.of(opened.name))
     sides = read_manifest(prepared, verify=False)["meta"]["sides"]
     lines = describe(opened, sides, {"documents": lengths["passage"], "queries": lengths["query"]}, around=special)
-    return Prepared(prepared, lines, str(opened.quarantine) if opened.quarantine.total else None)
+    return Prepared(
+        prepared, lines, str(opened.quarantine) if opened.quarantine.total else None, tuple(opened.judgements)
+    )

@@ -22,7 +22,7 @@ from raytriever.prompts import TITLE, fill_title
 
 @dataclass(frozen=True)
 class Documents:
-    """Corpus: three columns of equal length. A title may be empty, a text may not.
+    """Corpus: three columns of equal length. Of each passage the title or the text may be empty, not both.
 
     `stored_digest` and `stored_forms` are what the writer of the columns recorded: `digest`, and the forms of the
     passages (`keys`). `bm25_language` is a code of `languages.LANGUAGES`; None to detect it.

@@ -24,15 +24,13 @@ from raytriever.store.commit import remove, write_atomically
 from raytriever.store.disk import disk_errors
 
 SOURCES = ("human", "llm")
-# Document of the judgement of a query whose relevant passages are recognised by its answers alone.
-ANY_ANSWER = "any passage with an answer"
 # Document of the judgement of a query without an answer in the corpus. No document has an empty id.
 NO_ANSWER = ""
 ORIGINS = ("gold", "bm25", "dense", "cross-query", "random")
 
 
 class Document(NamedTuple):
-    """One passage; the title may be empty, the text is not."""
+    """One passage; its title or its text may be empty, not both."""
 
     id: str
     title: str

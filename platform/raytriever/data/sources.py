@@ -120,7 +120,7 @@ def open_stream(where: str) -> BinaryIO:
 
     Reads of a packed stream raise the errors of `gzip`; `reading` turns them into one line.
     """
-    packed = (where.split("?")[0] if is_uri(where) else where).endswith(".gz")
+    packed = (where.split("?")[0] if is_uri(where) else where).lower().endswith(".gz")
     if is_uri(where):
         # pyarrow's file as an object of `io`, which `gzip` and readers by line expect.
         raw = io.BufferedReader(open_raw(where), 1 << 20)

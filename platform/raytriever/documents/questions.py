@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
+from raytriever.data.formats.delimited import TableFile
 from raytriever.data.formats.division import SPLITS, TEST
 from raytriever.data.formats.plan import (
     ANSWERABLE,
@@ -27,7 +28,7 @@ from raytriever.data.formats.plan import (
     string_field,
 )
 from raytriever.data.formats.rows import numbered_rows, object_of
-from raytriever.data.formats.tables import QUERY, Role, TableFile, choose_columns, parse_columns
+from raytriever.data.formats.tables import QUERY, Role, choose_columns, parse_columns
 from raytriever.data.keys import normalise
 from raytriever.data.records import BadRow, bad_entry, content_id
 from raytriever.documents.passages import Passage, passage_id

@@ -17,7 +17,6 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import AbsentDocuments, RetrievalDataset
-from raytriever.data.records import ANY_ANSWER
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.metrics.answering import CONFORMAL, AnswerAim
 from raytriever.metrics.calibration import PairAim
@@ -106,7 +105,6 @@ class JudgedQueries:
     Args:
         queries: positions in the data set, ascending.
         relevance: judgements; their queries are indices into `queries`.
-        by_answers: no passage is judged, and the answers of a query recognise those that are relevant.
         unanswerable: positions of the queries without an answer in the corpus, by their kind; see
             `evaluation.request`. Metrics of rankings leave them out.
     """
@@ -116,7 +114,6 @@ class JudgedQueries:
     drop_own: bool
     queries: Int64[ndarray, " queries"]
     relevance: Relevance
-    by_answers: bool = False
     unanswerable: Mapping[str, Int64[ndarray, " unanswerable"]] = field(default_factory=dict)
 
     @cached_property
@@ -150,8 +147,6 @@ class JudgedQueries:
 
     def count_absent(self) -> dict[str, int]:
         """Count `relevant` documents, those that the corpus lacks, and the queries that lack all of theirs."""
-        if self.by_answers:
-            return {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
         relevant, present = int(self.is_relevant.sum()), self.is_relevant & self.is_in_corpus
         return {
             "absent_relevant": relevant - int(present.sum()),
@@ -169,20 +164,13 @@ def select_judged_queries(dataset: RetrievalDataset, split: str, protocol: Proto
         what = "a relevant document" if level == 1 else f"a document of grade {level} or more"
         where, remedy = f"{dataset.name}, split {split!r}", "give a split with judgements above 0"
         raise DataError(f"no query has {what}", where, remedy if level == 1 else f"lower {setting('relevance_level')}")
-    by_answers = ANY_ANSWER in absent.documents
-    if by_answers and (judged_metrics := [name for name in protocol.metrics if accuracy_cutoff(name) is None]):
-        raise DataError(
-            f"no passage is judged, so {metric_title(judged_metrics[0])} cannot be measured",
-            f"{dataset.name}, split {split!r}",
-            f"give {setting('metrics')} acc@20,acc@100",
-        )
     # Documents of lower grades are not relevant, but count in the ideal order of nDCG.
     rows, absent = rows.where(np.isin(rows.queries, queries)), absent.where(np.isin(absent.queries, queries))
     owners = np.searchsorted(queries, np.concatenate([rows.queries, absent.queries]))
     documents = np.concatenate([rows.documents, len(dataset.documents) + np.arange(len(absent))])
     relevance = Relevance(owners, documents, np.concatenate([rows.scores, absent.scores]), len(queries))
     unanswerable = {GIVEN: dataset.unanswerable[split]} if split in dataset.unanswerable else {}
-    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, by_answers, unanswerable)
+    return JudgedQueries(dataset, level, protocol.drop_own, queries, relevance, unanswerable)
 
 
 def accuracy_cutoff(name: str) -> int | None:

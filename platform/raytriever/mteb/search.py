@@ -51,8 +51,8 @@ from raytriever.store.commit import committed_directory, read_manifest
 
 # Split of the data set that holds the judgements; MTEB's own names of splits may not be names of files.
 SPLIT = "test"
-# Text of documents and queries that have none: MTEB encodes them, and data sets here hold no empty text. It is a space
-# without width, which WordPiece and SentencePiece tokenizers read as no text.
+# Text of documents and queries that have none: MTEB encodes them, and here a row without text and title is bad. It is a
+# space without width, which WordPiece and SentencePiece tokenizers read as no text.
 NO_TEXT = "\u200b"
 _BATCH = 1024
 
@@ -74,13 +74,7 @@ def open_split(
     def documents() -> Iterator[Row]:
         for row in corpus:
             title, text = row.get("title") or "", row["text"] or ""
-            blank = not title.strip() and not text.strip()
-            # A title without a text becomes the text: the model reads the same.
-            yield (
-                {"_id": row["id"], "title": title, "text": text}
-                if text.strip()
-                else {"_id": row["id"], "text": NO_TEXT if blank else title}
-            )
+            yield {"_id": row["id"], "title": title, "text": text if (title + text).strip() else NO_TEXT}
 
     def judgements() -> Iterator[Row]:
         for query, grades in relevant.items():

@@ -82,14 +82,10 @@ def test_queries_are_divided_by_their_text_alone() -> None:
     assert sum(map(len, parts)) == len(set.union(*parts)) == 12
 
 
-def test_shares_of_a_frame_and_of_a_file(tmp_path: Path) -> None:
+def test_shares_of_a_frame() -> None:
     frame = pairs()
-    frame.to_csv(tmp_path / "shares.csv", index=False)
-    for dataset in (
-        rt.Dataset.from_pandas(frame, test_share=0.5, dev_share=0.25),
-        rt.Dataset.from_csv(tmp_path / "shares.csv", test_share=0.5, dev_share=0.25),
-    ):
-        assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 6, 3]
+    dataset = rt.Dataset.from_pandas(frame, test_share=0.5, dev_share=0.25)
+    assert [dataset.counts[f"{split}_queries"] for split in dataset.splits] == [3, 6, 3]
 
 
 def test_a_column_assigns_splits_and_columns_hold_negatives() -> None:
@@ -110,21 +106,25 @@ def test_three_frames_with_ids() -> None:
     assert opened.judgements["test"].scores.tolist() == [1, 2]
 
 
-def test_csv_files_are_frames(tmp_path: Path) -> None:
+def test_the_columns_of_a_csv_file_may_be_named(tmp_path: Path) -> None:
     frame = pairs()
     frame.loc[0, "passage"] = 'with "quotes", commas\nand a line end'
-    frame.to_csv(tmp_path / "faq.csv", index=False)
-    dataset = rt.Dataset.from_csv(tmp_path / "faq.csv")
-    assert dataset.name == "faq"
-    assert (
-        open_all_splits(dataset.source).digest
-        == open_all_splits(rt.Dataset.from_pandas(frame, name="faq").source).digest
-    )
-    names = ("documents", "queries", "judgements")
-    for name, part in zip(names, frames(), strict=True):
-        part.to_csv(tmp_path / f"{name}.csv", index=False)
-    judged = rt.Dataset.from_csv(*(tmp_path / f"{name}.csv" for name in names))
-    assert judged.counts["test_positives"] == 2
+    columns = {"query": "Frage, kurz", "passage": "Antwort=lang"}
+    frame.rename(columns=columns).to_csv(tmp_path / "my faq.csv", index=False)
+    dataset = rt.load_dataset(tmp_path / "my faq.csv", **columns)
+    assert dataset.name == "my-faq"
+    in_memory = rt.Dataset.from_pandas(frame, name="faq")
+    assert open_all_splits(dataset.source).digest == open_all_splits(in_memory.source).digest
+    frame.rename(columns=columns).assign(Teil="test").to_csv(tmp_path / "faq.csv", index=False)
+    assert rt.load_dataset(tmp_path / "faq.csv", **columns, split="Teil").splits == ["test"]
+    for path, column, message in (
+        ("faq.csv", "Frge", "faq.csv: the columns 'Frge', 'passage' are missing; it has 'Frage, kurz', 'Antwort=lang'"),
+        ("gone.csv", "Frage", "path='gone.csv': no such file"),
+        ("train.jsonl", "Frage", "train.jsonl: is no CSV or TSV file, and only these have columns to name"),
+    ):
+        with pytest.raises(rt.DataError) as error:
+            rt.load_dataset(tmp_path / path if path == "faq.csv" else path, query=column)
+        assert message in str(error.value)
 
 
 def test_a_dataset_of_pairs_is_divided_like_a_frame_and_well_known_columns_are_recognised(
@@ -211,7 +211,6 @@ ERRORS: list[tuple[Any, str]] = [
         "judgements: 'q' holds no dictionaries; give {split: {query id: {document id: grade}}}",
     ),
     (lambda: rt.Dataset.from_dict({}, {}, {"test": {}}), "row in it"),
-    (lambda: rt.Dataset.from_csv("no.csv"), "pairs='no.csv': no such file"),
     (
         lambda: rt.Dataset.from_huggingface([1]),  # type: ignore[arg-type]
         "splits: is list, neither a Dataset nor a DatasetDict; give a Dataset or a DatasetDict",
@@ -241,7 +240,7 @@ def test_bad_data_is_one_line(workplace: Path, api_cache: Path) -> None:
 def test_a_csv_that_is_no_utf8(workplace: Path) -> None:
     (workplace / "faq.csv").write_bytes(b"query,passage\n\xff\xfe,x\n")
     with pytest.raises(rt.DataError, match="is no CSV file in UTF-8"):
-        rt.Dataset.from_csv("faq.csv")
+        rt.load_dataset("faq.csv")
 
 
 @pytest.mark.parametrize("package", ["pandas", "datasets"])
@@ -274,7 +273,7 @@ def test_csv_dialect_of_python(tmp_path: Path) -> None:
         table = csv.writer(stream)
         table.writerow(["query", "passage"])
         table.writerows([f"q {n}", f"p {n}"] for n in range(5))
-    assert rt.Dataset.from_csv(tmp_path / "bom.csv").counts["queries"] == 5
+    assert rt.load_dataset(tmp_path / "bom.csv").counts["queries"] == 5
 
 
 @pytest.mark.parametrize("form", ["arrow", "numpy", "pandas", "torch"])
@@ -289,14 +288,15 @@ def test_tables_of_datasets_in_any_format_are_read_alike(form: str) -> None:
 
 def test_an_empty_negative_of_a_csv_file_is_missing(tmp_path: Path) -> None:
     (tmp_path / "faq.csv").write_text("query,passage,negative_1\na?,A.,x\nb?,B.,\nc?,C.,y\n")
-    data = rt.Dataset.from_csv(tmp_path / "faq.csv", max_bad_rows=0)
+    data = rt.load_dataset(tmp_path / "faq.csv", max_bad_rows=0)
     assert (data.counts["documents"], data.bad_rows) == (5, [])
-    assert rt.load_dataset(tmp_path / "faq.csv").counts == data.counts
+    named = rt.load_dataset(tmp_path / "faq.csv", query="query", passage="passage", max_bad_rows=0)
+    assert named.counts == data.counts
 
 
 def test_a_table_is_read_as_its_file_is(workplace: Path) -> None:
     """Scores, negatives and splits, under names of any case."""
-    lines = ["Question,Answer,Score,Split"]
+    lines = ["Question,Answer,Label,Split"]
     lines += [f"q{n}?,A{n}.,{n % 2},{'train' if n < 4 else 'test'}" for n in range(6)]
     (workplace / "judged.csv").write_text("\n".join(lines) + "\n")
     lines = ["query,passage,Negative 1", "a?,A.,X.", "b?,B.,", "c?,C.,Z."]
@@ -304,7 +304,7 @@ def test_a_table_is_read_as_its_file_is(workplace: Path) -> None:
     for file in ("judged.csv", "hard.csv"):
         read = rt.load_dataset(file)
         frame = pd.read_csv(file)
-        for made in (rt.Dataset.from_csv(file), rt.Dataset.from_pandas(frame)):
+        for made in (rt.load_dataset(file, query=frame.columns[0]), rt.Dataset.from_pandas(frame)):
             assert (made.counts, made.splits) == (read.counts, read.splits)
     assert read.counts["documents"] == 5
     assert rt.load_dataset("judged.csv").counts["train_positives"] == 2
@@ -328,7 +328,7 @@ def test_questions_without_an_answer_in_memory(tmp_path: Path) -> None:
     frame.loc[10:, "passage"] = None
     from_frame = rt.Dataset.from_pandas(frame)
     frame.assign(answerable=["yes"] * 10 + ["no"] * 2).to_csv(tmp_path / "faq.csv", index=False)
-    assert unanswerable(from_frame) == unanswerable(rt.Dataset.from_csv(tmp_path / "faq.csv"))
+    assert unanswerable(from_frame) == unanswerable(rt.load_dataset(tmp_path / "faq.csv"))
     assert sorted(text for texts in unanswerable(from_frame).values() for text in texts) == [
         "what is lambda",
         "what is mu",
@@ -360,3 +360,30 @@ def test_a_frame_of_queries_has_yes_or_no() -> None:
     documents, queries, judgements = frames()
     with pytest.raises(rt.DataError, match=r"queries, id 1: \"answerable\" is 'perhaps', neither yes nor no"):
         rt.Dataset.from_pandas(documents, queries.assign(answerable="perhaps"), judgements)
+
+
+def test_either_the_title_or_the_text_of_a_passage_may_be_empty() -> None:
+    documents = {"title": {"title": "Vienna", "text": ""}, "text": {"title": "", "text": "Graz"}, "plain": "Linz"}
+    dataset = rt.Dataset.from_dict(documents, {"q": "where"}, {"test": {"q": {"title": 1}}}, max_bad_rows=0)  # type: ignore[arg-type]
+    opened = open_all_splits(dataset.source)
+    assert list(opened.passages()) == ["Vienna", "Graz", "Linz"]
+    frame, queries, judgements = frames()
+    frame["text"] = [None, "second"]
+    from_frames = open_all_splits(rt.Dataset.from_pandas(frame, queries, judgements, name="f", max_bad_rows=0).source)
+    assert list(from_frames.passages()) == ["One", "second"]
+    with pytest.raises(rt.DataError, match='documents row 1: empty "text"'):
+        rt.Dataset.from_dict({"d": {"title": " ", "text": ""}}, {"q": "where"}, {"test": {"q": {"d": 1}}})
+    with pytest.raises(rt.DataError, match='documents row 1: no field "text"'):
+        rt.Dataset.from_dict({"d": {"title": "Vienna"}}, {"q": "where"}, {"test": {"q": {"d": 1}}})
+
+
+def test_lists_and_votes_in_a_frame(capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pairs().assign(score=[*range(6), *range(6)])
+    frame["passage"] = [["one", "two"], "['three' 'four']", *frame["passage"][2:]]
+    dataset = rt.Dataset.from_pandas(frame, name="lists")
+    assert "pairs; 'score' is not read, since it may count votes" in capsys.readouterr().err
+    assert {"one", "two", "three", "four"} < set(open_all_splits(dataset.source).documents.texts)
+    assert sum(dataset.counts[f"{split}_positives"] for split in dataset.splits) == 14
+    frame.loc[2, "passage"] = "['a', b]['c']"
+    with pytest.raises(rt.DataError, match=r"pairs row 3: .* looks like a list and cannot be read as one"):
+        rt.Dataset.from_pandas(frame, name="lists")

@@ -2,8 +2,9 @@
 
 1. `corpus.jsonl`: `{"_id", "title", "text"}`.
 2. `queries.jsonl`: `{"_id", "text"}`; optionally `answers.jsonl`: `{"_id", "answers"}` of queries.
-3. `qrels/<split>.tsv`: a header, then query id, document id and integer score, and optionally `source` (human or llm)
-   and `rank`. A pair judged 0 is also a hard negative of origin `gold`.
+3. `qrels/<split>.tsv`, `.txt` or `.csv`: a header, then query id, document id and integer score, and optionally
+   `source` (human or llm) and `rank`; or the four columns of TREC. A pair judged 0 is also a hard negative of origin
+   `gold`.
 
 4. `unanswerable/<split>.tsv`, optional: the header `query-id`, then the id of a query that no document answers in each
    row.
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from raytriever.data.formats.delimited import TableFile
 from raytriever.data.formats.plan import (
     Part,
     Plan,
@@ -35,14 +37,14 @@ from raytriever.data.formats.plan import (
     has_file,
     id_field,
     kind_of,
-    optional_text,
+    passage_of,
     plain_before_packed,
     shown,
     split_if_named,
     stem_of,
     string_field,
 )
-from raytriever.data.formats.rows import first_row, pieces_of
+from raytriever.data.formats.rows import first_row, pieces_of, wrong_header
 from raytriever.data.records import NO_ANSWER, SOURCES, BadRow, Document, Judgement, Negative, Query, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile
 from raytriever.errors import DataError, setting
@@ -55,10 +57,13 @@ UNANSWERABLE, UNANSWERABLE_HEADER = "unanswerable", ["query-id"]
 _OPTIONAL = ("source", "rank")
 _HEADERS = [(*QRELS_HEADER, *more) for more in ((), _OPTIONAL, _OPTIONAL[:1], _OPTIONAL[1:])]
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
+_TREC = re.compile(r"\s*\S+\s+\S+\s+\S+\s+-?[0-9]{1,9}\s*")
 _TEXTS = r"(?:{0}\.jsonl(?:\.gz)?|{0}/[^/]+\.(?:jsonl(?:\.gz)?|parquet|arrow)|(?:data/)?{0}(?:-\d+-of-\d+)?\.parquet)"
 _CORPUS, _QUERIES = (re.compile(_TEXTS.format(stem)) for stem in ("corpus", "queries"))
 _ANSWERS = re.compile(r"answers\.jsonl(?:\.gz)?")
-_QRELS = re.compile(r"qrels/[^/]+\.(?:tsv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet")
+_QRELS = re.compile(
+    r"qrels/(?!readme)[^/]+\.(?:tsv|txt|csv|jsonl)(?:\.gz)?|(?:qrels|default|data)/[^/]+\.parquet", re.IGNORECASE
+)
 _UNANSWERABLE = re.compile(rf"{UNANSWERABLE}/[^/]+\.(?:(?:tsv|jsonl)(?:\.gz)?|parquet)")
 _SAVED = re.compile(r"(?!(?:corpus|queries)/)([^/]+)/data-\d{5}-of-\d{5}\.arrow")  # a split of a saved `DatasetDict`
 
@@ -77,7 +82,7 @@ def plan(source: Source) -> Plan:
     """Return the plan of a BEIR folder. A corpus may be alone. Raise `DataError` if there is no corpus, or there are
     judgements without queries."""
     documents = _texts(source, "corpus", _CORPUS)
-    judged = [file for file in plain_before_packed(source.files) if _is_judged(file)]
+    judged = plain_before_packed(file for file in source.files if _is_judged(file))
     has_queries = bool(judged) or has_file(source, _QUERIES)
     queries = _texts(source, "queries", _QUERIES) if has_queries else []
     used = {file.path for file in (*documents, *queries)}
@@ -102,22 +107,31 @@ def _is_judged(file: SourceFile) -> bool:
 
 
 def _judged_part(file: SourceFile) -> Part:
-    kind, saved = kind_of(file.path), _SAVED.fullmatch(file.path)
-    split = canonical_split(saved[1] if saved else stem_of(file.path).rsplit("/", 1)[-1])
-    has_no_answers = _UNANSWERABLE.fullmatch(file.path)
+    path = re.sub(r"\.txt(?=(?:\.gz)?$)", ".tsv", file.path, flags=re.IGNORECASE)
+    kind, saved = kind_of(path), _SAVED.fullmatch(path)
+    split = canonical_split(saved[1] if saved else stem_of(path).rsplit("/", 1)[-1])
+    has_no_answers = _UNANSWERABLE.fullmatch(path)
+    if kind == "table":
+        columns = TableFile.open(file.where).columns
+        if set(QRELS_HEADER) - set(columns):
+            raise wrong_header(file.where, repr(",".join(columns))[:80], QRELS_HEADER, ",")
+        return Part(file.where, kind, judgement_row, columns, split)
     if kind != "tsv":
         return Part.of(file, unanswerable_row if has_no_answers else judgement_row, split)
     if has_no_answers:
         return Part(file.where, kind, unanswerable_columns, tuple(UNANSWERABLE_HEADER), split)
-    header = tuple(first_row(file.where).decode(errors="replace").split("\t"))
+    first = first_row(file.where).decode(errors="replace")
+    if _TREC.fullmatch(first):
+        return Part(file.where, kind, qrels_columns, split=split)
+    header = tuple(first.split("\t"))
     header = header if header in _HEADERS else _HEADERS[0]  # reading the file will then ask for this one
     return Part(file.where, kind, partial(judgement_columns, header[3:]), header, split)
 
 
 def document_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing."""
+    """Row `{"_id", "title", "text"}`; the id may be in `id`, and the title may be missing. One of both may be empty."""
     name = _id_of(row)
-    records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+    records.documents.append(Document(name, *passage_of(row)))
 
 
 def query_row(row: Mapping[str, Any], records: Records, _: str) -> None:
@@ -163,6 +177,17 @@ def judgement_row(row: Mapping[str, Any], records: Records, split: str) -> None:
         raise BadRow(f"score {str(score)[:20]!r} is not an integer")
     more = {name: str(row[name]) for name in _OPTIONAL if row.get(name) is not None}
     add_judged(records, split, query, document, score, **_optional(more))
+
+
+def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
+    """Query id, a word that is not read, document id and grade, separated by white space: the form of TREC."""
+    columns = " ".join(row).split()
+    if len(columns) != 4:
+        raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
+    query, _, document, grade = columns
+    if not _INTEGER.fullmatch(grade):
+        raise BadRow(f"grade {grade[:20]!r} is not an integer")
+    add_judged(records, split, query, document, int(grade))
 
 
 def unanswerable_columns(row: Sequence[str], records: Records, split: str) -> None:

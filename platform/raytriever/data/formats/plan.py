@@ -42,7 +42,9 @@ _KINDS: dict[str, Kind] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-_SUFFIX = re.compile(r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=-\d{5}-of-\d{5})\.arrow$")
+_SUFFIX = re.compile(
+    r"\.(?:jsonl|ndjson|json|tsv|csv)(?:\.gz)?$|\.parquet$|(?<=-\d{5}-of-\d{5})\.arrow$", re.IGNORECASE
+)
 _SHARD = re.compile(r"-\d+-of-\d+$")
 _CANONICAL = {"validation": "dev", "valid": "dev", "val": "dev"}
 _SPLIT = re.compile(r"(?:^|[-_./])(train|validation|valid|val|dev|test)(?=[-_./]|$)")
@@ -106,7 +108,7 @@ class Plan:
 
 def kind_of(path: str) -> Kind:
     """Return the kind of a file, whose name has a known ending."""
-    return _KINDS[_SUFFIX.search(path)[0]]  # type: ignore[index]
+    return _KINDS[_SUFFIX.search(path)[0].lower()]  # type: ignore[index]
 
 
 def stem_of(path: str) -> str:
@@ -149,11 +151,16 @@ def has_file(source: Source, pattern: re.Pattern[str]) -> bool:
     return any(pattern.fullmatch(file.path) for file in source.files)
 
 
+def is_readable(file: SourceFile) -> bool:
+    """Return True if the name of a file has a known ending."""
+    return _SUFFIX.search(file.path) is not None
+
+
 def plain_before_packed(files: Iterable[SourceFile]) -> list[SourceFile]:
-    """Return the files that hold rows; of a file that lies there plain and gzipped, the plain one."""
-    readable = [file for file in files if _SUFFIX.search(file.path)]
-    paths = {file.path for file in readable}
-    return [file for file in readable if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
+    """Return files; of one that lies there plain and gzipped, the plain one."""
+    given = list(files)
+    paths = {file.path for file in given}
+    return [file for file in given if file.path.removesuffix(".gz") not in paths or not file.path.endswith(".gz")]
 
 
 def shown(source: Source) -> str:
@@ -202,6 +209,14 @@ def optional_text(row: Mapping[str, Any], name: str) -> str:
     return encodable(value, name)
 
 
+def passage_of(row: Mapping[str, Any], text: str = "text") -> tuple[str, str]:
+    """Return the title and the text of a passage. Either may be blank, not both; the field of the text must exist."""
+    title, body = optional_text(row, "title"), optional_text(row, text)
+    if text not in row or not (title.strip() or body.strip()):
+        string_field(row, text)  # raises
+    return title, body
+
+
 def encodable(value: str, name: str) -> str:
     """Return the value itself, unless it has half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
     if not value.isascii():
@@ -242,6 +257,13 @@ def list_field(row: Mapping[str, Any], name: str) -> list[Any]:
 def list_of(row: Mapping[str, Any], name: str, check: Callable[[Any, str], T]) -> list[T]:
     """Return a field that must hold a list of values that pass a check; one that is missing or null is empty."""
     return [check(value, f"{name}[{index}]") for index, value in enumerate(list_field(row, name))]
+
+
+def texts_field(row: Mapping[str, Any], name: str) -> list[str]:
+    """Return the texts of a field that must hold a text or a list of texts, at least one."""
+    if not isinstance(row.get(name), list):
+        return [string_field(row, name)]
+    return list_of(row, name, text_value) or [text_value("", name)]
 
 
 def object_value(value: Any, name: str) -> Mapping[str, Any]:
@@ -305,7 +327,7 @@ class QueryGroup:
         records.queries.append(Query(self._query, text, prompt))
         records.answers += [(self._query, answer) for answer in answers]
 
-    def document(self, text: str, title: str = "", name: str | None = None) -> str:
+    def document(self, title: str, text: str, name: str | None = None) -> str:
         """Add a passage and return its id, which is made from its content if `name` is None."""
         name = content_id(title, text) if name is None else name
         self._records.documents.append(Document(name, title, text))

@@ -1,7 +1,7 @@
 """Recognition of the format of a data set, from the names of its files and the fields of their first rows.
 
 1. Names identify a data set of `ir_datasets`, and a folder with a corpus, queries and judgements (BEIR, MIRACL,
-   Mr. TyDi, MKQA).
+   Mr. TyDi).
 2. The first rows of any other file are read; CSV and TSV files only if there are no others. All files must have one
    format, and be in one folder except for splits.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from raytriever.data.formats.plan import (
     RowParser,
     base_of,
     is_answerable,
+    is_readable,
     kind_of,
     names_settings,
     plain_before_packed,
@@ -38,29 +40,34 @@ from raytriever.data.formats.row_formats import (
     SENTENCE_TRANSFORMERS,
     anchor_of,
     corpus_row,
+    scored_row,
     tevatron_ids_row,
 )
 from raytriever.data.formats.rows import BYTE_ORDER_MARK, column_names, numbered_rows, object_of, read_elements
+from raytriever.data.formats.unread import array_error, collection_error, json_error
 from raytriever.data.records import BadRow, Records
 from raytriever.data.sources import IR_DATASETS, Source, SourceFile, open_stream, reading
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.options import did_you_mean
 
-_TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$")
+_TABLE = re.compile(r"\.[ct]sv(?:\.gz)?$", re.IGNORECASE)
+_DESCRIPTION = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
+_QUESTIONS = ("query", "question")  # whose answers may have votes, which are no grades
 _ROWS = 10
 _BLOCK = 1 << 16
+# Files that are called like judgements, with any ending but that of notes.
+_JUDGEMENTS = re.compile(r"(?:^|[/._-])qrels?(?:[/._-](?!.*(?:readme|\.md$))|$)", re.IGNORECASE)
 
 
 # Formats that the names of the files identify, in the order in which they are tried, each with its check and its plan.
 _BY_NAMES = {
     beir.NAME: (beir.is_whole, beir.plan),
-    trec.MKQA: (trec.is_mkqa, trec.plan_mkqa),
     trec.NAME: (trec.is_whole, trec.plan),
 }
 FORMATS = (*_BY_NAMES, *ROW_FORMATS, "ir_datasets")
 _SIGNATURES = "; ".join(
     [
-        *(beir.SIGNATURE, trec.MKQA_SIGNATURE, trec.SIGNATURE),
+        *(beir.SIGNATURE, trec.SIGNATURE),
         *(format.signature for format in ROW_FORMATS.values()),
         tables.SIGNATURE,
     ]
@@ -89,12 +96,26 @@ def recognise(source: Source, format: str | None = None, columns: str = "", conf
             is missing; or a file cannot be divided.
         ConfigError: `config` has no effect.
     """
-    plan = _recognise(source, format, columns, config or SplitConfig())
+    plan = _with_unread(source, _recognise(source, format, columns, config or SplitConfig()))
     if config not in (None, SplitConfig()) and not plan.division:
         flags = [setting(name, value) for name, value in vars(config).items() if value != getattr(SplitConfig(), name)]
         what = "has no effect: its files, or a column, name the splits"
         raise ConfigError(what, ", ".join(flags), "leave it out, or give one CSV, TSV or JSONL file without splits")
     return plan
+
+
+def _with_unread(source: Source, plan: Plan) -> Plan:
+    """Return the plan with a note on files that are called like judgements and are not read."""
+    read = {part.where for part in plan.parts}
+    unread = [
+        file.path
+        for file in plain_before_packed(source.files)
+        if file.where not in read and _JUDGEMENTS.search(file.path) and not names_settings(file.path)
+    ]
+    if not unread or plan.format == trec.NAME:  # which reads those of single splits, or of all
+        return plan
+    what = f"not read: {', '.join(unread[:8])}; judgements are read from qrels/<split>.tsv, such as qrels/test.tsv"
+    return replace(plan, note="; ".join(filter(None, [plan.note, what])))
 
 
 def _recognise(source: Source, format: str | None, columns: str, config: SplitConfig) -> Plan:
@@ -108,6 +129,8 @@ def _recognise(source: Source, format: str | None, columns: str, config: SplitCo
     begun = next((module for module in (trec, beir) if module.is_begun(source)), None)
     peeks = _look_into(source)
     table_files = [file for file in plain_before_packed(source.files) if _TABLE.search(file.path)]
+    if table_files and not peeks and not columns and (error := collection_error(source.where, table_files)):
+        raise error
     if table_files and not peeks and (columns or begun is None):
         return tables.plan(source, table_files, columns, config)
     if columns:
@@ -118,6 +141,8 @@ def _recognise(source: Source, format: str | None, columns: str, config: SplitCo
     if begun is not None and format is None and not (_has_queries(candidates) if begun is trec else candidates):
         return begun.plan(source)
     if not candidates:
+        if error := json_error(source.files):
+            raise error
         what = f"not in the format {format}" if format else "in no known format"
         contents = _describe(peeks) or shown(source)
         raise DataError(f"{what}; it holds {contents}", source.where, f"known formats are {_SIGNATURES}")
@@ -139,13 +164,13 @@ def _look_into(source: Source) -> Peeks:
     """Return the files that may hold rows; of the shards of one file only the first is opened."""
     peeked: dict[str, Peek] = {}
     peeks = []
-    for file in plain_before_packed(source.files):
+    for file in plain_before_packed(filter(is_readable, source.files)):
         if _TABLE.search(file.path) or names_settings(file.path):
             continue
         group = stem_of(file.path)
         if group not in peeked:
             peeked[group] = peek(file)
-        if peeked[group].fields or ".jsonl" in file.path or ".json" not in file.path:
+        if peeked[group].fields or not _DESCRIPTION.search(file.path):
             peeks.append((file, peeked[group]))  # a .json without rows that are objects is a description
     return peeks
 
@@ -166,7 +191,10 @@ def peek(file: SourceFile) -> Peek:
         kind = "json"  # JSON lines are often published as .json
     numbered = numbered_rows(file.where)
     with closing(numbered):  # type: ignore[type-var]
-        return Peek(kind, _fields([row for _, row in islice(numbered, _ROWS)]))
+        rows = [row for _, row in islice(numbered, _ROWS)]
+    if error := array_error(file.where, rows[0] if rows else b""):
+        raise error
+    return Peek(kind, _fields(rows))
 
 
 def _fields(rows: list[bytes]) -> frozenset[str]:
@@ -206,6 +234,13 @@ def _plan(source: Source, name: str, matched: Peeks, config: SplitConfig) -> Pla
             folders.add(base_of(file.path))
             judged.append(Part(file.where, kind, partial(tables.divided_row, parse, anchor, division)))
             continue
+        if (
+            isinstance(parse, partial)
+            and parse.func is scored_row
+            and parse.args[0] in _QUESTIONS
+            and parse.args[2] in tables.VOTES
+        ):
+            note = f"{file.path}: {parse.args[2]!r} is read as the grade of the passage: 0 makes it a negative"
         rows_name_splits |= by_row
         folders.add(base_of(file.path))
         if by_row:

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from raytriever.data.formats.plan import (
@@ -24,11 +25,13 @@ from raytriever.data.formats.plan import (
     object_value,
     optional_score,
     optional_text,
+    passage_of,
     score_list,
     score_value,
     split_of_row,
     string_field,
     text_value,
+    texts_field,
 )
 from raytriever.data.records import SOURCES, BadRow, Document, Records
 
@@ -78,13 +81,13 @@ def tevatron_ids_row(row: Row, records: Records, split: str) -> None:
 
 def corpus_row(row: Row, records: Records, _: str) -> None:
     """Document of the corpus of Tevatron's second generation: `{"docid", "title", "text"}`."""
-    name, text = id_field(row, "docid"), string_field(row, "text")
-    records.documents.append(Document(name, optional_text(row, "title"), text))
+    name = id_field(row, "docid")
+    records.documents.append(Document(name, *passage_of(row)))
 
 
 def _tevatron_passage(group: QueryGroup, passage: Row) -> str:
     name = id_field(passage, "docid") if passage.get("docid") is not None else None
-    return group.document(string_field(passage, "text"), optional_text(passage, "title"), name)
+    return group.document(*passage_of(passage), name)
 
 
 def _or(passage: Row, name: str, otherwise: str) -> str:
@@ -117,7 +120,7 @@ def dpr_row(row: Row, records: Records, split: str) -> None:
 
 def _context(group: QueryGroup, context: Row) -> str:
     name = next((id_field(context, name) for name in _DPR_IDS if context.get(name) is not None), None)
-    return group.document(string_field(context, "text"), optional_text(context, "title"), name)
+    return group.document(*passage_of(context), name)
 
 
 def flag_embedding_row(row: Row, records: Records, split: str) -> None:
@@ -131,9 +134,9 @@ def flag_embedding_row(row: Row, records: Records, split: str) -> None:
     positives, negatives = (list_of(row, name, text_value) for name in ("pos", "neg"))
     score_list(row, "pos_scores", len(positives), "pos")
     for text in positives:
-        group.judged(group.document(text))
+        group.judged(group.document("", text))
     for text, score in zip(negatives, score_list(row, "neg_scores", len(negatives), "neg"), strict=True):
-        group.negative(group.document(text), "dense", score)
+        group.negative(group.document("", text), "dense", score)
 
 
 def pair_row(row: Row, records: Records, split: str) -> None:
@@ -147,7 +150,7 @@ def pair_row(row: Row, records: Records, split: str) -> None:
     label = _label(row)
     split = split_of_row(row) if "split" in row else split
     group = QueryGroup(records, split, string_field(row, "premise"))
-    document = group.document(string_field(row, "hypothesis"))
+    document = group.document("", string_field(row, "hypothesis"))
     if label == "entailment":
         group.judged(document)
     elif label == "contradiction":
@@ -169,30 +172,36 @@ def tuple_row(
     """Columns of sentence-transformers (sbert.net, "Loss Overview"; Reimers and Gurevych 2019, arXiv:1908.10084):
     `anchor, positive`, and any of `negative`, `negative_1`, ..., which may be null or empty.
 
-    A list of scores in `label` or `score`, the positive's first, is a teacher's; those of the negatives are kept. Other
-    names are `query` or `question` for `anchor`; `answer` for `positive`. The origin of the negatives is `dense`,
-    because sentence-transformers mines with a dense retriever. The values name the columns. A row with `answerable` no
-    and an empty positive is a query that no document answers.
+    A passage may be a list of texts, each a passage. A list of scores in `label` or `score`, the positives' first, is a
+    teacher's; those of the negatives are kept. Other names are `query` or `question` for `anchor`; `answer` for
+    `positive`. The origin of the negatives is `dense`, because sentence-transformers mines with a dense retriever. The
+    values name the columns. A row with `answerable` no and an empty positive is a query that no document answers.
     """
     group = QueryGroup(records, split, string_field(row, anchor))
     if _has_no_answer(row, positive):
         group.no_answer()
+        positives = [""]
     else:
-        group.judged(group.document(string_field(row, positive)))
-    scores = [math.nan] * (1 + len(negatives))
+        positives = texts_field(row, positive)
+        for text in positives:
+            group.judged(group.document("", text))
+    texts = [[] if _is_blank(row.get(name)) else texts_field(row, name) for name in negatives]
+    scores = [math.nan] * (len(positives) + sum(map(len, texts)))
     if isinstance(row.get(scored), list):  # a single number is a margin, of two scores
         scores = score_list(row, scored, len(scores), f"{positive} and negatives")
-    for name, score in zip(negatives, scores[1:], strict=True):
-        if optional_text(row, name).strip():
-            group.negative(group.document(string_field(row, name)), "dense", score)
+    for text, score in zip(chain.from_iterable(texts), scores[len(positives) :], strict=True):
+        group.negative(group.document("", text), "dense", score)
+
+
+def _is_blank(value: Any) -> bool:
+    return not (value.strip() if isinstance(value, str) else value)
 
 
 def _has_no_answer(row: Row, passages: str) -> bool:
     """Return True for a row whose query no document answers; it must have no passage."""
     if is_answerable(row) is not False:
         return False
-    value = row.get(passages)
-    if value.strip() if isinstance(value, str) else value:
+    if not _is_blank(row.get(passages)):
         raise BadRow(f'conflicting: "{ANSWERABLE}" is no, but "{passages}" is not empty')
     return True
 
@@ -217,7 +226,7 @@ def scored_row(anchor: str, others: str, scored: str, row: Row, records: Records
     else:
         texts, scores = [string_field(row, others)], [row.get(scored)]
     for text, score in zip(texts, scores, strict=True):
-        document = group.document(text)
+        document = group.document("", text)
         grade = _grade(score, scored)
         group.judged(document, grade)
         if grade == 0:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Never
@@ -94,14 +94,14 @@ def read_lines(where: str, size: int, header: tuple[str, ...] = ()) -> Iterator[
                 first, _, piece = piece.partition(b"\n")
                 actual = first.rstrip(b"\r").decode(errors="replace")
                 if actual.split("\t") != list(header):
-                    raise _wrong_header(where, repr(actual[:80]), header)
+                    raise wrong_header(where, repr(actual[:80]), header)
                 row = 2
         if piece and not piece.isspace():
             seen = True
             yield row, piece
         row += piece.count(b"\n")
     if row == 1 and header:
-        raise _wrong_header(where, "'' (the file is empty)", header)
+        raise wrong_header(where, "'' (the file is empty)", header)
     if not seen and header:
         raise DataError("no judgement in it", where, f"give rows of {'<TAB>'.join(header)}")
     if not seen:
@@ -158,8 +158,9 @@ def _cut(block: bytes) -> int:
     return start + sum(len(row) + 1 for row in rows[: sums.index(min(sums)) + 1])
 
 
-def _wrong_header(where: str, actual: str, header: tuple[str, ...]) -> DataError:
-    return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {'<TAB>'.join(header)}")
+def wrong_header(where: str, actual: str, header: Sequence[str], separator: str = "<TAB>") -> DataError:
+    """Return the error of a file whose first row does not name these columns."""
+    return DataError(f"the header is {actual}", f"{where} row 1", f"it must be {separator.join(header)}")
 
 
 # Anything up to the next bracket outside strings; or up to the quote of a string that goes on in the next block.

@@ -1,8 +1,7 @@
 """CSV and TSV files of queries and passages, or of sentence pairs of inference, as parts of a data set.
 
-The separator of a CSV file is the one of `,`, `;`, tab and `|` that gives its header the most columns. A TSV file has
-quotation marks around whole fields only, as spreadsheets write them; other marks belong to the text. Columns are named
-by the caller, or recognised by their names.
+Columns are named by the caller, or recognised by their names. A list of texts in a cell is several passages. A column
+`score` is read only if it is named: in published tables it often counts votes.
 
 Rows become the rows of the formats `sentence-transformers` and `pairs`. Their splits are those of a column `split`, or
 of the names of the files. A single file without either is divided by the digest of its queries (`division`).
@@ -10,24 +9,24 @@ of the names of the files. A single file without either is divided by the digest
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from raytriever.data.config import SplitConfig
+from raytriever.data.formats.delimited import TableFile, texts_in
 from raytriever.data.formats.division import TEST, Division, test_file
 from raytriever.data.formats.plan import ANSWERABLE, Part, Plan, RowParser, is_answerable, split_if_named, split_of_row
 from raytriever.data.formats.row_formats import NEGATIVE, PAIRS, ROW_FORMATS, SCORES, SENTENCE_TRANSFORMERS
-from raytriever.data.formats.rows import BYTE_ORDER_MARK, MOST_ROW_BYTES, object_of
+from raytriever.data.formats.rows import object_of
+from raytriever.data.formats.unread import header_error
 from raytriever.data.records import BadRow, Records
-from raytriever.data.sources import Source, SourceFile, open_stream, reading
+from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError, flag_of, setting
 from raytriever.options import did_you_mean
 
@@ -36,9 +35,8 @@ UNREADABLE = ""  # field of a row that the table could not give: the reason
 _REMEDY = f"name them: raytriever prepare {flag_of('columns')} query=COLUMN,passage=COLUMN"
 _SPLIT = "split"
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_SEPARATORS = ",;\t|"
-_QUOTED = re.compile(r'"(?:[^"]|"")+"')
-_NAMES_OF_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "|"}
+VOTES = ("score", "scores")  # unless the caller names them
+_LABELS = tuple(name for name in SCORES if name not in VOTES)
 
 
 class Role(NamedTuple):
@@ -66,64 +64,7 @@ PASSAGE = Role(
         "sentence2",
     ),
 )
-
-
-@dataclass(frozen=True)
-class TableFile:
-    """CSV or TSV file: its path or URI, the separator of its fields, and the names in its header."""
-
-    where: str
-    separator: str
-    columns: tuple[str, ...]
-
-    @classmethod
-    def open(cls, where: str) -> TableFile:
-        """Read the header; raises `DataError` if the file is empty, no UTF-8, or names a column twice."""
-        with reading(where, [0]), closing(open_stream(where)) as stream:
-            first = next(_lines(stream, where), "")
-        if not first.strip():
-            raise DataError("the file is empty", where, "give a header with the names of the columns, and rows")
-        separators = "\t" if where.removesuffix(".gz").endswith(".tsv") else _SEPARATORS
-        headers = {separator: _fields_of(first, separator) for separator in separators}
-        separator = max(headers, key=lambda one: len(headers[one]))
-        names = tuple(name.strip() for name in headers[separator])
-        twice = next((name for name in names if name and names.count(name) > 1), None)
-        if twice is not None:
-            raise DataError(f"the header names the column {twice!r} twice", where, "rename one of them")
-        return cls(where, separator, names)
-
-    def rows(self) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield, for each row that is not blank, the line on which it begins, and its fields or why it is bad. Raise
-        `DataError` if the file is no UTF-8, or a quotation mark is never closed."""
-        read, width = [0], len(self.columns)
-        with reading(self.where, read), closing(open_stream(self.where)) as stream:
-            lines = _lines(stream, self.where)
-            if self.separator == "\t":
-                table: Iterator[list[str]] = (_fields_of(line, "\t") for line in lines)
-            else:
-                csv.field_size_limit(MOST_ROW_BYTES)
-                table = csv.reader(lines, delimiter=self.separator, strict=True)
-            end = 0
-            try:
-                for fields in table:
-                    begin = end + 1
-                    end = end + 1 if self.separator == "\t" else table.line_num  # type: ignore[attr-defined]
-                    read[0] = end
-                    if begin == 1 or not any(map(str.strip, fields)):
-                        continue
-                    if len(fields) == width:
-                        yield begin, fields
-                    else:
-                        yield begin, f"{len(fields)} fields, the header has {width}"
-            except csv.Error as error:
-                remedy = "close its quotation marks, or write them twice"
-                raise DataError(f"is no CSV ({error})", f"{self.where} line {end + 1}", remedy) from error
-
-    @property
-    def description(self) -> str:
-        """Description of how the file is read, for a message."""
-        marks = ", quotation marks kept unless they enclose a whole field" if self.separator == "\t" else ""
-        return f"columns separated by {_NAMES_OF_SEPARATORS[self.separator]}{marks}"
+SCORE = Role("score", (), optional=True)
 
 
 def choose_columns(
@@ -173,36 +114,6 @@ def parse_columns(text: str) -> dict[str, str]:
             )
         named[role] = column
     return named
-
-
-def _lines(stream: object, where: str) -> Iterator[str]:
-    """Yield the lines of a stream as text, with their ends."""
-    read = stream.readline  # type: ignore[attr-defined]
-    number = 0
-    while line := read(MOST_ROW_BYTES + 1):
-        number += 1
-        if len(line) > MOST_ROW_BYTES:
-            raise DataError(f"the line is longer than {MOST_ROW_BYTES >> 20} MB", f"{where} line {number}", "cut it")
-        try:
-            yield (line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line).decode()
-        except UnicodeDecodeError as error:
-            what = f"is no CSV file in UTF-8 (byte 0x{line[error.start]:02x} in line {number})"
-            raise DataError(what, where, "save it again as UTF-8") from error
-
-
-def _fields_of(line: str, separator: str) -> list[str]:
-    line = line.rstrip("\r\n")
-    if separator == "\t":
-        return [_unquoted(field) for field in line.split("\t")]
-    return next(csv.reader([line], delimiter=separator), [])
-
-
-def _unquoted(field: str) -> str:
-    """Return the text of a whole field in quotation marks whose inner ones are written twice; other fields as they are.
-
-    A text may begin and end with quotation marks of its own, such as `"Open" or "closed"`.
-    """
-    return field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
 
 
 def divided_row(
@@ -278,7 +189,8 @@ def _questions(named: Mapping[str, str], where: str) -> Iterator[tuple[int, str,
         if not isinstance(fields, str):
             row = _row(fields, names)
             with suppress(BadRow):
-                yield line, row["anchor"], is_answerable(row) is not False
+                if isinstance(row.get("anchor"), str):
+                    yield line, row["anchor"], is_answerable(row) is not False
 
 
 def read_rows(where: str, size: int, names: Sequence[str]) -> Iterator[tuple[int, bytes]]:
@@ -317,12 +229,22 @@ def _row(fields: list[str] | str, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(fields, str):
         return {UNREADABLE: fields}
     row: dict[str, Any] = {}
-    for name, value in zip(names, fields, strict=True):
-        if name in SCORES:
-            row[name] = number_of(value)
-        elif name and (value.strip() or not NEGATIVE.fullmatch(name)):
-            row[name] = value
+    try:
+        for name, value in zip(names, fields, strict=True):
+            if name and (value.strip() or not NEGATIVE.fullmatch(name)):
+                row[name] = value_of(name, value)
+    except BadRow as reason:
+        return {UNREADABLE: str(reason)}
     return row
+
+
+def value_of(name: str, value: Any) -> Any:
+    """Return the value of a cell in the column `name` of the format: a number of a column of scores, the texts of a
+    list; raises `BadRow` for what looks like a list and is none."""
+    if name in SCORES:
+        return number_of(value)
+    is_texts = name in ("anchor", "positive") or NEGATIVE.fullmatch(name)
+    return texts_in(value) if is_texts and isinstance(value, str) else value
 
 
 def _names(table: TableFile, named: Mapping[str, str]) -> tuple[str, ...]:
@@ -330,20 +252,28 @@ def _names(table: TableFile, named: Mapping[str, str]) -> tuple[str, ...]:
     folded = [column.casefold().replace(" ", "_") for column in table.columns]
     if not named and {"premise", "hypothesis", "label"} <= set(folded):
         return tuple(name if name in ("premise", "hypothesis", "label", _SPLIT) else "" for name in folded)
-    chosen = choose_columns(table.where, table.columns, (QUERY, PASSAGE), named, _REMEDY)
+    try:
+        chosen = choose_columns(table.where, table.columns, (QUERY, PASSAGE, SCORE), named, _REMEDY)
+    except DataError as error:
+        raise (None if named else header_error(table.where, table.columns, table.separator)) or error from None
     first = next((fields for _, fields in table.rows() if not isinstance(fields, str)), [])
-    return column_names(table.columns, first, chosen["query"], chosen["passage"])
+    return column_names(table.columns, first, chosen)
 
 
-def column_names(columns: Sequence[str], first: Sequence[Any], query: str, passage: str) -> tuple[str, ...]:
+def column_names(columns: Sequence[str], first: Sequence[Any], chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Return the name that each column of a table of pairs has in its format, "" for a column that is not read.
 
-    `first` has the values of the first row: a column of scores holds numbers.
+    `first` has the values of the first row: a column of labels holds numbers. `chosen` has the columns of the query,
+    the passage and perhaps the score.
     """
-    own, names = {query: "anchor", passage: "positive"}, []
+    own = {chosen["query"]: "anchor", chosen["passage"]: "positive"}
+    if "score" in chosen:
+        own[chosen["score"]] = "score"
+    labels = () if "score" in chosen else SCORES if chosen["query"].casefold() == "sentence1" else _LABELS
+    names = []
     for column, value in zip_longest(columns, first):
         name = column.casefold().replace(" ", "_")
-        is_score = name in SCORES and isinstance(number_of(value), int | float)
+        is_score = name in labels and isinstance(number_of(value), int | float)
         is_read = is_score or name in (_SPLIT, ANSWERABLE) or NEGATIVE.fullmatch(name)
         names.append(own.get(column) or (name if is_read else ""))
     return tuple(names)
@@ -360,4 +290,13 @@ def _note(file: SourceFile, table: TableFile, names: Sequence[str], how: str) ->
     roles = {"anchor": "query", "positive": "passage"}
     read = [f"{roles.get(name, name)} = {column!r}" for name, column in zip(names, table.columns, strict=True) if name]
     divided = f"; {how}" if how else ""
-    return f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{divided}"
+    votes = votes_note(table.columns, names, f"name it: {flag_of('columns')} score=COLUMN")
+    return f"{PurePosixPath(file.path).name} is read with {', '.join(read)}, {table.description}{votes}{divided}"
+
+
+def votes_note(columns: Sequence[str], names: Sequence[str], remedy: str) -> str:
+    """Return a note on a column called `score` that is not read; empty without one."""
+    votes = [column for column, name in zip(columns, names, strict=True) if not name and column.casefold() in VOTES]
+    if not votes:
+        return ""
+    return f"; {votes[0]!r} is not read, since it may count votes; if it grades the passage, {remedy}"

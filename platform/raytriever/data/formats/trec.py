@@ -1,11 +1,10 @@
-"""Parser of topics or questions next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984), Mr. TyDi
-(Zhang et al. 2021, arXiv:2108.08787) and MKQA (Longpre et al. 2021, arXiv:2007.15207).
+"""Parser of topics next to a corpus of JSON lines: MIRACL (Zhang et al. 2023, arXiv:2210.09984) and Mr. TyDi (Zhang et
+al. 2021, arXiv:2108.08787).
 
 1. Topics, `topics/topics.miracl-v1.0-sw-dev.tsv` or `topic.dev.tsv`: id and text of a query, without a header.
 2. Judgements, `qrels/qrels.miracl-v1.0-sw-dev.tsv` or `qrels.dev.txt`: query id, `Q0`, document id and grade.
 3. Corpus, `docs-0.jsonl.gz` of `{"docid", "title", "text"}`, or `collection/docs.jsonl.gz` of `{"id", "contents"}`,
    where a blank line ends the title.
-4. Questions of MKQA, `mkqa.jsonl.gz`, in place of topics and judgements; see `mkqa_row`.
 
 The split is the end of the name. Files of all splits together, such as `topic.tsv`, are read if there are no others.
 """
@@ -23,37 +22,29 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from raytriever.data.dataset import RetrievalDataset
-from raytriever.data.formats.beir import add_judged
+from raytriever.data.formats.beir import qrels_columns
 from raytriever.data.formats.plan import (
     Part,
     Plan,
     encodable,
     has_file,
     id_field,
-    list_field,
-    list_of,
-    object_value,
-    optional_text,
+    passage_of,
     plain_before_packed,
     shown,
     string_field,
 )
 from raytriever.data.formats.rows import numbered_rows
-from raytriever.data.records import ANY_ANSWER, BadRow, Document, Judgement, Query, Records
+from raytriever.data.records import BadRow, Document, Query, Records
 from raytriever.data.sources import Source, SourceFile
 from raytriever.errors import DataError
 
-NAME, MKQA = "trec", "mkqa"
+NAME = "trec"
 SIGNATURE = "trec: topics (topic.dev.tsv), judgements (qrels.dev.txt) and docs.jsonl.gz, as of MIRACL and Mr. TyDi"
-MKQA_SIGNATURE = "mkqa: mkqa.jsonl.gz and a corpus (docs.jsonl.gz or corpus.jsonl)"
 _SPLIT = r"(?:[-.](?P<split>train|dev|test(?:-[ab])?))?"
 _TOPICS = re.compile(rf"(?:.*/)?topics?(?P<set>[.-][^/]+?)??{_SPLIT}\.tsv(?:\.gz)?")
 _QRELS = re.compile(rf"(?:.*/)?qrels(?P<set>[.-][^/]+?)??{_SPLIT}\.(?:tsv|txt)(?:\.gz)?")
 _CORPUS = re.compile(r"(?:.*/)?(?:docs(?:-\d+)?|corpus)\.jsonl(?:\.gz)?")
-_GRADE = re.compile(r"-?[0-9]{1,9}")
-_QUESTIONS = re.compile(r"(?:.*/)?mkqa\.jsonl(?:\.gz)?")
-_TYPES = ("entity", "number", "number_with_unit", "date", "short_phrase")
-_LANGUAGE = re.compile(r"[a-z]{2}(?:_[a-z]{2})?")
 
 
 def is_whole(source: Source) -> bool:
@@ -64,11 +55,6 @@ def is_whole(source: Source) -> bool:
 def is_begun(source: Source) -> bool:
     """Return True if the source has topics, and judgements or a corpus."""
     return has_file(source, _TOPICS) and (has_file(source, _QRELS) or has_file(source, _CORPUS))
-
-
-def is_mkqa(source: Source) -> bool:
-    """Return True if the source has the questions of MKQA."""
-    return has_file(source, _QUESTIONS)
 
 
 def plan(source: Source) -> Plan:
@@ -82,13 +68,6 @@ def plan(source: Source) -> Plan:
     parts = [Part(file.where, "tsv", topic_columns) for file, _ in topics]
     parts += [Part(file.where, "tsv", qrels_columns, split=split) for file, split in qrels]
     return Plan(NAME, (*corpus, *parts), tuple(dict.fromkeys(split for _, split in qrels)))
-
-
-def plan_mkqa(source: Source) -> Plan:
-    """Return the plan of MKQA with a corpus; raises `DataError` if there is none."""
-    files = [file for file in plain_before_packed(source.files) if _QUESTIONS.fullmatch(file.path)]
-    parts = [Part.of(file, mkqa_row) for file in files]
-    return Plan(MKQA, (*_corpus(source), *parts), None)
 
 
 def _corpus(source: Source) -> list[Part]:
@@ -130,62 +109,16 @@ def topic_columns(row: Sequence[str], records: Records, _: str) -> None:
     records.queries.append(Query(id_field(texts, "id"), string_field(texts, "text")))
 
 
-def qrels_columns(row: Sequence[str], records: Records, split: str) -> None:
-    """Query id, a word that is not read, document id and grade, separated by white space."""
-    columns = " ".join(row).split()
-    if len(columns) != 4:
-        raise BadRow(f"{len(columns)} columns, not 4: query id, Q0, document id, grade")
-    query, _, document, grade = columns
-    if not _GRADE.fullmatch(grade):
-        raise BadRow(f"grade {grade[:20]!r} is not an integer")
-    add_judged(records, split, query, document, int(grade))
-
-
 def pyserini_row(row: Mapping[str, Any], records: Records, _: str) -> None:
     """Row `{"docid", "title", "text"}`, or `{"id", "contents"}` with the title before a blank line."""
     name = id_field(row, next((key for key in ("docid", "_id", "id") if key in row), "docid"))
     if "contents" not in row:
-        records.documents.append(Document(name, optional_text(row, "title"), string_field(row, "text")))
+        records.documents.append(Document(name, *passage_of(row)))
         return
     title, _, text = string_field(row, "contents").partition("\n\n")
     if not text.strip() or "\n" in title.strip():
         title, text = "", row["contents"]
     records.documents.append(Document(name, encodable(title.strip(), "title"), text.strip()))
-
-
-def mkqa_row(row: Mapping[str, Any], records: Records, _: str) -> None:
-    """Question of MKQA in 26 languages: `{"example_id", "queries": {"de": text}, "answers": {"de": [{"type", "text",
-    "aliases"}]}}`.
-
-    A language is a split. A question has the answers of its language and of English, with their aliases. Questions that
-    have no answer, a long one, or yes or no, are left out, because no passage can be recognised by it. No passage is
-    judged: acc@K counts the passages that contain an answer.
-    """
-    name, questions, answers = id_field(row, "example_id"), _languages(row, "queries"), _languages(row, "answers")
-    texts = {language: list(_answers(answers, language)) for language in {*answers, "en"}}
-    for language in questions:
-        if not _LANGUAGE.fullmatch(language):
-            raise BadRow(f"{language[:20]!r} is no language")
-        query = Query(f"{language}-{name}", string_field(questions, language))
-        if texts.get(language):
-            records.queries.append(query)
-            records.judgements.append(Judgement(language, query.id, ANY_ANSWER, 1))
-            records.answers += [(query.id, text) for text in dict.fromkeys((*texts[language], *texts["en"]))]
-
-
-def _languages(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = row.get(name)
-    if not isinstance(value, Mapping):
-        raise BadRow(f'"{name}" is {type(value).__name__}, not an object of languages')
-    return value
-
-
-def _answers(answers: Mapping[str, Any], language: str) -> Iterator[str]:
-    for answer in list_of(answers, language, object_value):
-        if answer.get("type") in _TYPES:
-            for text in (answer.get("text"), *list_field(answer, "aliases")):
-                if isinstance(text, str) and text.strip():
-                    yield encodable(text, "answers")
 
 
 _FORM = "a line is `query Q0 document rank score tag`"

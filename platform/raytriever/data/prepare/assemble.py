@@ -37,7 +37,7 @@ from raytriever.data.prepare.prepared import (
     UNANSWERABLE,
 )
 from raytriever.data.prepare.shards import WORK, ShardReport
-from raytriever.data.records import ANY_ANSWER, NO_ANSWER
+from raytriever.data.records import NO_ANSWER
 from raytriever.reading.arrays import read_arrays, read_arrow
 
 # Reason and content of each bad row, by part and number; a row with several errors is bad once.
@@ -215,7 +215,7 @@ def _resolved(
         for index in np.flatnonzero(unknown):
             end = "query" if queries[index] < 0 else "document"
             unknown_id = ids[end][int(index)].as_py()
-            if end == "document" and unknown_id in (ANY_ANSWER, NO_ANSWER):
+            if end == "document" and unknown_id == NO_ANSWER:
                 continue
             reason = f"unknown {end} id {unknown_id!r}"  # see `records.UNKNOWN_DOCUMENT`
             bad.setdefault((report.part, int(pairs["rows"][index])), (reason, unknown_id.encode()))

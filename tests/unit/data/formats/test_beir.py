@@ -213,3 +213,53 @@ def test_what_is_not_there_is_one_line(registered: None, read, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "ir_datasets", None)
     with pytest.raises(DataError, match=r"ir_datasets is not installed; pip install 'raytriever\[sources\]'"):
         recognise(Source.open("ir_datasets:beir/scifact"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("test.txt", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n"),
+        ("test.TSV", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td2\t0\n"),
+        ("test.csv", '\ufeffquery-id,corpus-id,score\nq1,"d1",1\nq1,d2,0\n'),
+        ("Test.CSV".lower(), "corpus-id;score;query-id\nd1;1;q1\nd2;0;q1\n"),
+        ("test.txt", "q1 Q0 d1 1\nq1 0 d2 0\n"),
+        ("test.tsv", "q1\tQ0\td1\t1\nq1\tQ0\td2\t0\n"),
+    ],
+)
+def test_judgements_in_other_forms(tmp_path: Path, read, write, name: str, content: str) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("queries.jsonl", QUERIES)
+    (tmp_path / "set" / "qrels").mkdir()
+    (tmp_path / "set" / "qrels" / name).write_text(content)
+    (tmp_path / "set" / "qrels" / "README.txt").write_text("about")
+    result = read(tmp_path / "set")
+    assert (result.plan.splits, result.plan.note, result.bad) == (("test",), "", [])
+    assert [row[:4] for row in result.records.judgements] == [("test", "q1", "d1", 1), ("test", "q1", "d2", 0)]
+
+
+def test_judgements_that_are_not_read_are_named(tmp_path: Path, read, write) -> None:
+    write("corpus.jsonl", CORPUS)
+    write("queries.jsonl", QUERIES)
+    for name in ("qrels.tsv", "qrels/test.qrel", "qrels-dev.txt"):
+        (tmp_path / "set" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "set" / name).write_text("q1\td1\t1\n")
+    assert read(tmp_path / "set").plan.note == (
+        "not read: qrels-dev.txt, qrels.tsv, qrels/test.qrel; judgements are read from qrels/<split>.tsv, such as "
+        "qrels/test.tsv"
+    )
+    (tmp_path / "set" / "qrels" / "test.csv").write_text("query,document\nq1,d1\n")
+    with pytest.raises(DataError, match=r"the header is 'query,document'; it must be query-id,corpus-id,score"):
+        read(tmp_path / "set")
+
+
+def test_either_the_title_or_the_text_may_be_empty(tmp_path: Path, read, write) -> None:
+    passages = [{"title": "T", "text": ""}, {"title": "T", "text": None}, {"text": "x"}, {"title": "", "text": "x"}]
+    bad = [{"title": "", "text": " "}, {"title": "T"}, {"title": 1, "text": "x"}]
+    write("corpus.jsonl", [{"_id": f"d{n}", **row} for n, row in enumerate([*passages, *bad])])
+    result = read(tmp_path / "set")
+    assert [(row.title, row.text) for row in result.records.documents] == [("T", ""), ("T", ""), ("", "x"), ("", "x")]
+    assert result.bad == [
+        'empty "text"',
+        'no field "text"; the fields are _id, title',
+        '"title" is int, not a string',
+    ]

@@ -1,4 +1,4 @@
-"""Topics or questions next to a corpus: MIRACL, Mr. TyDi and MKQA."""
+"""Topics next to a corpus: MIRACL and Mr. TyDi."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from raytriever.data.formats.recognise import recognise
 from raytriever.data.formats.trec import read_run_scores
-from raytriever.data.prepare.open import open_dataset
 from raytriever.data.sources import Source
 from raytriever.errors import DataError
-from raytriever.evaluation.evaluate import evaluate
-from raytriever.evaluation.protocol import Protocol, select_judged_queries
 
 PASSAGES = [{"docid": f"{row}#0", "title": "Seli", "text": f"Aya ya {row}."} for row in range(4)]
 
@@ -130,90 +125,3 @@ def test_a_byte_order_mark_and_blank_lines_of_a_run_file_are_skipped(tmp_path: P
     run = tmp_path / "run.trec"
     run.write_bytes(b"\xef\xbb\xbfq1 Q0 d1 1 2.5 tag\n\nq2 Q0 d2 1 1.5 tag\r\n")
     assert read_run_scores(str(run), ["q1", "q2"], 1).tolist() == [[2.5], [1.5]]
-
-
-# As Apple publishes it.
-ROWS = [
-    {
-        "query": "who invented the telephone",
-        "answers": {
-            "en": [{"type": "entity", "entity": "Q34286", "text": "Alexander Graham Bell", "aliases": ["Graham Bell"]}],
-            "ja": [{"type": "entity", "entity": "Q34286", "text": "アレクサンダー・グラハム・ベル"}],
-        },
-        "queries": {"en": "who invented the telephone", "ja": "電話を発明したのは誰ですか"},
-        "example_id": -4313205021217500000,
-    },
-    {
-        "query": "is it raining",
-        "answers": {"en": [{"type": "binary", "text": "yes"}], "ja": [{"type": "binary", "text": "はい"}]},
-        "queries": {"en": "is it raining", "ja": "雨が降っていますか"},
-        "example_id": 2,
-    },
-    {
-        "query": "why is the sky blue",
-        "answers": {"en": [{"type": "long_answer", "text": None}], "ja": [{"type": "unanswerable", "text": None}]},
-        "queries": {"en": "why is the sky blue", "ja": "空はなぜ青い"},
-        "example_id": 3,
-    },
-]
-TELEPHONES = [
-    {"docid": "a", "title": "Telephone", "text": "It was patented by alexander graham  bell in 1876."},
-    {"docid": "b", "title": "電話", "text": "電話はアレクサンダー・グラハム・ベルが発明した。"},
-    {"docid": "c", "title": "Bells", "text": "A bell is struck."},
-]
-
-
-@pytest.fixture
-def mkqa(write) -> Path:
-    write("mkqa.jsonl.gz", ROWS)
-    return Path(write("docs-0.jsonl.gz", TELEPHONES).parent)
-
-
-def test_questions_by_language_with_their_answers(read, mkqa: Path) -> None:
-    result = read(mkqa)
-    assert (result.plan.format, result.plan.splits) == ("mkqa", None)
-    assert [(query.id, query.text) for query in result.records.queries] == [
-        ("en--4313205021217500000", "who invented the telephone"),
-        ("ja--4313205021217500000", "電話を発明したのは誰ですか"),
-    ]
-    assert [row.split for row in result.records.judgements] == ["en", "ja"]
-    assert [answer for query, answer in result.records.answers if query.startswith("ja")] == [
-        "アレクサンダー・グラハム・ベル",
-        "Alexander Graham Bell",
-        "Graham Bell",
-    ]
-    assert result.bad == []
-
-
-@pytest.mark.parametrize(("order", "accuracy"), [([1, 0, 2], 1.0), ([2, 0, 1], 0.0)])
-def test_passages_with_an_answer_are_counted(mkqa: Path, order: list[int], accuracy: float) -> None:
-    dataset = open_dataset(mkqa, ["ja"], max_bad_rows=0)
-    best_first = [dataset.documents.ids.index("abc"[row]) for row in order]
-    system = SimpleNamespace(
-        search=lambda queries, depth: (np.ones((1, 3), np.float32), np.array([best_first])),
-        score=lambda queries, documents: np.ones(len(queries), np.float32),
-    )
-    result = evaluate(dataset, "ja", system, Protocol(("accuracy_at_1",)))
-    assert result.metrics == {"accuracy_at_1": accuracy}
-
-
-def test_other_metrics_are_refused_because_nothing_is_judged(mkqa: Path) -> None:
-    dataset = open_dataset(mkqa, ["ja"], max_bad_rows=0)
-    with pytest.raises(
-        DataError, match=r"no passage is judged, so nDCG@10 cannot be measured; give --metrics acc@20,acc@100"
-    ):
-        select_judged_queries(dataset, "ja", Protocol(("accuracy_at_1", "ndcg_at_10")))
-    judged = select_judged_queries(dataset, "ja", Protocol(("accuracy_at_1",)))
-    assert judged.count_absent() == {"absent_relevant": 0, "relevant": 0, "unanswerable_queries": 0}
-
-
-def test_bad_questions_have_a_reason(read, write, mkqa: Path) -> None:
-    write(
-        "mkqa.jsonl.gz",
-        [ROWS[0], ROWS[1] | {"answers": None}, ROWS[0] | {"queries": {"../x": "?"}}, {**ROWS[0], "example_id": None}],
-    )
-    assert read(mkqa).bad == [
-        '"answers" is NoneType, not an object of languages',
-        "'../x' is no language",
-        '"example_id" is NoneType, not a string',
-    ]

@@ -107,6 +107,9 @@ def check_options(config: Any) -> None:
         where = setting(field.name)
         if isinstance(value, str):
             refuse_secrets(value, field.name)
+            if not value.isascii() and (halves := re.search("[\ud800-\udfff]", value)):
+                what = f"holds half of a surrogate pair ({halves[0]!a})"
+                raise ConfigError(what, setting(field.name), "write the whole character, or leave it out")
         if rule.get("reads") is not None:
             read_option(field, value, where)
         pattern = rule.get("pattern")

@@ -252,7 +252,7 @@ def precision_of(explicit: str | None, models: Iterable[ModelLike | None]) -> st
 
 
 def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
-    """Return texts as a list.
+    """Return texts as a list. Halves of surrogate pairs, which tokenizers refuse, become `?`.
 
     Args:
         texts: a sequence, a Series, a column of `datasets`, an array or an iterator.
@@ -261,6 +261,8 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
     Raises:
         ConfigError: it is one text, a collection without an order or with names, or contains something else than texts.
     """
+    from raytriever.data.keys import as_utf8
+
     if isinstance(texts, str | bytes):
         raise ConfigError("is one text, not a list of texts", argument, "put it in a list")
     # A frame and a table of `datasets` iterate over the names of their columns, or over rows.
@@ -273,7 +275,7 @@ def check_texts(texts: Iterable[str], argument: str = "texts") -> list[str]:
     for index, text in enumerate(checked):
         if not isinstance(text, str):
             raise ConfigError(f"text {index} is {type(text).__name__}, not str", argument, "give strings")
-    return checked
+    return list(map(as_utf8, checked))
 
 
 def path_of(value: str | os.PathLike[str]) -> Path:

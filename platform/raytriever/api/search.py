@@ -217,6 +217,8 @@ def _columns(passages: Texts) -> tuple[list[str], list[str], list[str]]:
     """Return the ids, titles and texts of passages; raises `ConfigError`."""
     if not isinstance(passages, Mapping):
         raise ConfigError("is no dictionary", "passages", "give {id: text}")
+    from raytriever.data.keys import as_utf8
+
     columns: tuple[list[str], list[str], list[str]] = [], [], []
     for name, passage in passages.items():
         row = passage if isinstance(passage, Mapping) else {"text": passage}
@@ -228,7 +230,7 @@ def _columns(passages: Texts) -> tuple[list[str], list[str], list[str]]:
         if not (title.strip() or text.strip()):
             raise ConfigError(f"the passage {name!r} is empty", "passages", "give its title or text, or leave it out")
         for column, value in zip(columns, (name, title, text), strict=True):
-            column.append(value)
+            column.append(as_utf8(value))
     return columns
 
 

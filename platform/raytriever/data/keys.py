@@ -100,6 +100,11 @@ def normalise(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
+def as_utf8(text: str) -> str:
+    """Return a text as UTF-8 can hold it: halves of surrogate pairs, which JSON and Python can spell, become `?`."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
 def forms_of(texts: Iterable[str]) -> Forms:
     """Return the form of each text: equal for copies."""
     joined = bytearray()

@@ -17,6 +17,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from torch import nn
 
 from raytriever.data.dataset import AbsentDocuments, Documents, Judgements, Queries, RetrievalDataset
+from raytriever.data.keys import as_utf8
 from raytriever.errors import ConfigError, DataError
 from raytriever.evaluation.protocol import AUC, Protocol
 from raytriever.evaluation.systems import evaluate_embeddings
@@ -173,10 +174,12 @@ def _dataset(
     lost = np.array([row for row, _ in absent], np.int64)
     return RetrievalDataset(
         name or "evaluation",
-        Documents(list(corpus), [""] * len(corpus), list(corpus.values())),
-        Queries(ids, [queries[query] for query in ids]),
+        Documents(list(map(as_utf8, corpus)), [""] * len(corpus), list(map(as_utf8, corpus.values()))),
+        Queries(list(map(as_utf8, ids)), [as_utf8(queries[query]) for query in ids]),
         {_SPLIT: Judgements(rows[:, 0], rows[:, 1], np.ones(len(rows), np.int64))},
-        absent={_SPLIT: AbsentDocuments(lost, [document for _, document in absent], np.ones(len(lost), np.int64))},
+        absent={
+            _SPLIT: AbsentDocuments(lost, [as_utf8(document) for _, document in absent], np.ones(len(lost), np.int64))
+        },
     )
 
 

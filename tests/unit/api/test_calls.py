@@ -38,6 +38,23 @@ def test_embeddings(model: rt.Model) -> None:
     assert model.encode_queries([]).shape == (0, model.width)
 
 
+HALF = "what is \ud83d"  # half of a surrogate pair, as a cut emoji in JSON
+
+
+def test_half_of_a_surrogate_pair_costs_no_other_query(data: rt.Dataset, model: rt.Model) -> None:
+    for encode in (model.encode_queries, model.encode_passages):
+        assert encode([HALF, "what is abc"]).tobytes() == encode(["what is ?", "what is abc"]).tobytes()
+    index = rt.build_index(model, data)
+    assert index.search([HALF, "what is abc"]) == index.search(["what is ?", "what is abc"])
+    queries = {f"q{n}": f"what is {n}" for n in range(200)} | {"half": HALF}
+    judged = {"test": {name: {"d": 1} for name in queries if name != "half"}}
+    dataset = rt.Dataset.from_dict({"d": "it"}, queries, judged)
+    assert [row["reason"] for row in dataset.bad_rows] == ['"text" holds half of a surrogate pair']
+    assert rt.evaluate(["bm25"], dataset).to_pandas()["ndcg_at_10"].tolist() == [1.0]
+    with pytest.raises(rt.ConfigError, match="query_prompt: holds half of a surrogate pair"):
+        rt.load_model(model.name, query_prompt=HALF)
+
+
 def test_mining_again_finds_the_table(data: rt.Dataset, model: rt.Model, workplace: Path) -> None:
     first = rt.mine_hard_negatives(data, model, num_negatives=2)
     stamp = (first.path / "manifest.json").stat().st_mtime_ns

@@ -54,6 +54,9 @@ def test_added_passages_are_found_and_removed_ones_are_not(build: Callable[..., 
     assert {name: after[name] for name in before} == before
     [[best]] = index.search(["vienna zzz danube"], top_k=1)
     assert best.document_id == "new"
+    index.add({"half": {"title": "what is \ud83d", "text": ""}})  # a title alone, with half of a surrogate pair
+    assert index.search(["what is ?"], top_k=1)[0][0].document_id == "half"
+    index.remove(["half"])
     removed = sorted(before)[:7]
     index.remove([*removed, "newer"])
     left = found(index)

@@ -63,6 +63,11 @@ def test_a_threshold_has_the_wanted_precision_or_the_best_f1(model: SentenceTran
     assert best["f1"] == pytest.approx(2 * best["precision"] * best["recall"] / (best["precision"] + best["recall"]))
 
 
+def test_half_of_a_surrogate_pair_is_read(model: SentenceTransformer) -> None:
+    corpus, queries = {**CORPUS, "d0": CORPUS["d0"] + "\ud83d"}, {**QUERIES, "q1": QUERIES["q1"] + "\ud83d"}
+    assert PooledAUCEvaluator(queries, corpus, RELEVANT, write_csv=False)(model)["ndcg@10"] > 0
+
+
 def test_documents_outside_the_corpus_count_as_not_found(model: SentenceTransformer) -> None:
     whole = PooledAUCEvaluator(QUERIES, CORPUS, RELEVANT)(model)
     more = {query: documents | {"lost"} for query, documents in RELEVANT.items() if documents}

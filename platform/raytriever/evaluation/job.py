@@ -99,7 +99,7 @@ def run_evaluation(
     for source, parts in zip(job.datasets, opened, strict=True):
         for part in parts if len(job.splits(source)) > 1 else ():
             check_apart(part.dataset, job.calibration_split, source.split)
-    opened = [[add_unanswerable(part, job.unanswerable, job.max_bad_rows) for part in parts] for parts in opened]
+    opened = [[add_unanswerable(part, job.unanswerable, job.max_bad_rows, log) for part in parts] for parts in opened]
     for source, parts in zip(job.datasets, opened, strict=True):
         check_enough_questions(parts, source, job)
     check_samples(job.forms, [part.dataset for parts in opened for part in parts])

@@ -7,7 +7,8 @@ others:
   copies of these, are not searched. It needs no new text, so all questions without their answers are measured at every
   threshold in any case.
 - `hard`: an entity of a question is replaced by another one of the corpus; see `data.unanswerable`.
-- `foreign`: the questions of another data set, which no document of this corpus answers.
+- `foreign`: the questions of another data set, which no document of this corpus answers. A question that this data set
+  has too, or with a relevant passage that is in this corpus too, is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from raytriever.data.unanswerable import hard_questions, with_questions
 from raytriever.errors import ConfigError, DataError, setting
 from raytriever.evaluation.config import EvaluationConfig
 from raytriever.evaluation.datasets import EvaluationDataset, describe_datasets, find_beir, with_mteb_task
+from raytriever.evaluation.foreign import foreign_questions
 from raytriever.evaluation.names import distinct_names, safe_name, unique_names
 from raytriever.evaluation.protocol import (
     ANSWER_AIMS,
@@ -336,13 +338,18 @@ _SEED = 0
 
 
 def add_unanswerable(
-    part: OpenPart, kinds: Sequence[str], max_bad_rows: float, split_elsewhere: str | None = None
+    part: OpenPart,
+    kinds: Sequence[str],
+    max_bad_rows: float,
+    log: Callable[[str], None],
+    split_elsewhere: str | None = None,
 ) -> OpenPart:
     """Return a part of a data set with the questions that the evaluation asks for, in each of its splits.
 
     Args:
         kinds: `removed`, `hard` and data sets, as in `EvaluationJob.unanswerable`.
         max_bad_rows: accepted share of bad rows of the other data sets, 0 to 1.
+        log: called with a line on questions that are left out.
         split_elsewhere: split of the other data sets; None for the one of the same name.
     """
     dataset, judged = part.dataset, dict(part.judged)
@@ -353,7 +360,9 @@ def add_unanswerable(
                 continue
             kind = HARD if word == HARD else FOREIGN
             texts = (
-                _hard(dataset, split, part) if word == HARD else _foreign(word, split_elsewhere or split, max_bad_rows)
+                _hard(dataset, split, part)
+                if word == HARD
+                else foreign_questions(word, split_elsewhere or split, max_bad_rows, part.dataset, log)
             )
             first = len(dataset.queries)
             dataset = with_questions(dataset, split, texts, f"{kind}-{split}-{number}")
@@ -380,17 +389,5 @@ def _hard(dataset: RetrievalDataset, split: str, part: OpenPart) -> list[str]:
     if not texts:
         raise DataError(
             "no question has an entity that can be replaced", f"{dataset.name}, split {split!r}", f"leave out {HARD}"
-        )
-    return texts
-
-
-def _foreign(path: str, split: str, max_bad_rows: float) -> list[str]:
-    """Return the questions of a split of another data set."""
-    other = open_dataset(path, [split], max_bad_rows=max_bad_rows, run=in_processes)
-    asked = [*other.relevant_queries(split).tolist(), *other.unanswerable.get(split, np.array([], int)).tolist()]
-    texts = [str(other.queries.texts[query]) for query in asked]
-    if not texts:
-        raise DataError(
-            "has no question", f"{other.name}, split {split!r}", f"leave it out of {setting('unanswerable')}"
         )
     return texts

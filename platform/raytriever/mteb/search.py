@@ -228,7 +228,7 @@ class TaskSearch(MtebEncoder):
         if dataset.quarantine.total:
             self.log(f"{metadata.name}: {dataset.quarantine.total:,} bad rows are left out, such as repeated ids")
         judged = {SPLIT: select_judged_queries(dataset, SPLIT, protocol)}
-        return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, split)
+        return add_unanswerable(OpenPart(metadata.name, dataset, judged), kinds, max_bad_rows, self.log, split)
 
     def _system(self, dataset: RetrievalDataset) -> DenseSystem:
         metadata = self.task.metadata

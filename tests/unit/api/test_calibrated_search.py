@@ -287,6 +287,9 @@ def test_queries_without_an_answer_take_part(calibrated: Calibrated) -> None:
         text = "query-id\n" + "".join(f"none{number}\n" for number in members)
         (letters / "unanswerable" / f"{split}.tsv").write_text(text)
     other = Path(shutil.copytree(letters, "other"))  # 60 questions with an answer, and 20 without
+    for name in ("corpus", "queries"):  # other texts
+        file = other / f"{name}.jsonl"
+        file.write_text(file.read_text().replace('"text": "', '"text": "elsewhere '))
     results = evaluate(
         [model, "bm25"], [letters], ["wrong-answers=0.2", "f1"], Path("results"), confidence=None,
         unanswerable=["removed", str(other)],

@@ -139,10 +139,10 @@ def arrange(
         if no_duplicates and by_batch:
             numbers = np.arange(len(examples))
             mine = (numbers >= examples.starts[part]) & (numbers < examples.starts[part + 1])
-            stream = Spread(stream, batch_size, examples.positives.where(mine), own)
+            stream = Spread(stream, batch_size, examples.positives.where(mine))
         streams.append(stream)
     turn = batch_size if by_batch else 1
     whole = streams[0] if alone else Mixture(streams, [shares[part] for part in parts], seed, turn)
     if no_duplicates and not by_batch:
-        whole = Spread(whole, batch_size, examples.positives, seed)
+        whole = Spread(whole, batch_size, examples.positives)
     return Order(len(examples), batch_size, seed, whole)

@@ -1,16 +1,13 @@
-"""Metrics: ranking metrics against pytrec_eval, AUC against scikit-learn, the AUC of more scores than memory holds, and
-the evaluator for sentence-transformers against that of the library.
+"""Metrics: ranking metrics against pytrec_eval, AUC against scikit-learn, and the evaluator for sentence-transformers
+against that of the library.
 
-Run: `python benchmarks/metrics.py [--json PATH] [--stream SCORES]`; about 90 seconds. Times are processor seconds. The
+Run: `python benchmarks/metrics.py [--json PATH]`. Times are processor seconds. The
 time of pytrec_eval does not include its input dictionaries; our time includes sorting the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from time import process_time
 from typing import Any
@@ -20,10 +17,8 @@ import pytrec_eval
 from sklearn.metrics import roc_auc_score
 
 from ends import End, parser, report
-from raytriever.metrics.auc import auc_interval, count_ordered_pairs, pooled_auc
+from raytriever.metrics.auc import auc_interval, pooled_auc
 from raytriever.metrics.ranking import Relevance, measure_ranking
-from raytriever.metrics.significance import randomisation_test
-from raytriever.metrics.streaming import ScoreCounts, streaming_auc
 
 QUERIES, RESULTS, DOCUMENTS, JUDGED = 10_000, 1_000, 1_000_000, 20
 NAMES = {
@@ -37,7 +32,6 @@ NAMES = {
 # Of the corpus of SciFact and its test queries.
 TEXTS, ASKED, WIDTH, ROUNDS = 5_183, 300, 384, 5
 SCORES, PER_POSITIVE = 10**7, 500
-CHUNK = 5_000_000
 
 
 def seconds(work: Callable[[], object], times: int = 1) -> float:
@@ -119,50 +113,6 @@ def pooled() -> dict[str, End]:
     return results
 
 
-def stream(scores: int, spread: float, shift: float) -> tuple[float, float, float, float]:
-    """Return error, bound, processor seconds and peak memory in MB of counting this number of scores in this process.
-
-    The exact AUC is computed by merging every chunk of negatives with all positives, which are few.
-    """
-    rng = np.random.default_rng(0)
-    counts, pairs, duration = ScoreCounts(), 0, 0.0
-    positives = shift + spread * rng.standard_normal(scores // (PER_POSITIVE + 1), np.float32)
-    left, ordered, none = scores - len(positives), np.sort(positives), positives[:0]
-    counts.add(positives[:1], none)
-    counts = ScoreCounts()
-    while left:
-        negatives = spread * rng.standard_normal(min(left, CHUNK), np.float32)
-        left -= len(negatives)
-        duration += seconds(lambda a=positives, b=negatives: counts.add(a, b))
-        positives = none
-        negatives.sort()
-        pairs += int(count_ordered_pairs(ordered, negatives))
-    result = streaming_auc(counts)
-    error = abs(result.value - pairs / (2 * result.positives * result.negatives))
-    # Not `ru_maxrss`, which a process begins with at its parent's.
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return error, result.error_bound, duration, int(peak.split()[1]) * 1024 / 1e6
-
-
-def streamed(scores: int) -> dict[str, End]:
-    """Measure scores of a dot product, some tens to either side of zero: these need the largest number of bins."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        error, bound, duration, memory = pool.submit(stream, scores, 30.0, 20.0).result()
-    return {
-        f"streaming AUC of {scores:.0e} scores: error": End(error, "under 1e-6", error < 1e-6),
-        "its stated bound": End(bound, "under 1e-6", error <= bound < 1e-6),
-        "peak memory of the process (MB)": End(memory, "under 1000", memory < 1000),
-        "a million scores (ms)": End(1e9 * duration / scores, "reported", True),
-    }
-
-
-def significance() -> dict[str, End]:
-    """Measure the randomisation test of 10,000 queries."""
-    rng = np.random.default_rng(0)
-    duration = seconds(lambda: randomisation_test(rng.random(QUERIES), rng.random(QUERIES)))
-    return {"randomisation test, 10,000 queries, 10,000 draws (s)": End(duration, "reported", True)}
-
-
 def evaluators() -> dict[str, End]:
     """Compare `PooledAUCEvaluator` with the library's evaluator on stored embeddings, and with the time of encoding."""
     import torch
@@ -202,9 +152,8 @@ def evaluators() -> dict[str, End]:
 def main() -> None:
     """Measure and report."""
     arguments = parser(__doc__ or "")
-    arguments.add_argument("--stream", type=int, default=10**9, metavar="SCORES", help="how many are streamed")
     options = arguments.parse_args()
-    report("metrics", rankings() | pooled() | streamed(options.stream) | significance() | evaluators(), options.json)
+    report("metrics", rankings() | pooled() | evaluators(), options.json)
 
 
 if __name__ == "__main__":

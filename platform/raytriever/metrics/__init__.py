@@ -16,21 +16,17 @@ if TYPE_CHECKING:
     from raytriever.metrics.inputs import MetricInputError
     from raytriever.metrics.probability import CalibrationError, ScoreMap, calibration_error, fit_isotonic, fit_platt
     from raytriever.metrics.ranking import Relevance, measure_ranking
-    from raytriever.metrics.streaming import BoundedAuc, ScoreCounts, streaming_auc
 
 __all__ = [
-    "BoundedAuc",
     "CalibrationError",
     "MetricInputError",
     "Relevance",
-    "ScoreCounts",
     "ScoreMap",
     "calibration_error",
     "fit_isotonic",
     "fit_platt",
     "measure_ranking",
     "pooled_auc",
-    "streaming_auc",
 ]
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -45,6 +41,5 @@ __getattr__, __dir__ = lazy_names(
             "fit_platt",
         ),
         "raytriever.metrics.ranking": ("Relevance", "measure_ranking"),
-        "raytriever.metrics.streaming": ("BoundedAuc", "ScoreCounts", "streaming_auc"),
     },
 )

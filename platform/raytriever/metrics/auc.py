@@ -1,7 +1,7 @@
 """Area under the ROC curve: of pools, of each query, with a confidence interval, as pseudo-values; and the curve.
 
 The AUC is the exact Mann-Whitney U statistic with ties by mid-rank. Intervals and pseudo-values treat the scores of one
-query as a cluster (Obuchowski, 1997). `metrics.streaming` computes the AUC of pools that are larger than memory.
+query as a cluster (Obuchowski, 1997).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pooled_auc(positives: Float[ndarray, " positives"], negatives: Float[ndarray
 
     It is the probability that a random positive of the whole pool scores higher than a random negative of the pool, of
     any query (Optimizing What Matters, section 5.1 and Lemma 1: AUC = 1 - AoC). Only the order of scores counts. Both
-    pools are sorted and merged, and pairs are counted in integers. See `streaming_auc` for pools beyond memory.
+    pools are sorted and merged, and pairs are counted in integers.
 
     Args:
         positives: scores of relevant pairs, `[positives]`, of any range and order; infinities are allowed.

@@ -1,4 +1,4 @@
-"""Significance tests on per-query values of two systems: paired t-test and randomisation test.
+"""Significance tests on per-query values of two systems.
 
 `combined_t_test` tests a difference over queries and seeds. `holm` corrects the p-values of several tests.
 """
@@ -40,9 +40,6 @@ class TTest:
 # Marks for better and for worse than the first baseline, and than the second.
 FIRST_MARKS, SECOND_MARKS = ("+", "-"), ("◆", "◇")
 LEVEL = 0.05
-EXACT_QUERIES = 20
-# Signs drawn at once.
-BLOCK = 1 << 22
 
 
 def paired_t_test(system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"]) -> PairedTest:
@@ -92,48 +89,6 @@ def combined_t_test(difference: float, errors: Sequence[tuple[float, int]]) -> T
     degrees = float(variance**2 / sum(part**2 / one for part, one in errors))
     statistic = float(difference / np.sqrt(variance))
     return TTest(statistic, float(2 * stdtr(degrees, -abs(statistic))), degrees)
-
-
-def randomisation_test(
-    system: Float64[ndarray, " queries"], baseline: Float64[ndarray, " queries"], draws: int = 10_000, seed: int = 0
-) -> float:
-    """Compute the two-sided p-value of the paired randomisation test that the mean of `system - baseline` is 0.
-
-    The test is Fisher's (1935); for retrieval see Smucker, Allan & Carterette (2007). If two systems were the same, the
-    two values of a query could be exchanged, so each difference d_q could have either sign. The p-value is the share of
-    sign assignments whose mean is at least as far from 0 as the observed one. The differences may have any
-    distribution.
-
-        p = #{s in {-1, 1}^n : |Σ s_q d_q| >= |Σ d_q|} / 2^n                      up to 20 queries that differ: exact
-        p = (1 + #{drawn s : |Σ s_q d_q| >= |Σ d_q|}) / (1 + draws)                otherwise (Phipson & Smyth, 2010)
-
-    The added 1 is the observed assignment. Without it the p-value could be 0, which no test has. Queries without a
-    difference have no influence and get no sign.
-
-    Args:
-        system, baseline: one value of each query, in the same order.
-        draws: random assignments if there are too many to count. The error of a p-value is about
-            2 sqrt(p (1 - p) / draws).
-        seed: seed of the draws; the same seed gives the same p-value.
-    """
-    differences = paired_differences(system, baseline)
-    differences = differences[differences != 0]
-    # Sums that are equal but for the order of addition count as equal.
-    observed = abs(differences.sum()) - 1e-12 * np.abs(differences).sum()
-    if len(differences) <= EXACT_QUERIES:
-        sums = np.zeros(1)
-        for difference in differences:
-            sums = np.concatenate([sums + difference, sums - difference])
-        return float((np.abs(sums) >= observed).mean())
-    rng = np.random.default_rng(seed)
-    beyond, length = 0, -(-len(differences) // 8)
-    step = max(1, BLOCK // len(differences))
-    for start in range(0, draws, step):
-        count = min(step, draws - start)
-        bits = np.frombuffer(rng.bytes(count * length), np.uint8).reshape(count, length)
-        signs = np.unpackbits(bits, axis=1, count=len(differences)).astype(np.float64)
-        beyond += int((np.abs(2 * (signs @ differences) - differences.sum()) >= observed).sum())
-    return (beyond + 1) / (draws + 1)
 
 
 def holm(p_values: Sequence[float] | Float64[ndarray, " tests"]) -> Float64[ndarray, " tests"]:

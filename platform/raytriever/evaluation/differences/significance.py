@@ -25,7 +25,6 @@ from raytriever.metrics.significance import (
     SECOND_MARKS,
     holm,
     paired_t_test,
-    randomisation_test,
 )
 from raytriever.tracking.tracker import Point
 
@@ -59,8 +58,7 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
 
     Returns:
         Rows of `dataset`, `metric`, `model`, `against`, `difference` (mean of model - baseline), `low` and `high` (its
-        95 % interval), `p` (two-sided paired t-test), `p_holm`, `p_randomisation`, `p_randomisation_holm`, `effect`
-        (Cohen's d_z), `queries`, `mark`.
+        95 % interval), `p` (two-sided paired t-test), `p_holm`, `effect` (Cohen's d_z), `queries`, `mark`.
     """
     rows = []
     for baseline, marks in zip(baselines, (FIRST_MARKS, SECOND_MARKS), strict=False):
@@ -70,9 +68,7 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
             for metric in _metrics(values[model]):
                 pairs = _pairs(values, metric, model, baseline)
                 tests = {dataset: _test(*pair) for dataset, pair in pairs.items()}
-                randomised = {dataset: randomisation_test(*pair) for dataset, pair in pairs.items()}
                 corrected = holm([one["p"] for one in tests.values()])
-                corrected_randomised = holm(list(randomised.values()))
                 for index, (dataset, one) in enumerate(tests.items()):
                     p_holm = float(corrected[index])
                     rows.append(
@@ -83,8 +79,6 @@ def significance_rows(values: Values, baselines: Sequence[str]) -> list[dict[str
                             "against": baseline,
                             **{name: one[name] for name in ("difference", "low", "high", "p")},
                             "p_holm": p_holm,
-                            "p_randomisation": randomised[dataset],
-                            "p_randomisation_holm": float(corrected_randomised[index]),
                             "effect": one["effect"],
                             "queries": one["queries"],
                             "mark": marks[one["difference"] < 0] if p_holm < LEVEL else "",
